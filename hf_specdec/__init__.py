@@ -1,0 +1,30 @@
+"""
+hf_specdec: lossless tree speculative decoding for Hugging Face transformers.
+
+Importing it lets `model.generate` take `tree=` and `speculative_config=` beside `assistant_model=`:
+
+    model.generate(**inputs, assistant_model=draft, tree="[(0,), (1,), (0, 0)]")
+"""
+
+from .config import SpeculativeConfig
+from .drafters import Drafter, NgramDraft
+from .hook import install
+from .metrics import SpeculationMetrics, last_metrics
+from .recording import SpeculativeGenerateOutput
+from .trees import DraftTree, DynamicTree, TokenTree
+
+
+__version__ = "0.1.0"
+__all__ = [
+    "DraftTree",
+    "Drafter",
+    "DynamicTree",
+    "NgramDraft",
+    "SpeculationMetrics",
+    "SpeculativeConfig",
+    "SpeculativeGenerateOutput",
+    "TokenTree",
+    "last_metrics",
+]
+
+install()

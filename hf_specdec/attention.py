@@ -1,0 +1,226 @@
+"""
+"tree_attention": attention over a tree of draft tokens, registered for attention and for masks.
+
+While a call speculates, its models use it instead of the implementation they had. Where a forward carries a
+`TreeContext` it attends along the tree; everywhere else (the prefill, other threads) it falls through to the
+implementation the model had.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+NAME = "tree_attention"
+
+
+@dataclass(eq=False)
+class TreeContext:
+    """
+    What one tree forward may attend to. A query is a node; the keys are the slots of a `TreeCache`: the committed ones of
+    its row, and behind them those of the tree's nodes.
+
+    Args:
+        lengths (`torch.Tensor` of shape `[batch]`, int64): committed slots of every row.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens, where some
+            hold padding.
+        num_slots (`int`): slots the forward gets to see (keys).
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes a query may attend to.
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depth of every query below the last committed slot + 1.
+        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node behind the committed slots.
+        uniform_length (`int`, *optional*): the length, where all rows have the same.
+    """
+
+    lengths: torch.Tensor
+    visible: torch.Tensor | None
+    num_slots: int
+    ancestors: torch.Tensor
+    query_depths: torch.Tensor
+    node_depths: torch.Tensor
+    uniform_length: int | None = None
+    was_used: bool = False
+    _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+        """
+        The additive mask `[1 or batch, 1, queries, slots]`: 0 where a query may attend, else the lowest value of `dtype`.
+
+        Args:
+            window (`int`, *optional*): a query attends to keys less than this many positions before it.
+        """
+        key = (dtype, device, window)
+        if key not in self._masks:
+            allowed = self._allowed if window is None else self._allowed & (self._distances < window)
+            mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+            mask.masked_fill_(~allowed, torch.finfo(dtype).min)
+            self._masks[key] = mask[:, None].to(device)
+        return self._masks[key]
+
+    @cached_property
+    def _allowed(self) -> torch.Tensor:
+        """`[1 or batch, queries, slots]`, bool."""
+        queries, num_nodes = self.ancestors.shape[1:]
+        if self.uniform_length is not None and self.visible is None:
+            committed = self.ancestors.new_ones(*self.ancestors.shape[:2], self.uniform_length)
+            return torch.cat([committed, self.ancestors], dim=2)
+        rows = len(self.lengths)
+        nodes = self._nodes[:, None].expand(rows, queries, self.num_slots)
+        in_tree = self.ancestors.expand(rows, -1, -1).gather(2, nodes.clamp(0, num_nodes - 1))
+        committed = nodes < 0
+        if self.visible is not None:
+            behind_prompt = self.num_slots - self.visible.shape[1]
+            committed = committed & torch.nn.functional.pad(self.visible, (0, behind_prompt), value=True)[:, None]
+        return committed | (in_tree & (nodes >= 0) & (nodes < num_nodes))
+
+    @cached_property
+    def _nodes(self) -> torch.Tensor:
+        """For every row and slot, the node in it (negative: committed), `[batch, slots]`."""
+        return torch.arange(self.num_slots, device=self.lengths.device) - self.lengths[:, None]
+
+    @cached_property
+    def _distances(self) -> torch.Tensor:
+        """Positions from key to query, `[batch, queries, slots]`."""
+        rows = len(self.lengths)
+        depths = self.node_depths.expand(rows, -1).gather(1, self._nodes.clamp(0, self.node_depths.shape[1] - 1))
+        return self.query_depths[:, :, None] - torch.where(self._nodes < 0, self._nodes, depths)[:, None]
+
+
+# ------------------------------------------------------------------------------------------------ registered functions
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    tree_context: TreeContext | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, nodes, head_dim]`, key and
+    value `[batch, kv_heads, slots, head_dim]`.
+    """
+    implementation = _previous_implementation(module.config)
+    if tree_context is not None:
+        tree_context.was_used = True
+        window = layer_window(module, kwargs)
+        attention_mask = tree_context.mask(query.dtype, query.device, window)
+        implementation = _implementation_with_masks(implementation, kwargs)
+    return _attention_function(implementation, module)(module, query, key, value, attention_mask, **kwargs)
+
+
+def tree_attention_mask(*args, config: PreTrainedConfig, **kwargs) -> Any:
+    """The registered mask function: what the implementation the model had would make. Tree forwards bring their own."""
+    implementation = _previous_implementation(config)
+    make_mask = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(implementation)
+    return None if make_mask is None else make_mask(*args, config=config, **kwargs)
+
+
+def register() -> None:
+    """Registers both functions with transformers, under one name."""
+    AttentionInterface.register(NAME, tree_attention)
+    AttentionMaskInterface.register(NAME, tree_attention_mask)
+
+
+def layer_window(module: torch.nn.Module, kwargs: dict[str, Any]) -> int | None:
+    """The sliding window of an attention layer, None for full attention."""
+    if "sliding_window" in kwargs:
+        return kwargs["sliding_window"]
+    config, layer = module.config, getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None and layer is not None and types[layer] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _implementation_with_masks(implementation: str, kwargs: dict[str, Any]) -> str:
+    """The implementation for a tree forward: the model's own if it takes a dense mask, else the nearest that does."""
+    if implementation in ("eager", "sdpa"):
+        return implementation
+    # sdpa knows neither soft-capping nor attention sinks.
+    return "eager" if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None else "sdpa"
+
+
+def _attention_function(implementation: str, module: torch.nn.Module) -> Callable:
+    if implementation == "eager":
+        # Every model file has its own, as the interface's default.
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[implementation]
+
+
+# --------------------------------------------------------------------------------------------------------- the switch
+
+
+@dataclass
+class _Switch:
+    config: PreTrainedConfig
+    previous: str
+    calls: int = 0
+
+
+_lock = threading.Lock()
+_switches: dict[int, _Switch] = {}
+"""By id of a config: what it said before, and how many calls want it switched. A config in here is alive: `_Switch` holds it."""
+
+
+def _previous_implementation(config: PreTrainedConfig) -> str:
+    switch = _switches.get(id(config))
+    if switch is not None:
+        return switch.previous
+    # A layer whose config was switched together with its parent's but is another object, or one that has just been restored.
+    name = config._attn_implementation
+    return "sdpa" if name in (None, NAME) else name
+
+
+def supports_switching(model: PreTrainedModel) -> bool:
+    """Whether the model's attention goes through transformers' `AttentionInterface`."""
+    return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()
+
+
+@contextmanager
+def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
+    """
+    Lets the model use `tree_attention` while inside. Calls of several threads on one model are counted: the first switches,
+    the last restores. Setting the implementation on the configs costs microseconds, `set_attn_implementation` 200.
+    """
+    configs = _decoder_configs(model)
+    with _lock:
+        for config in configs:
+            switch = _switches.get(id(config))
+            if switch is None:
+                switch = _switches[id(config)] = _Switch(config, config._attn_implementation or "eager")
+                config._attn_implementation_internal = NAME
+            switch.calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for config in configs:
+                switch = _switches[id(config)]
+                switch.calls -= 1
+                if switch.calls == 0:
+                    config._attn_implementation_internal = switch.previous
+                    del _switches[id(config)]
+
+
+def _decoder_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The configs that the decoder's attention layers read, each once."""
+    text_config = model.config.get_text_config(decoder=True)
+    configs = {id(text_config): text_config}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(module, "layer_idx") and isinstance(config, PreTrainedConfig):
+            configs.setdefault(id(config), config)
+    return list(configs.values())

@@ -1,0 +1,171 @@
+"""How a call speculates: the user's `SpeculativeConfig`, and what "auto" resolves to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .trees import DynamicTree, TokenTree, as_tree
+
+
+_DRAFT_SAMPLING = ("auto", "greedy", "sample")
+_VERIFICATION = ("auto", "target", "rejection")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """
+    How a `generate` call speculates. `generate(tree=…)` is short for `generate(speculative_config=SpeculativeConfig(tree=…))`.
+
+    Args:
+        tree (`str`, list of paths, `TokenTree` or `DynamicTree`, *optional*):
+            The tree to fill at every step. Defaults to what the draft prefers: a chain of 5 for a draft model, a small
+            branching tree for an n-gram drafter.
+        draft_sampling (`str`, *optional*, defaults to `"auto"`):
+            `"greedy"`: the children of a node are the draft's best tokens. `"sample"`: they are drawn from the draft's
+            distribution without replacement. `"auto"`: greedy in greedy calls and for drafters without probabilities,
+            else sample.
+        verification (`str`, *optional*, defaults to `"auto"`):
+            `"target"`: draw the next token from the target and look whether it is a child. `"rejection"`: recursive
+            rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else target.
+        disable_by_batch_size (`int`, *optional*):
+            With more than this many unfinished rows, steps carry no draft tokens.
+        cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
+            Whether a step is captured in a CUDA graph. No step is captured in this version: `True` is refused.
+        compile (`bool`, *optional*, defaults to `False`):
+            Whether the forwards are compiled. Not in this version: `True` is refused.
+
+    Raises:
+        ValueError: for values that are none of these, for `"greedy"` with `"rejection"`, and for an invalid tree.
+        TypeError: if `tree` is of another type.
+    """
+
+    tree: Any = None
+    draft_sampling: Literal["auto", "greedy", "sample"] = "auto"
+    verification: Literal["auto", "target", "rejection"] = "auto"
+    disable_by_batch_size: int | None = None
+    cuda_graphs: bool | Literal["auto"] = "auto"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tree is not None:
+            object.__setattr__(self, "tree", as_tree(self.tree))
+        _check_choice("draft_sampling", self.draft_sampling, _DRAFT_SAMPLING)
+        _check_choice("verification", self.verification, _VERIFICATION)
+        if self.draft_sampling == "greedy" and self.verification == "rejection":
+            raise ValueError(
+                "`draft_sampling='greedy'` with `verification='rejection'` would bias the output: p/q tests are for children "
+                "drawn from q. Use verification='target', or draft_sampling='sample'."
+            )
+        limit = self.disable_by_batch_size
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise ValueError(f"`disable_by_batch_size` must be None or an integer from 0 on, but is {limit!r}.")
+        if self.cuda_graphs not in ("auto", False):
+            raise ValueError(
+                f"`cuda_graphs={self.cuda_graphs!r}`: this version captures no CUDA graphs. Use 'auto' or False."
+            )
+        if self.compile is not False:
+            raise ValueError(f"`compile={self.compile!r}`: this version compiles no forwards. Use False.")
+
+    @classmethod
+    def from_generation_config(cls, generation_config: Any) -> SpeculativeConfig | None:
+        """
+        Reads `tree` and `speculative_config` of a call; None if neither is set.
+
+        Raises:
+            ValueError: if both are set, or one is invalid.
+            TypeError: if `speculative_config` is of another type.
+        """
+        tree, config = generation_config.tree, generation_config.speculative_config
+        if config is None:
+            return None if tree is None else cls(tree=tree)
+        if tree is not None:
+            raise ValueError(f"`tree`={tree!r} beside `speculative_config`: give one of them (`SpeculativeConfig(tree=…)`).")
+        if isinstance(config, cls):
+            return config
+        if isinstance(config, Mapping):
+            unknown = set(config) - set(cls.__dataclass_fields__)
+            if unknown:
+                raise ValueError(f"`speculative_config` has the unknown keys {sorted(unknown)}.")
+            return cls(**config)
+        raise TypeError(
+            f"`speculative_config` must be a `SpeculativeConfig`, but is {type(config).__name__}: {config!r}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able form, which `speculative_config=` accepts again."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {"tree": None if self.tree is None else self.tree.to_dict()}
+
+
+@dataclass(frozen=True)
+class SpeculationPlan:
+    """A `SpeculativeConfig` with every "auto" resolved for one call."""
+
+    tree: TokenTree | DynamicTree
+    draws_children: bool
+    """Whether the children of a node are drawn from the draft's distribution (else they are its best tokens)."""
+    uses_rejection: bool
+    """Whether p/q tests decide (else: draw from p, or take its argmax, and look whether it is a child)."""
+    disable_by_batch_size: int | None
+
+    @classmethod
+    def resolve(
+        cls,
+        config: SpeculativeConfig,
+        *,
+        default_tree: TokenTree | DynamicTree,
+        has_probabilities: bool,
+        do_sample: bool,
+        vocab_size: int,
+    ) -> SpeculationPlan:
+        """
+        Args:
+            config (`SpeculativeConfig`): what the user asked for.
+            default_tree (`TokenTree` or `DynamicTree`): the drafter's, used if `config` has none.
+            has_probabilities (`bool`): whether the drafter knows q.
+            do_sample (`bool`): whether the call samples.
+            vocab_size (`int`): the target's, which bounds the ranks.
+
+        Raises:
+            ValueError: where the drafter or the tree cannot do what is asked.
+        """
+        tree = config.tree if config.tree is not None else default_tree
+        draft_sampling = config.draft_sampling
+        if draft_sampling == "auto":
+            wants_drawn = has_probabilities and (do_sample or config.verification == "rejection")
+            draft_sampling = "sample" if wants_drawn and config.verification != "target" else "greedy"
+        draws_children = draft_sampling == "sample"
+        if draws_children and not has_probabilities:
+            raise ValueError(
+                "`draft_sampling='sample'`: this drafter has no probabilities to draw from. Use 'auto' or 'greedy'."
+            )
+        if config.verification == "rejection" and not draws_children:
+            raise ValueError(
+                "`verification='rejection'` needs children drawn from the draft's distribution, which this drafter does not "
+                "have. Use 'auto' or 'target'."
+            )
+        if isinstance(tree, TokenTree):
+            if draws_children and tree.has_rank_gaps:
+                raise ValueError(
+                    f"`tree`={_shorten(tree)} has rank gaps (a child without its better-ranked sibling). Drawn children fill the ranks "
+                    "in order: close the gaps, or use draft_sampling='greedy' with verification='target'."
+                )
+            largest = max(tree.ranks)
+        else:
+            largest = tree.top_k - 1
+        if largest >= vocab_size:
+            raise ValueError(f"`tree` asks for rank {largest}, but the vocabulary has {vocab_size} tokens only.")
+        uses_rejection = do_sample and draws_children and config.verification != "target"
+        return cls(tree, draws_children, uses_rejection, config.disable_by_batch_size)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but is {value!r}.")
+
+
+def _shorten(tree: TokenTree) -> str:
+    text = str(tree)
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -1,0 +1,140 @@
+"""Drafting with a smaller language model of the same vocabulary."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from transformers import PreTrainedModel
+
+from ..attention import supports_switching, switched_to_tree_attention
+from ..cache import TreeCache
+from ..forward import TreeForward
+from ..sequences import Sequences
+from ..trees import DraftTree, DynamicTree, TokenTree
+from .base import Drafter, DraftRequest
+from .growth import grow_drawn, grow_dynamic, grow_static
+
+
+class DraftModelDrafter(Drafter):
+    """
+    Drafts with a causal language model, by raw forwards. The first forward of a step takes all tokens accepted in the last
+    one and the new root at once, so that its cache never misses the bonus token; each deeper level is one forward more.
+
+    Args:
+        model (`PreTrainedModel`): the draft model; the target itself will do.
+    """
+
+    has_probabilities = True
+    default_tree = TokenTree.chain(5)
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    def start(self, sequences: Sequences, request: DraftRequest) -> None:
+        super().start(sequences, request)
+        model, batch_size = self.model, sequences.batch_size
+        self.device = model.device
+        config = model.config.get_text_config(decoder=True)
+        self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        visible = None if sequences.visible is None else sequences.visible.to(self.device)
+        shift = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        if visible is not None:
+            shift = visible.sum(dim=1) - visible.shape[1]
+        self.cache = TreeCache(
+            config.num_hidden_layers, batch_size, self.device, capacity=2 * sequences.prompt_length + 256
+        )
+        max_position = None if self.max_positions is None else self.max_positions - 1
+        self.forward = TreeForward(model, self.cache, visible, shift, max_position=max_position)
+        self._shift = shift.tolist()
+        if sequences.prompt_length > 0:
+            self._prefill(sequences, visible)
+
+    def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
+        """Plain causal forwards over the prompts; their logits are not needed."""
+        ids = sequences.columns(sequences.prompt_length).to(self.device)
+        length = ids.shape[1]
+        if visible is None:
+            positions = torch.arange(length, device=self.device).expand(ids.shape)
+        else:
+            positions = (visible.long().cumsum(dim=1) - 1).clamp(min=0)
+        if self.forward.max_position is not None:
+            positions = positions.clamp(max=self.forward.max_position)
+        chunk = self.request.prefill_chunk_size or length
+        for start in range(0, length, chunk):
+            end = min(start + chunk, length)
+            inputs = {"input_ids": ids[:, start:end], "past_key_values": self.cache, "use_cache": True}
+            if self.forward.takes_positions:
+                inputs["position_ids"] = positions[:, start:end]
+            if self.forward.takes_logits_to_keep:
+                inputs["logits_to_keep"] = 1
+            if visible is not None:
+                inputs["attention_mask"] = visible[:, :end].long()
+            self.model(**inputs, return_dict=True)
+        self.cache.adopt_prefill()
+
+    # ------------------------------------------------------------------------------------------------------- propose
+
+    def propose(self, sequences: Sequences) -> DraftTree | None:
+        room = [self._room(sequences, row) for row in range(sequences.batch_size)]
+        tree = self.request.plan.tree
+        if isinstance(tree, TokenTree):
+            tree = tree.truncate(max(room))
+        if max(room) <= 0 or tree is None:
+            return None
+        with ExitStack() as stack:
+            if supports_switching(self.model):
+                stack.enter_context(switched_to_tree_attention(self.model))
+            logits = self._catch_up(sequences)
+            if self.request.plan.draws_children:
+                draft = grow_drawn(tree, logits, self._run_level, self._warp, max(room))
+            elif isinstance(tree, DynamicTree):
+                draft = grow_dynamic(tree, logits, self._run_level, max(room))
+            else:
+                draft = grow_static(tree, logits, self._run_level)
+        return draft.to(sequences.device).within(room)
+
+    def _room(self, sequences: Sequences, row: int) -> int:
+        """Levels that a row can use: within its length, and within the positions that the draft model knows."""
+        room = sequences.room(row)
+        if self.max_positions is None:
+            return room
+        return min(room, self.max_positions - 1 - (sequences.lengths[row] - 1 + self._shift[row]))
+
+    def _catch_up(self, sequences: Sequences) -> torch.Tensor:
+        """Forwards what the cache has not seen of every row, up to the root; returns the root's logits, `[batch, vocab]`."""
+        lengths = sequences.lengths
+        # A row that did not grow forwards its root again.
+        seen = [min(cached, length - 1) for cached, length in zip(self.cache.lengths, lengths, strict=True)]
+        counts = [length - start for length, start in zip(lengths, seen, strict=True)]
+        most = max(counts)
+        if min(counts) == most and min(lengths) == max(lengths):
+            tokens = sequences.columns(lengths[0])[:, -most:].to(self.device)
+        else:
+            starts = torch.tensor(seen, device=sequences.device)[:, None]
+            offsets = torch.arange(most, device=sequences.device)
+            ends = torch.tensor(lengths, device=sequences.device)[:, None] - 1
+            # Rows with fewer tokens repeat their root; what that writes lies behind the row's length.
+            tokens = sequences.gather(torch.minimum(starts + offsets, ends)).to(self.device)
+        self.cache.set_lengths(seen)
+        chain = torch.ones(1, most, most, dtype=torch.bool, device=self.device).tril()
+        depths = torch.arange(most, device=self.device)[None]
+        uniform = min(counts) == most
+        outputs = self.forward(tokens, chain, depths, logits_to_keep=1 if uniform else 0)
+        self.cache.set_lengths(lengths)
+        if uniform:
+            return outputs.logits[:, -1]
+        last = torch.tensor(counts, device=self.device) - 1
+        return outputs.logits[torch.arange(len(counts), device=self.device), last]
+
+    def _run_level(
+        self, tokens: torch.Tensor, ancestors: torch.Tensor, node_depths: torch.Tensor, offset: int
+    ) -> torch.Tensor:
+        """Logits `[batch, queries, vocab]` of one level's nodes, which lie `offset` behind the root's."""
+        queries = tokens.shape[1]
+        return self.forward(tokens, ancestors, node_depths[:, -queries:], node_depths, offset=offset).logits
+
+    def _warp(self, logits: torch.Tensor) -> torch.Tensor:
+        """The scores of q: what the call's score-only processors make of the draft's logits, `[…, vocab]` float32."""
+        scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
+        return self.request.warpers(None, scores).view(logits.shape)

@@ -1,0 +1,280 @@
+"""
+Growing a tree level by level from a draft's logits, whatever computes them.
+
+Every function takes `root_logits` (`[batch, vocab]`) and `run_level(tokens, ancestors, node_depths, offset)`, which forwards
+one level's nodes and returns their logits `[batch, queries, vocab]`: `tokens` is `[batch, queries]` int64; `ancestors`
+`[1 or batch, queries, nodes]` bool says which of the nodes forwarded so far (the queries last) each attends to besides the
+committed tokens; `node_depths` `[1, nodes]` int64 counts from 0 for the root's children; `offset` is how many nodes were
+forwarded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ..trees import DraftTree, DynamicTree, TokenTree, Topology
+
+
+RunLevel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+Warp = Callable[[torch.Tensor], torch.Tensor]
+
+
+# -------------------------------------------------------------------------------------------------------- static trees
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """
+    How one level of a static tree comes from the one above.
+
+    Args:
+        num_candidates (`int`): tokens wanted of each parent: its children's largest rank + 1.
+        parent, rank (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place among the
+            nodes forwarded for it, and its rank.
+        forwarded (`torch.Tensor` of shape `[queries]`, int64): places, in the level, of the nodes that have children themselves.
+        ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for `run_level`.
+        offset (`int`): nodes forwarded before.
+    """
+
+    num_candidates: int
+    parent: torch.Tensor
+    rank: torch.Tensor
+    forwarded: torch.Tensor
+    ancestors: torch.Tensor
+    node_depths: torch.Tensor
+    offset: int
+
+
+@lru_cache(maxsize=256)
+def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    levels, parents, all_forwarded = [], [0], []
+    for depth in range(1, tree.depth + 1):
+        nodes = list(range(tree.level_offsets[depth], tree.level_offsets[depth + 1]))
+        forwarded = [node for node in nodes if tree.children[node]]
+        offset = len(all_forwarded)
+        all_forwarded = all_forwarded + forwarded
+        levels.append(
+            _Level(
+                num_candidates=max(tree.ranks[node] for node in nodes) + 1,
+                parent=tensor([parents.index(tree.parents[node]) for node in nodes]),
+                rank=tensor([tree.ranks[node] for node in nodes]),
+                forwarded=tensor([nodes.index(node) for node in forwarded]),
+                ancestors=tree.ancestors[forwarded][:, all_forwarded][None].to(device),
+                node_depths=tensor([tree.depths[node] - 1 for node in all_forwarded])[None],
+                offset=offset,
+            )
+        )
+        parents = forwarded
+    return levels
+
+
+def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel) -> DraftTree:
+    """Fills a static tree with the draft's best tokens, by rank."""
+    logits, levels = root_logits[:, None], []
+    for level in _levels(tree, root_logits.device):
+        best = logits.topk(level.num_candidates, dim=-1).indices if level.num_candidates > 1 else logits.argmax(-1, True)
+        levels.append(best[:, level.parent, level.rank])
+        if len(level.forwarded):
+            logits = run_level(levels[-1][:, level.forwarded], level.ancestors, level.node_depths, level.offset)
+    return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, root_logits.device))
+
+
+def grow_drawn(
+    tree: TokenTree | DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp, depth: int
+) -> DraftTree:
+    """
+    Fills a tree with children drawn from the draft's distribution without replacement.
+
+    Args:
+        tree (`TokenTree` or `DynamicTree`): a static tree, or limits for one whose budgets are fixed level by level.
+        warp (`Callable`): makes the scores of q from the draft's logits; q is their softmax.
+        depth (`int`): levels that can be used.
+    """
+    if isinstance(tree, DynamicTree):
+        return _grow_budgeted(tree, root_logits, run_level, warp, depth)
+    logits, tokens, valid, scores = root_logits[:, None], [], [], []
+    parents_valid = torch.ones(len(root_logits), 1, dtype=torch.bool, device=root_logits.device)
+    for level in _levels(tree, root_logits.device):
+        scores.append(warp(logits))
+        drawn, drawable = draw_without_replacement(scores[-1], level.num_candidates)
+        tokens.append(drawn[:, level.parent, level.rank])
+        valid.append(drawable[:, level.parent, level.rank] & parents_valid[:, level.parent])
+        parents_valid = valid[-1][:, level.forwarded]
+        if len(level.forwarded):
+            logits = run_level(tokens[-1][:, level.forwarded], level.ancestors, level.node_depths, level.offset)
+    with_children = [node for node, children in enumerate(tree.children) if children]
+    index = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
+    return DraftTree(
+        torch.cat(tokens, dim=1),
+        Topology.of_tree(tree, root_logits.device),
+        torch.cat(valid, dim=1),
+        torch.cat(scores, dim=1),
+        [index],
+    )
+
+
+def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Draws `count` different tokens from softmax(scores), one after the other: the largest of scores + Gumbel noise, in their
+    order (Gumbel-top-k, arXiv 1903.06059).
+
+    Args:
+        scores (`torch.Tensor` of shape `[…, vocab]`, float32): -inf outside the support.
+
+    Returns:
+        `tuple`: tokens `[…, count]` int64, and whether each was in the support, bool.
+    """
+    noise = torch.empty_like(scores).exponential_().log_()
+    perturbed = (scores - noise).topk(count, dim=-1)
+    return perturbed.indices, perturbed.values > -torch.inf
+
+
+# ------------------------------------------------------------------------------------------------------- dynamic trees
+
+
+def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, depth: int) -> DraftTree:
+    """
+    EAGLE-2's dynamic tree (arXiv 2406.16858): at each level the best `top_k` nodes by summed log-probability are expanded by
+    their `top_k` best tokens; the best `num_nodes` of all candidates stay, in level order.
+
+    Args:
+        depth (`int`): levels that can be used.
+    """
+    depth, top_k = min(tree.depth, depth), tree.top_k
+    batch_size, device = len(root_logits), root_logits.device
+    best = root_logits.float().log_softmax(dim=-1).topk(top_k, dim=-1)
+    # Candidates of all levels: token, summed log-probability, and the candidate above (-1: the root).
+    tokens, sums = [best.indices], [best.values]
+    above = [torch.full_like(best.indices, -1)]
+    expanded = torch.arange(top_k, device=device).expand(batch_size, -1)  # numbers of the candidates to expand
+    expanded_sums = best.values
+    ancestors = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
+    first_of_level = top_k
+    for level in range(1, depth):
+        all_tokens = torch.cat(tokens, dim=1)
+        node_depths = torch.arange(level, device=device).repeat_interleave(top_k)[None]
+        logits = run_level(all_tokens.gather(1, expanded), ancestors, node_depths, (level - 1) * top_k)
+        best = logits.float().log_softmax(dim=-1).topk(top_k, dim=-1)
+        level_sums = (expanded_sums[:, :, None] + best.values).flatten(1)
+        tokens.append(best.indices.flatten(1))
+        sums.append(level_sums)
+        above.append(expanded.repeat_interleave(top_k, dim=1))
+        chosen = level_sums.topk(top_k, dim=-1)
+        expanded, expanded_sums = chosen.indices + first_of_level, chosen.values
+        first_of_level += top_k**2
+        ancestors = _attend_below(ancestors, chosen.indices // top_k)
+    return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), torch.cat(above, 1), tree.num_nodes, depth)
+
+
+def _best_candidates(
+    tokens: torch.Tensor, sums: torch.Tensor, above: torch.Tensor, num_nodes: int, depth: int
+) -> DraftTree:
+    """The tree of the best `num_nodes` candidates; all arguments are `[batch, candidates]`, in level order."""
+    # Sums fall along a path and ties keep their order, so that a chosen candidate's parent is chosen too.
+    order = sums.sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, :num_nodes].sort(dim=1).values
+    nodes = torch.zeros_like(above).scatter(
+        1, chosen, torch.arange(1, chosen.shape[1] + 1, device=chosen.device).expand_as(chosen)
+    )
+    above = above.gather(1, chosen)
+    parents = torch.where(above < 0, 0, nodes.gather(1, above.clamp(min=0)))
+    parents = torch.nn.functional.pad(parents, (1, 0))
+    return DraftTree(tokens.gather(1, chosen), Topology.of_parents(parents, depth))
+
+
+def _attend_below(ancestors: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+    """
+    Which nodes those of the next level attend to: what their parents (`[batch, queries]`, places in the level above) attend
+    to, `ancestors` (`[batch, queries above, nodes]`), and themselves.
+    """
+    inherited = ancestors.gather(1, parents[:, :, None].expand(-1, -1, ancestors.shape[2]))
+    own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
+    return torch.cat([inherited, own], dim=2)
+
+
+def _grow_budgeted(
+    tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp, depth: int
+) -> DraftTree:
+    """
+    A dynamic tree for sampling: before any child of a level is drawn, its nodes are shared out among the (at most `top_k`)
+    most probable nodes above, in proportion to what q promises there. All that is drawn is kept.
+    """
+    depth, top_k = min(tree.depth, depth), tree.top_k
+    batch_size, device = len(root_logits), root_logits.device
+    rows = torch.arange(batch_size, device=device)[:, None]
+    logits, left = root_logits[:, None], tree.num_nodes
+    parents = torch.zeros(batch_size, 1, dtype=torch.long, device=device)  # node numbers of what was forwarded
+    path_log_q = torch.zeros(batch_size, 1, device=device)
+    parents_valid = torch.ones(batch_size, 1, dtype=torch.bool, device=device)
+    ancestors, forwarded, num_forwarded, first_node = None, [], 0, 1
+    tokens, valid, above, scores = [], [], [], []
+    for level in range(1, depth + 1):
+        queries = parents.shape[1]
+        children_each = min(top_k, logits.shape[-1])
+        budget = min(-(-left // (depth - level + 1)), queries * children_each)
+        scores.append(warp(logits))
+        forwarded.append(parents)
+        log_q = scores[-1].log_softmax(dim=-1)
+        counts = _share_out(path_log_q[:, :, None] + log_q.topk(children_each, dim=-1).values, budget)
+        drawn, drawable = draw_without_replacement(scores[-1], children_each)
+        wanted = torch.arange(children_each, device=device) < counts[:, :, None]
+        places = (~wanted).flatten(1).sort(dim=1, stable=True).indices[:, :budget]
+        parent = places // children_each
+        tokens.append(drawn.flatten(1).gather(1, places))
+        valid.append(drawable.flatten(1).gather(1, places) & parents_valid.gather(1, parent))
+        above.append(parents.gather(1, parent))
+        left -= budget
+        if level == depth or left == 0:
+            break
+        path = path_log_q.gather(1, parent) + log_q[rows, parent, tokens[-1]]
+        best = path.masked_fill(~valid[-1], -torch.inf).topk(min(top_k, budget), dim=1).indices.sort(dim=1).values
+        path_log_q, parents_valid = path.gather(1, best), valid[-1].gather(1, best)
+        parents = first_node + best
+        first_node += budget
+        if ancestors is None:
+            ancestors = torch.eye(best.shape[1], dtype=torch.bool, device=device).expand(batch_size, -1, -1)
+            depths = [0] * best.shape[1]
+        else:
+            ancestors = _attend_below(ancestors, parent.gather(1, best))
+            depths = depths + [level - 1] * best.shape[1]
+        node_depths = torch.tensor([depths], device=device)
+        logits = run_level(tokens[-1].gather(1, best), ancestors, node_depths, num_forwarded)
+        num_forwarded += best.shape[1]
+    parents_of_nodes = torch.nn.functional.pad(torch.cat(above, dim=1), (1, 0))
+    return DraftTree(
+        torch.cat(tokens, dim=1),
+        Topology.of_parents(parents_of_nodes, len(tokens)),
+        torch.cat(valid, dim=1),
+        torch.cat(scores, dim=1),
+        _index_of(torch.cat(forwarded, dim=1), parents_of_nodes.shape[1]),
+    )
+
+
+def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:
+    """
+    Children per node, `[batch, queries]`, `budget` in all: for each row the largest of `log_gains` (`[batch, queries,
+    ranks]`, falling along the ranks) count one for their node.
+    """
+    chosen = log_gains.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :budget]
+    ones = torch.ones_like(chosen)
+    return torch.zeros(log_gains.shape[:2], dtype=torch.long, device=chosen.device).scatter_add(
+        1, chosen // log_gains.shape[2], ones
+    )
+
+
+def _index_of(forwarded: torch.Tensor, num_nodes: int) -> list[list[int]]:
+    """For every row and node its place among the forwarded nodes (`[batch, forwarded]`), or -1. Waits for the device."""
+    index = []
+    for nodes in forwarded.tolist():
+        row = [-1] * num_nodes
+        for place, node in enumerate(nodes):
+            row[node] = place
+        index.append(row)
+    return index

@@ -1,0 +1,124 @@
+"""Forwards of a model over the nodes of a tree, into a `TreeCache`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .attention import TreeContext, supports_switching
+from .cache import TreeCache
+
+
+class TreeForward:
+    """
+    Runs a model over nodes that lie behind the committed slots of its cache.
+
+    Args:
+        model (`PreTrainedModel`): the target or a draft model.
+        cache (`TreeCache`): its cache.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*):
+            Which of the cache's first slots hold tokens, where some hold padding.
+        position_shift (`torch.Tensor` of shape `[…, batch]`, int64):
+            Position of a token minus its slot, per row; with leading dimensions for models whose positions have several.
+        model_kwargs (`dict`, *optional*): what else every forward gets; it goes through `prepare_inputs_for_generation`.
+        max_position (`int`, *optional*): positions beyond are clamped to it.
+    """
+
+    TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: TreeCache,
+        visible: torch.Tensor | None,
+        position_shift: torch.Tensor,
+        model_kwargs: dict[str, Any] | None = None,
+        max_position: int | None = None,
+    ):
+        self.model, self.cache, self.visible = model, cache, visible
+        self.position_shift, self.max_position = position_shift, max_position
+        self.model_kwargs = dict(model_kwargs or {})
+        self.token_types = {
+            name: types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
+            for name in self.TOKEN_TYPES
+            if (types := self.model_kwargs.pop(name, None)) is not None
+        }
+        self.switches = supports_switching(model)
+        parameters = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in parameters
+        self.takes_logits_to_keep = "logits_to_keep" in parameters
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        ancestors: torch.Tensor,
+        query_depths: torch.Tensor,
+        node_depths: torch.Tensor | None = None,
+        offset: int = 0,
+        position_depths: torch.Tensor | None = None,
+        logits_to_keep: int = 0,
+    ) -> ModelOutput:
+        """
+        Args:
+            tokens (`torch.Tensor` of shape `[batch, queries]`, int64): the tokens of the nodes to run.
+            ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes each attends to.
+            query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): their depths.
+            node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64, *optional*):
+                Depths of all nodes that `ancestors` names; `query_depths` if these are the queries themselves.
+            offset (`int`, *optional*, defaults to 0): which node the first query is: it is written that far behind the
+                committed slots.
+            position_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64, *optional*):
+                Depths to take positions from, where they are not `query_depths`.
+            logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many queries only; 0: of all.
+
+        Returns:
+            `ModelOutput`: the model's, with `logits` `[batch, queries, vocab]`.
+        """
+        cache = self.cache
+        cache.write_nodes(offset, tokens.shape[1])
+        context = TreeContext(
+            lengths=cache.lengths_tensor,
+            visible=self.visible,
+            num_slots=cache.write_window.end,
+            ancestors=ancestors,
+            query_depths=query_depths,
+            node_depths=query_depths if node_depths is None else node_depths,
+            uniform_length=cache.uniform_length,
+        )
+        device = self.model.device
+        tokens = tokens.to(device)
+        inputs = dict(self.model_kwargs)
+        for name, types in self.token_types.items():
+            inputs[name] = types.expand(tokens.shape)
+        if self.takes_positions:
+            inputs["position_ids"] = self._positions(query_depths if position_depths is None else position_depths)
+        if self.takes_logits_to_keep:
+            inputs["logits_to_keep"] = logits_to_keep
+        if self.switches:
+            inputs["tree_context"] = context
+        inputs = self.model.prepare_inputs_for_generation(
+            tokens,
+            past_key_values=cache,
+            attention_mask=context.mask(self.model.dtype, device),
+            use_cache=True,
+            is_first_iteration=False,
+            **inputs,
+        )
+        outputs = self.model(**inputs, return_dict=True)
+        if self.switches and not context.was_used:
+            raise ValueError(
+                f"{type(self.model).__name__} does not hand `tree_context` to its attention layers, so it cannot be "
+                "verified along a tree. Call `generate` without `assistant_model`."
+            )
+        return outputs
+
+    def _positions(self, depths: torch.Tensor) -> torch.Tensor:
+        """Positions of nodes at the given depths, `[…, batch, queries]`."""
+        positions = self.cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
+        if self.max_position is not None:
+            positions = positions.clamp(max=self.max_position)
+        return positions.to(self.model.device)

@@ -1,0 +1,158 @@
+"""Calls that cannot be served are refused by name, before any forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+
+from .attention import supports_switching
+from .cache import check_reusable
+from .config import SpeculativeConfig
+from .drafters import DraftModelDrafter, as_drafter
+from .generation import plan_of_call
+
+
+_RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding")
+_BELONGS_TO_ASSISTED_GENERATION = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
+
+
+def check_call(
+    model: PreTrainedModel,
+    generation_mode: GenerationMode,
+    generation_config: GenerationConfig,
+    generation_mode_kwargs: dict[str, Any],
+) -> None:
+    """
+    Checks a speculative call when `generate` validates its mode.
+
+    Raises:
+        ValueError: for what cannot be served; the message names the argument, its value and the remedy.
+        TypeError: for an argument of the wrong type.
+    """
+    config = SpeculativeConfig.from_generation_config(generation_config)
+    assistant_model = generation_mode_kwargs.get("assistant_model")
+    if assistant_model is None:
+        name = "speculative_config" if generation_config.tree is None else "tree"
+        raise ValueError(
+            f"`{name}`={getattr(generation_config, name)!r} without a draft: pass `assistant_model=` a draft model or "
+            f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
+        )
+    _check_target(model)
+    _check_mode(generation_mode, generation_config)
+    _check_options(generation_config, generation_mode_kwargs)
+    drafter = as_drafter(assistant_model)
+    vocab_size = model.config.get_text_config().vocab_size
+    if isinstance(drafter, DraftModelDrafter):
+        _check_draft_model(drafter.model, vocab_size)
+    plan_of_call(generation_config, config, drafter, vocab_size)
+
+
+def check_model_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: for a `past_key_values` that cannot be used.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None:
+        check_reusable(cache)
+
+
+def _check_target(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"`assistant_model`: {name} is an encoder-decoder model; trees are for decoder-only models.")
+    _check_attention(model, "target")
+    owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    peft_config = getattr(owner, "active_peft_config", None)
+    if peft_config is not None and peft_config.is_prompt_learning:
+        raise ValueError(
+            f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree cannot "
+            "follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
+        )
+
+
+def _check_attention(model: PreTrainedModel, role: str) -> None:
+    """Every layer must be attention over all earlier tokens, or over a sliding window of them."""
+    name = type(model).__name__
+    text_config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    recurrent = sorted(kinds & set(_RECURRENT))
+    if model._is_stateful or recurrent:
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{f' ({recurrent})' if recurrent else ''}, "
+            "whose state cannot hold a tree. Call `generate` without `assistant_model`."
+        )
+    if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
+        raise ValueError(f"`assistant_model`: the {role} {name} has chunked attention, which is not supported.")
+    if supports_switching(model):
+        return
+    uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
+    if uses_alibi or "sliding_attention" in kinds or getattr(text_config, "sliding_window", None):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention needs more "
+            "than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
+        )
+
+
+def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
+    if generation_config.num_beams is not None and generation_config.num_beams > 1:
+        raise ValueError(
+            f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy decoding and "
+            "sampling. Use num_beams=1, or leave `assistant_model` out."
+        )
+    if generation_mode != GenerationMode.ASSISTED_GENERATION:
+        raise ValueError(
+            f"`assistant_model` with the generation mode '{generation_mode.value}': trees are verified for greedy decoding and "
+            "sampling. Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, `constraints`, …)."
+        )
+
+
+def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]) -> None:
+    for name in ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"):
+        if getattr(generation_config, name, None):
+            raise ValueError(
+                f"`{name}={getattr(generation_config, name)!r}` beside `assistant_model`: they are two ways to draft. "
+                "Leave one out."
+            )
+    defaults = GenerationConfig()
+    global_defaults = GenerationConfig._get_default_generation_params()
+    for name in _BELONGS_TO_ASSISTED_GENERATION:
+        value = getattr(generation_config, name, None)
+        if value is not None and value not in (getattr(defaults, name, None), global_defaults.get(name)):
+            raise ValueError(
+                f"`{name}={value!r}` belongs to transformers' own assisted generation and has no meaning for a tree. "
+                "Leave it out; `tree=` says how much is drafted."
+            )
+    if generation_mode_kwargs.get("assistant_tokenizer") is not None:
+        raise ValueError(
+            "`assistant_tokenizer` with `tree`: a draft must have the target's vocabulary. Leave `assistant_tokenizer` out and use "
+            "such a draft, or leave `tree` out."
+        )
+    if generation_config.use_cache is False:
+        raise ValueError("`use_cache=False` with `assistant_model`: speculation needs the cache. Leave `use_cache` out.")
+    if generation_config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            f"`cache_implementation={generation_config.cache_implementation!r}` with `tree`: a tree has a cache of its own. Leave "
+            "`cache_implementation` out."
+        )
+
+
+def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
+    draft_config = draft.config.get_text_config(decoder=True)
+    if draft.config.is_encoder_decoder:
+        raise ValueError(f"`assistant_model`: {type(draft).__name__} is an encoder-decoder model and cannot fill a tree.")
+    if draft_config.vocab_size != vocab_size:
+        raise ValueError(
+            f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the target one of "
+            f"{vocab_size}. Use a draft model with the target's tokenizer."
+        )
+    _check_attention(draft, "draft")

@@ -1,0 +1,108 @@
+"""The token sequences of a call: a batch of rows that grow by different numbers of tokens."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Sequences:
+    """
+    The prompts and what has been generated, one row per sequence. Rows differ in length once they accept different
+    numbers of tokens.
+
+    Args:
+        input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of them are tokens, where some are padding.
+        max_length (`int`, *optional*): no row grows past this many tokens.
+        end_tokens (`list[int]`, *optional*): a row that ends in one of these rests.
+    """
+
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        visible: torch.Tensor | None = None,
+        max_length: int | None = None,
+        end_tokens: list[int] | None = None,
+    ):
+        self.batch_size, self.prompt_length = input_ids.shape
+        self.visible = visible
+        self.device = input_ids.device
+        self.max_length = max_length
+        self.end_tokens = frozenset(end_tokens or ())
+        self._ids = input_ids.new_zeros(self.batch_size, self._capacity(self.prompt_length))
+        self._ids[:, : self.prompt_length] = input_ids
+        self.lengths = [self.prompt_length] * self.batch_size
+        """Tokens of every row, prompt and root included."""
+        self.resting = [False] * self.batch_size
+        """Rows that do not grow for now or for good: they ended in an end token, reached the length, or were finished."""
+
+    def _capacity(self, length: int) -> int:
+        capacity = max(2 * length, length + 256)
+        return capacity if self.max_length is None else min(capacity, max(self.max_length, length))
+
+    def row(self, row: int, length: int | None = None) -> torch.Tensor:
+        """The first `length` tokens (default: all) of a row, `[1, length]`, int64; a view."""
+        return self._ids[row : row + 1, : self.lengths[row] if length is None else length]
+
+    def columns(self, length: int) -> torch.Tensor:
+        """The first `length` tokens of all rows, `[batch, length]`, int64; a view."""
+        return self._ids[:, :length]
+
+    def tokens(self, row: int, start: int) -> list[int]:
+        """The tokens of a row from `start` on. Waits for the device."""
+        return self._ids[row, start : self.lengths[row]].tolist()
+
+    def roots(self) -> torch.Tensor:
+        """The last token of every row, `[batch, 1]`, int64."""
+        if len(set(self.lengths)) == 1:
+            return self._ids[:, self.lengths[0] - 1 : self.lengths[0]]
+        last = torch.tensor(self.lengths, device=self.device)[:, None] - 1
+        return self._ids.gather(1, last)
+
+    def room(self, row: int) -> int:
+        """How many draft tokens a step of this row can use: the step's own token takes the last place."""
+        if self.resting[row]:
+            return 0
+        return self._ids.shape[1] if self.max_length is None else self.max_length - self.lengths[row] - 1
+
+    def write(self, row: int, position: int, tokens: list[int]) -> None:
+        """Writes tokens into a row behind what counts, so that `row(…, length)` shows them; `extend` makes them count."""
+        end = position + len(tokens)
+        if end > self._ids.shape[1]:
+            self._grow(end)
+        self._ids[row, position:end] = torch.tensor(tokens, device=self.device)
+
+    def _grow(self, length: int) -> None:
+        grown = self._ids.new_zeros(self.batch_size, max(length, 2 * self._ids.shape[1]))
+        grown[:, : self._ids.shape[1]] = self._ids
+        self._ids = grown
+
+    def extend(self, row: int, tokens: list[int]) -> None:
+        """
+        Appends tokens to a row, up to its maximum length and to the first end token, with which it rests.
+        """
+        if self.resting[row]:
+            return
+        if self.max_length is not None:
+            tokens = tokens[: max(self.max_length - self.lengths[row], 0)]
+        for count, token in enumerate(tokens, start=1):
+            if token in self.end_tokens:
+                tokens, self.resting[row] = tokens[:count], True
+                break
+        self.write(row, self.lengths[row], tokens)
+        self.lengths[row] += len(tokens)
+        if self.max_length is not None and self.lengths[row] >= self.max_length:
+            self.resting[row] = True
+
+    def finish(self, row: int, length: int) -> None:
+        """Ends a row for good after its first `length` tokens."""
+        self.lengths[row] = length
+        self.resting[row] = True
+
+    def fill(self, row: int, position: int, token: int) -> None:
+        """Puts a padding token behind a finished row."""
+        self.write(row, position, [token])
+
+    def gather(self, positions: torch.Tensor) -> torch.Tensor:
+        """The tokens at the given positions of every row, `[batch, positions]`, int64."""
+        return self._ids.gather(1, positions)

@@ -1,0 +1,74 @@
+"""When a call ends: stopping criteria see every accepted token in order, as in plain `generate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import StoppingCriteriaList
+
+
+if TYPE_CHECKING:
+    from transformers.generation.streamers import BaseStreamer
+
+    from .recording import Recorder
+    from .sequences import Sequences
+
+
+class ColumnJudge:
+    """
+    Replays the tokens of a call column by column. Rows may run ahead of each other, but a column (the t-th token of every
+    row) is judged only once all unfinished rows have it: then the criteria and the streamer get the very calls that plain
+    `generate` would make, whatever state they hold. What a row has beyond the column that finished it is dropped.
+
+    Args:
+        criteria (`StoppingCriteriaList`): the criteria of the call.
+        sequences (`Sequences`): the rows.
+        recorder (`Recorder`): holds the scores that criteria may read.
+        pad_token (`int`, *optional*): what finished rows are continued with.
+        streamer (`BaseStreamer`, *optional*): gets every column.
+    """
+
+    def __init__(
+        self,
+        criteria: StoppingCriteriaList,
+        sequences: Sequences,
+        recorder: Recorder,
+        pad_token: int | None,
+        streamer: BaseStreamer | None,
+    ):
+        self.criteria, self.sequences, self.recorder, self.streamer = criteria, sequences, recorder, streamer
+        # Plain `generate` pads finished rows only if there is an end token; without one they go on until all are done.
+        self.pads_finished_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self.pad_token = pad_token
+        self.judged = sequences.prompt_length
+        self.finished = [False] * sequences.batch_size
+
+    @property
+    def all_finished(self) -> bool:
+        return all(self.finished)
+
+    def advance(self) -> None:
+        """Judges all columns that are complete."""
+        sequences = self.sequences
+        while not self.all_finished and all(
+            done or length > self.judged for done, length in zip(self._ended(), sequences.lengths, strict=True)
+        ):
+            self.judged += 1
+            for row, ended in enumerate(self._ended()):
+                if ended:
+                    sequences.fill(row, self.judged - 1, self.pad_token)
+            ids = sequences.columns(self.judged)
+            self.recorder.add_column(self.judged - 1 - sequences.prompt_length, self._ended())
+            stops = self.criteria(ids, self.recorder.scores)
+            if self.streamer is not None:
+                self.streamer.put(ids[:, -1].cpu())
+            for row, stop in enumerate(torch.as_tensor(stops).expand(sequences.batch_size).tolist()):
+                if stop and not self.finished[row]:
+                    self.finished[row] = True
+                    if self.pads_finished_rows:
+                        sequences.finish(row, self.judged)
+
+    def _ended(self) -> list[bool]:
+        """Rows that get padding from now on."""
+        return self.finished if self.pads_finished_rows else [False] * len(self.finished)

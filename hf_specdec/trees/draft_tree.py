@@ -1,0 +1,159 @@
+"""The tree of one step: its shape, and the tokens that a drafter put into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import torch
+
+from .token_tree import TokenTree
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """
+    The shape of a step's tree, for all rows (`rows` = 1) or row by row (`rows` = batch). Node 0 is the root.
+
+    Args:
+        parents (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the parent of every node; the root is its own.
+        depths (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the depth of every node, 0 for the root.
+        ancestors (`torch.Tensor` of shape `[rows, nodes + 1, nodes + 1]`, bool): `[:, i, j]` is True where j is i or above.
+        depth (`int`): the largest depth.
+    """
+
+    parents: torch.Tensor
+    depths: torch.Tensor
+    ancestors: torch.Tensor
+    depth: int
+
+    @classmethod
+    def of_tree(cls, tree: TokenTree | None, device: torch.device) -> Topology:
+        """The topology of a static tree, or of the root alone (None). Built once per tree and device."""
+        return _of_tree(tree, torch.device(device))
+
+    @classmethod
+    def of_parents(cls, parents: torch.Tensor, depth: int) -> Topology:
+        """
+        The topology with the given `parents` (`[rows, nodes + 1]`, int64, the root's is 0; a parent comes before its
+        children) and greatest depth. Computed on the device of `parents`.
+        """
+        rows, num_nodes = parents.shape
+        ancestors = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).repeat(rows, 1, 1)
+        depths = torch.zeros_like(parents)
+        above = torch.arange(num_nodes, device=parents.device).expand(rows, -1)
+        for _ in range(depth):
+            depths += above != 0
+            above = parents.gather(1, above)
+            ancestors.scatter_(2, above[:, :, None], True)
+        return cls(parents, depths, ancestors, depth)
+
+    @property
+    def rows(self) -> int:
+        """1 if all rows share the tree, else the batch size."""
+        return self.parents.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes; the root is not counted."""
+        return self.parents.shape[1] - 1
+
+    @cached_property
+    def children(self) -> list[list[list[int]]]:
+        """For every row and node, its children by rank. Waits for the device."""
+        children: list[list[list[int]]] = []
+        for parents in self.parents.tolist():
+            row: list[list[int]] = [[] for _ in parents]
+            for node, parent in enumerate(parents[1:], start=1):
+                row[parent].append(node)
+            children.append(row)
+        return children
+
+    def children_of(self, row: int, node: int) -> list[int]:
+        """The children of a node, by rank."""
+        return self.children[row if self.rows > 1 else 0][node]
+
+
+@lru_cache(maxsize=256)
+def _of_tree(tree: TokenTree | None, device: torch.device) -> Topology:
+    parents = (-1,) if tree is None else tree.parents
+    depth = 0 if tree is None else tree.depth
+    return Topology.of_parents(torch.tensor([[max(parent, 0) for parent in parents]], device=device), depth)
+
+
+@dataclass(eq=False)
+class DraftTree:
+    """
+    What a drafter proposes for one step.
+
+    Args:
+        tokens (`torch.Tensor` of shape `[batch, nodes]`, int64): the draft tokens; the root is not among them.
+        topology (`Topology`): the shape of the tree.
+        valid (`torch.Tensor` of shape `[batch, nodes]`, bool, *optional*):
+            Which nodes count (all, if None). A node that does not is never accepted; its descendants are not valid either.
+        scores (`torch.Tensor` of shape `[batch, parents, vocab]`, float, *optional*):
+            log q, up to a constant per distribution, of the distributions from which children were *drawn* without
+            replacement, in the order of `score_index`. None if the children were chosen deterministically.
+        score_index (`list` of shape `[1 or batch][nodes + 1]`, *optional*): for every node, its place in `scores`, or -1.
+    """
+
+    tokens: torch.Tensor
+    topology: Topology
+    valid: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+    score_index: list[list[int]] | None = field(default=None, repr=False)
+
+    @classmethod
+    def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
+        """No draft tokens: the step is a plain one."""
+        tokens = torch.empty(batch_size, 0, dtype=torch.long, device=device)
+        return cls(tokens, Topology.of_tree(None, device))
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes per row, the ones that do not count included."""
+        return self.tokens.shape[1]
+
+    @cached_property
+    def tokens_list(self) -> list[list[int]]:
+        """Per row, the token of every node from 1 on, -1 where it does not count. Waits for the device."""
+        tokens = self.tokens if self.valid is None else self.tokens.masked_fill(~self.valid, -1)
+        return tokens.tolist()
+
+    def child_with(self, row: int, node: int, token: int) -> int | None:
+        """The child of `node` that holds `token`, if there is one."""
+        tokens = self.tokens_list[row]
+        for child in self.topology.children_of(row, node):
+            if tokens[child - 1] == token:
+                return child
+        return None
+
+    def num_valid(self, row: int) -> int:
+        """Draft tokens of a row that count."""
+        return sum(token >= 0 for token in self.tokens_list[row])
+
+    def scores_of(self, row: int, node: int) -> torch.Tensor:
+        """log q (up to a constant) from which the children of `node` were drawn, `[vocab]`."""
+        return self.scores[row, self.score_index[row if len(self.score_index) > 1 else 0][node]]
+
+    def to(self, device: torch.device) -> DraftTree:
+        """The same tree on another device."""
+        if self.tokens.device == device:
+            return self
+        topology = self.topology
+        moved = (getattr(topology, name).to(device) for name in ("parents", "depths", "ancestors"))
+        return DraftTree(
+            self.tokens.to(device),
+            Topology(*moved, topology.depth),
+            None if self.valid is None else self.valid.to(device),
+            None if self.scores is None else self.scores.to(device),
+            self.score_index,
+        )
+
+    def within(self, room: list[int]) -> DraftTree:
+        """The same tree, where in row b no node deeper than `room[b]` counts."""
+        if min(room) >= self.topology.depth:
+            return self
+        fits = self.topology.depths[:, 1:] <= torch.tensor(room, device=self.tokens.device)[:, None]
+        self.valid = fits.expand(self.tokens.shape) if self.valid is None else self.valid & fits
+        return self

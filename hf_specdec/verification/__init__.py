@@ -1,0 +1,9 @@
+"""Decides which draft tokens are kept, so that the output is distributed as the target's own."""
+
+from .processors import TargetDistribution, copies_per_row
+from .rejection import walk_by_rejection
+from .target import choose, walk_target
+from .walk import Walk
+
+
+__all__ = ["TargetDistribution", "Walk", "choose", "copies_per_row", "walk_by_rejection", "walk_target"]

@@ -1,0 +1,213 @@
+"""The target's distribution at the nodes of a walk: logits processors, run with each node's own history."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase
+from transformers.generation import logits_process
+
+from ..recording import Recorder
+from ..sequences import Sequences
+from .walk import Walk
+
+
+def _types(*names: str) -> frozenset[type]:
+    """Processor classes of transformers, as far as the installed version has them."""
+    return frozenset(getattr(logits_process, name) for name in names if hasattr(logits_process, name))
+
+
+# What a processor of transformers looks at decides how the rows of a batch can share it. Exact classes only: a subclass
+# may do anything.
+READS_SCORES_ONLY = _types(
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TopHLogitsWarper",
+    "MinPLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "InfNanRemoveLogitsProcessor",
+    "LogitNormalization",
+    "SuppressTokensLogitsProcessor",
+)
+_READS_OWN_HISTORY = _types(
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "ExponentialDecayLengthPenalty",
+    "SuppressTokensAtBeginLogitsProcessor",
+    "WatermarkLogitsProcessor",
+)
+_HOLDS_ROWS = _types(
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+)
+_HOLDS_CONTEXT = _types("UnbatchedClassifierFreeGuidanceLogitsProcessor")
+
+
+class TargetDistribution:
+    """
+    p, the target's next-token distribution after every processor of the call, at the nodes where walks stand.
+
+    Processors run only there, in order, with the row's real history (`[1, tokens]`, padding included). A batch of one gets
+    exactly the calls of plain `generate`. In larger batches a processor that reads more than the scores runs row by row; if
+    it may hold state, every row has a copy of its own.
+
+    Args:
+        processors (`LogitsProcessorList`): the processors of the call.
+        sequences (`Sequences`): the rows, for their histories.
+        recorder (`Recorder`): gets scores and logits of every token chosen.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, sequences: Sequences, recorder: Recorder):
+        self.sequences, self.recorder = sequences, recorder
+        self.batch_size = sequences.batch_size
+        self.processors = processors
+        self.reads_scores_only = all(type(processor) in READS_SCORES_ONLY for processor in processors)
+        self._by_row = None
+        if self.batch_size > 1 and not self.reads_scores_only:
+            self._by_row = copies_per_row(processors, self.batch_size)
+        self._records = bool(recorder.wanted & {"scores", "logits"})
+        self._logits: torch.Tensor | None = None
+
+    def begin_step(self, logits: torch.Tensor) -> None:
+        """Takes the logits of a step, `[batch, nodes + 1, vocab]`."""
+        self._logits = logits
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `all_scores` may be used, and is the cheaper way."""
+        return self.reads_scores_only and not self._records and self._logits.device.type != "cpu"
+
+    def all_scores(self) -> torch.Tensor:
+        """Processed scores of all nodes, `[batch, nodes + 1, vocab]`; only if every processor reads the scores alone."""
+        if not self.processors:
+            return self._logits
+        scores = self._logits.flatten(0, 1).float()
+        return self.processors(None, scores).view(self._logits.shape)
+
+    def scores(self, rows: list[int], walk: Walk) -> torch.Tensor:
+        """Processed scores at the nodes where the walks of `rows` stand, `[rows, vocab]` float32."""
+        nodes = [walk.node(row) for row in rows]
+        # A copy, as plain `generate` makes: processors may write into it.
+        logits = self._logits[rows, nodes].to(self.sequences.device, torch.float32, copy=True)
+        if self.reads_scores_only:
+            scores = self.processors(None, logits)
+        elif self._by_row is None:
+            scores = self.processors(self._history(0, walk), logits)
+        else:
+            scores = torch.cat(
+                [
+                    self._by_row[row](self._history(row, walk), logits[place : place + 1])
+                    for place, row in enumerate(rows)
+                ]
+            )
+        if self._records:
+            for place, row in enumerate(rows):
+                self.recorder.add_token("logits", row, logits[place : place + 1])
+                self.recorder.add_token("scores", row, scores[place : place + 1])
+        return scores
+
+    def _history(self, row: int, walk: Walk) -> torch.Tensor:
+        """Prompt, generated tokens and path so far of a row, `[1, tokens]`."""
+        length = self.sequences.lengths[row]
+        tokens = walk.tokens[row]
+        if tokens:
+            self.sequences.write(row, length + len(tokens) - 1, tokens[-1:])
+        return self.sequences.row(row, length + len(tokens))
+
+
+# ------------------------------------------------------------------------------------------------ processors by row
+
+
+def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
+    """
+    One list of processors for each row of a batch, each called with that row alone.
+
+    Raises:
+        ValueError: if a processor that may hold state cannot be copied.
+    """
+    return [
+        LogitsProcessorList(_for_row(processor, row, batch_size) for processor in processors)
+        for row in range(batch_size)
+    ]
+
+
+def _for_row(processor: Any, row: int, batch_size: int) -> Any:
+    kind = type(processor)
+    if kind in READS_SCORES_ONLY or (kind in _READS_OWN_HISTORY and not _holds_rows(processor, batch_size)):
+        return processor
+    is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
+    if kind in _HOLDS_ROWS or kind in _READS_OWN_HISTORY or is_function:
+        return _AsBatch(processor, row, batch_size)
+    if kind in _HOLDS_CONTEXT:
+        return _guidance_of_row(processor, row)
+    own = _copy(processor)
+    return _AsBatch(own, row, batch_size) if _holds_rows(processor, batch_size) else own
+
+
+class _AsBatch:
+    """Calls a processor that holds something per row with a batch of copies of one row, and reads that row."""
+
+    def __init__(self, processor: Any, row: int, batch_size: int):
+        self.processor, self.row, self.batch_size = processor, row, batch_size
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        repeated = self.processor(input_ids.repeat(self.batch_size, 1), scores.repeat(self.batch_size, 1))
+        return repeated[self.row : self.row + 1]
+
+
+def _holds_rows(processor: Any, batch_size: int) -> bool:
+    """Whether a processor has something that may be one item per row: a tensor or container of that size, or a function."""
+    return any(_may_be_rows(value, batch_size) for value in getattr(processor, "__dict__", {}).values())
+
+
+def _may_be_rows(value: Any, batch_size: int) -> bool:
+    if isinstance(value, (str, bytes, int, float, torch.nn.Module, PreTrainedTokenizerBase, torch.Generator, type(None))):
+        return False
+    if isinstance(value, torch.Tensor):
+        return value.dim() > 0 and value.shape[0] == batch_size
+    if isinstance(value, dict):
+        return len(value) == batch_size or any(_may_be_rows(item, batch_size) for item in value.values())
+    if hasattr(value, "__len__"):
+        items = value if isinstance(value, (list, tuple)) else ()
+        return len(value) == batch_size or any(_may_be_rows(item, batch_size) for item in items)
+    return True  # a function or an object: it may know rows by their number
+
+
+def _copy(processor: Any) -> Any:
+    """A deep copy, except for the models and tokenizers that a processor refers to."""
+    shared = {
+        id(value): value
+        for value in getattr(processor, "__dict__", {}).values()
+        if isinstance(value, (torch.nn.Module, PreTrainedTokenizerBase))
+    }
+    try:
+        return copy.deepcopy(processor, shared)
+    except Exception as error:  # whatever a user's class raises while it is copied
+        raise ValueError(
+            f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give it a "
+            "`__deepcopy__`, or call `generate` with one sequence at a time."
+        ) from error
+
+
+def _guidance_of_row(processor: Any, row: int) -> Any:
+    """Classifier-free guidance for one row: the model is shared, the unconditional context is the row's own."""
+    own = copy.copy(processor)
+    own.unconditional_context = {
+        key: value[row : row + 1] if isinstance(value, torch.Tensor) else value
+        for key, value in processor.unconditional_context.items()
+    }
+    return own

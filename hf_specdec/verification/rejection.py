@@ -1,0 +1,92 @@
+"""Recursive rejection sampling, for children drawn from the draft without replacement."""
+
+from __future__ import annotations
+
+import torch
+
+from ..trees import DraftTree
+from .processors import TargetDistribution
+from .walk import Walk
+
+
+def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[int]) -> Walk:
+    """
+    Walks every row down its tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406).
+
+    At a node with p₀ = p and q₀ = q, the i-th drawn child x is accepted with probability min(1, pᵢ(x) / qᵢ(x)). On a
+    refusal pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), and qᵢ₊₁ is qᵢ without x, renormalised. When no child is accepted, the next
+    token is drawn from the last p. The arithmetic is float64; a residual that is numerically empty falls back to p.
+
+    Args:
+        draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
+        target (`TargetDistribution`): p at the nodes.
+        rows (`list[int]`): rows that walk.
+    """
+    walk = Walk.start(target.batch_size, rows)
+    while rows:
+        p = target.scores(rows, walk).double().softmax(dim=-1)
+        children = [_children(draft, row, walk.node(row)) for row in rows]
+        accepted, p = _try_children(p, draft, rows, walk, children)
+        drawn = torch.multinomial(p, num_samples=1)[:, 0]
+        walking = []
+        for row, place, token, candidates in zip(rows, accepted.tolist(), drawn.tolist(), children, strict=True):
+            if place < 0:
+                walk.tokens[row].append(token)
+                continue
+            child, child_token = candidates[place]
+            walk.tokens[row].append(child_token)
+            walk.paths[row].append(child)
+            walking.append(row)
+        rows = walking
+    return walk
+
+
+def _children(draft: DraftTree, row: int, node: int) -> list[tuple[int, int]]:
+    """The (node, token) of every child that counts, in the order they were drawn."""
+    tokens = draft.tokens_list[row]
+    return [
+        (child, tokens[child - 1]) for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0
+    ]
+
+
+def _try_children(
+    p: torch.Tensor, draft: DraftTree, rows: list[int], walk: Walk, children: list[list[tuple[int, int]]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Tests the children of one node per row, in order.
+
+    Returns:
+        `tuple`: the place of the accepted child among the row's children, or -1, `[rows]`; and what p has become,
+        `[rows, vocab]` float64.
+    """
+    accepted = torch.full((len(rows),), -1, device=p.device)
+    most = max(map(len, children))
+    if most == 0:
+        return accepted, p
+    q = torch.stack(
+        [
+            draft.scores_of(row, walk.node(row)) if candidates else p.new_zeros(p.shape[1])
+            for row, candidates in zip(rows, children, strict=True)
+        ]
+    )
+    q = q.double().softmax(dim=-1).to(p.device)
+    for place in range(most):
+        tokens = [candidates[place][1] if place < len(candidates) else -1 for candidates in children]
+        token = torch.tensor(tokens, device=p.device)[:, None]
+        open_rows = (accepted[:, None] < 0) & (token >= 0)
+        token = token.clamp(min=0)
+        q_token = q.gather(1, token)
+        passes = torch.rand_like(q_token) * q_token < p.gather(1, token)
+        accepted = torch.where((open_rows & passes)[:, 0], place, accepted)
+        refused = open_rows & ~passes
+        residual = (p - q).clamp(min=0)
+        total = residual.sum(dim=-1, keepdim=True)
+        p = torch.where(refused & (total > 0), residual / total, p)
+        q = torch.where(refused, _without(q, token), q)
+    return accepted, p
+
+
+def _without(q: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """q with the probability of one token per row (`[rows, 1]`) set to zero, renormalised."""
+    rest = q.scatter(1, token, 0.0)
+    return rest / rest.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)

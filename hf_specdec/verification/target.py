@@ -1,0 +1,48 @@
+"""Verification by the target alone: choose its next token, and see whether it is a child."""
+
+from __future__ import annotations
+
+import torch
+
+from ..trees import DraftTree
+from .processors import TargetDistribution
+from .walk import Walk
+
+
+def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], do_sample: bool) -> Walk:
+    """
+    Walks every row down its tree: at each node the target's next token is its argmax (greedy) or drawn from p; a child
+    that holds it is accepted, else the walk ends there with that token. Exact whatever the children are, since they have
+    no part in the choice.
+
+    Args:
+        draft (`DraftTree`): the step's tree.
+        target (`TargetDistribution`): p at the nodes.
+        rows (`list[int]`): rows that walk.
+        do_sample (`bool`): draw from p, or take its argmax.
+    """
+    walk = Walk.start(target.batch_size, rows)
+    # On an accelerator one launch for all nodes is cheaper than one wait per depth.
+    ahead = choose(target.all_scores(), do_sample).tolist() if target.reads_ahead else None
+    while rows:
+        if ahead is not None:
+            chosen = [ahead[row][walk.node(row)] for row in rows]
+        else:
+            chosen = choose(target.scores(rows, walk), do_sample).tolist()
+        walking = []
+        for row, token in zip(rows, chosen, strict=True):
+            child = draft.child_with(row, walk.node(row), token)
+            walk.tokens[row].append(token)
+            if child is not None:
+                walk.paths[row].append(child)
+                walking.append(row)
+        rows = walking
+    return walk
+
+
+def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
+    """The next tokens `[…]` for processed scores `[…, vocab]`: the argmax, or drawn from their softmax."""
+    if not do_sample:
+        return scores.argmax(dim=-1)
+    probabilities = scores.float().softmax(dim=-1)
+    return torch.multinomial(probabilities.flatten(0, -2), num_samples=1).view(scores.shape[:-1])

@@ -1,0 +1,84 @@
+"""Tiny random models of real architectures, in float64 so that equality with plain `generate` is no matter of rounding."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+
+VOCAB = 61
+
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WINDOW = {"sliding_window": 12}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "gemma2": {"num_hidden_layers": 4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 500.0, **_WINDOW},
+    "gemma3_text": {"num_hidden_layers": 7, "query_pre_attn_scalar": 8, **_WINDOW},
+    "mistral": _WINDOW,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
+    "phi": {},
+}
+"""The model families that tests go through: config values that differ from the small default."""
+
+
+def tiny_model(family: str = "llama", seed: int = 0, sharpness: float = 3.0, **overrides: Any) -> PreTrainedModel:
+    """
+    A random model of a family in float64. `sharpness` scales its weight matrices: at 1 a random model hardly reacts to its
+    input. It has no end token unless `generation_config` is given one.
+    """
+    values = _SMALL | FAMILIES.get(family, {}) | overrides
+    if family == "gpt2":
+        values = {key: value for key, value in values.items() if key not in ("hidden_size", "intermediate_size", "head_dim")}
+    config = AutoConfig.for_model(family, **values)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(sharpness)
+    if family == "mixtral":
+        model.set_experts_implementation("eager")  # the grouped kernel takes no float64
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def noisy_copy(model: PreTrainedModel, noise: float = 0.1, seed: int = 1) -> PreTrainedModel:
+    """A draft that agrees with `model` often, but not always: its weights with relative noise."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            scale = noise * parameter.std() if parameter.numel() > 1 else 0.0
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * scale)
+    return draft
+
+
+def prompts(batch_size: int, length: int, seed: int = 0, padding: bool = False) -> dict[str, torch.Tensor]:
+    """Random prompts `[batch, length]` with their mask; with `padding`, row b starts with b · length // (2 · batch) pads."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCAB, (batch_size, length), generator=generator)
+    mask = torch.ones_like(ids)
+    if padding:
+        for row in range(batch_size):
+            pads = row * length // (2 * batch_size)
+            ids[row, :pads], mask[row, :pads] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
