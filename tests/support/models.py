@@ -40,8 +40,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def tiny_model(family: str = "llama", seed: int = 0, sharpness: float = 3.0, **overrides: Any) -> PreTrainedModel:
     """
-    A random model of a family in float64. `sharpness` scales its weight matrices: at 1 a random model hardly reacts to its
-    input. It has no end token unless `generation_config` is given one.
+    A random model of a family, in float64 (Gemma 2 in float32: its eager attention makes padded rows NaN in float64).
+    `sharpness` scales its weight matrices: at 1 a random model hardly reacts to its input. It has no end token unless
+    `generation_config` is given one.
     """
     values = _SMALL | FAMILIES.get(family, {}) | overrides
     if family == "gpt2":
@@ -49,7 +50,7 @@ def tiny_model(family: str = "llama", seed: int = 0, sharpness: float = 3.0, **o
     config = AutoConfig.for_model(family, **values)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if family == "gemma2" else torch.float64).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
