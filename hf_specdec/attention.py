@@ -28,17 +28,19 @@ NAME = "tree_attention"
 @dataclass(eq=False)
 class TreeContext:
     """
-    What one tree forward may attend to. A query is a node; the keys are the slots of a `TreeCache`: the committed ones of
-    its row, and behind them those of the tree's nodes.
+    What one tree forward may attend to. A query is a node; the keys are the slots of a `TreeCache`: the committed ones
+    of its row, and behind them those of the tree's nodes.
 
     Args:
         lengths (`torch.Tensor` of shape `[batch]`, int64): committed slots of every row.
-        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens, where some
-            hold padding.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens,
+            where some hold padding.
         num_slots (`int`): slots the forward gets to see (keys).
         ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes a query may attend to.
-        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depth of every query below the last committed slot + 1.
-        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node behind the committed slots.
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depth of every query below the last
+            committed slot + 1.
+        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node behind the committed
+            slots.
         uniform_length (`int`, *optional*): the length, where all rows have the same.
     """
 
@@ -54,7 +56,8 @@ class TreeContext:
 
     def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
         """
-        The additive mask `[1 or batch, 1, queries, slots]`: 0 where a query may attend, else the lowest value of `dtype`.
+        The additive mask `[1 or batch, 1, queries, slots]`: 0 where a query may attend, else the lowest value of
+        `dtype`.
 
         Args:
             window (`int`, *optional*): a query attends to keys less than this many positions before it.
@@ -109,8 +112,8 @@ def tree_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, nodes, head_dim]`, key and
-    value `[batch, kv_heads, slots, head_dim]`.
+    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, nodes, head_dim]`,
+    key and value `[batch, kv_heads, slots, head_dim]`.
     """
     implementation = _previous_implementation(module.config)
     if tree_context is not None:
@@ -122,7 +125,9 @@ def tree_attention(
 
 
 def tree_attention_mask(*args, config: PreTrainedConfig, **kwargs) -> Any:
-    """The registered mask function: what the implementation the model had would make. Tree forwards bring their own."""
+    """
+    The registered mask function: what the implementation the model had would make. Tree forwards bring their own.
+    """
     implementation = _previous_implementation(config)
     make_mask = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(implementation)
     return None if make_mask is None else make_mask(*args, config=config, **kwargs)
@@ -172,14 +177,18 @@ class _Switch:
 
 _lock = threading.Lock()
 _switches: dict[int, _Switch] = {}
-"""By id of a config: what it said before, and how many calls want it switched. A config in here is alive: `_Switch` holds it."""
+"""
+By id of a config: what it said before, and how many calls want it switched. A config in here is alive: `_Switch` holds
+it.
+"""
 
 
 def _previous_implementation(config: PreTrainedConfig) -> str:
     switch = _switches.get(id(config))
     if switch is not None:
         return switch.previous
-    # A layer whose config was switched together with its parent's but is another object, or one that has just been restored.
+    # A layer whose config was switched together with its parent's but is another object, or one that has just been
+    # restored.
     name = config._attn_implementation
     return "sdpa" if name in (None, NAME) else name
 
@@ -192,8 +201,9 @@ def supports_switching(model: PreTrainedModel) -> bool:
 @contextmanager
 def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
     """
-    Lets the model use `tree_attention` while inside. Calls of several threads on one model are counted: the first switches,
-    the last restores. Setting the implementation on the configs costs microseconds, `set_attn_implementation` 200.
+    Lets the model use `tree_attention` while inside. Calls of several threads on one model are counted: the first
+    switches, the last restores. Setting the implementation on the configs costs microseconds,
+    `set_attn_implementation` 200.
     """
     configs = _decoder_configs(model)
     with _lock:

@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Dynam
 
 class TreeLayer(CacheLayerMixin):
     """
-    K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. All slots are kept, also of layers with a sliding
-    window: what a query may see is decided by its mask.
+    K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. All slots are kept, also of layers with a
+    sliding window: what a query may see is decided by its mask.
     """
 
     is_compileable = False
@@ -35,8 +35,9 @@ class TreeLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) and returns views of all slots up to the last one written:
-        behind what is filled in a plain forward, at the slots that `TreeCache.write_nodes` named in a tree forward.
+        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) and returns views of all slots up to the last one
+        written: behind what is filled in a plain forward, at the slots that `TreeCache.write_nodes` named in a tree
+        forward.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -95,8 +96,8 @@ class TreeLayer(CacheLayerMixin):
 
 class WriteWindow:
     """
-    Where a tree forward writes: `slots` (`[batch, nodes]`, int64), or from the one slot `start` on if that is the same for
-    all rows; `end` is one past the last slot of any row.
+    Where a tree forward writes: `slots` (`[batch, nodes]`, int64), or from the one slot `start` on if that is the same
+    for all rows; `end` is one past the last slot of any row.
     """
 
     def __init__(self, start: int | None, end: int, slots: torch.Tensor | None):
@@ -111,8 +112,9 @@ class WriteWindow:
 
 class TreeCache(Cache):
     """
-    The cache of a speculative call. Row b's committed tokens fill its first `lengths[b]` slots. A tree forward writes its
-    nodes behind them, without moving `lengths`; `keep` then moves the accepted nodes down in place and the lengths up.
+    The cache of a speculative call. Row b's committed tokens fill its first `lengths[b]` slots. A tree forward writes
+    its nodes behind them, without moving `lengths`; `keep` then moves the accepted nodes down in place and the lengths
+    up.
 
     Args:
         num_layers (`int`): decoder layers of the model.
@@ -162,8 +164,8 @@ class TreeCache(Cache):
         Commits the root and an accepted path for every row.
 
         Args:
-            paths (`list`): for every row, the accepted nodes from the root's child down (`list[int]`); a row with None keeps
-                nothing, not even the root.
+            paths (`list`): for every row, the accepted nodes from the root's child down (`list[int]`); a row with None
+                keeps nothing, not even the root.
         """
         kept = [[0, *path] if path is not None else [] for path in paths]
         if any(nodes != list(range(len(nodes))) for nodes in kept):
@@ -189,8 +191,8 @@ class TreeCache(Cache):
 
     def load(self, cache: Cache) -> None:
         """
-        Copies the K/V of a `DynamicCache` into this (empty) cache. Slots that a sliding-window layer has dropped stay empty:
-        they are outside the window of every later query.
+        Copies the K/V of a `DynamicCache` into this (empty) cache. Slots that a sliding-window layer has dropped stay
+        empty: they are outside the window of every later query.
         """
         length = cache.get_seq_length()
         for layer, source in zip(self.layers, cache.layers, strict=False):
@@ -236,8 +238,8 @@ def check_reusable(cache: Cache) -> None:
     for index, layer in enumerate(getattr(cache, "layers", ())):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise ValueError(
-                f"`past_key_values` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, which cannot "
-                "be used for speculation. Pass a `DynamicCache`, or none."
+                f"`past_key_values` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
+                "which cannot be used for speculation. Pass a `DynamicCache`, or none."
             )
     if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
         raise ValueError(

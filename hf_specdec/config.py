@@ -16,7 +16,8 @@ _VERIFICATION = ("auto", "target", "rejection")
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """
-    How a `generate` call speculates. `generate(tree=…)` is short for `generate(speculative_config=SpeculativeConfig(tree=…))`.
+    How a `generate` call speculates. `generate(tree=…)` is short for
+    `generate(speculative_config=SpeculativeConfig(tree=…))`.
 
     Args:
         tree (`str`, list of paths, `TokenTree` or `DynamicTree`, *optional*):
@@ -28,7 +29,8 @@ class SpeculativeConfig:
             else sample.
         verification (`str`, *optional*, defaults to `"auto"`):
             `"target"`: draw the next token from the target and look whether it is a child. `"rejection"`: recursive
-            rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else target.
+            rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else
+            target.
         disable_by_batch_size (`int`, *optional*):
             With more than this many unfinished rows, steps carry no draft tokens.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
@@ -55,8 +57,8 @@ class SpeculativeConfig:
         _check_choice("verification", self.verification, _VERIFICATION)
         if self.draft_sampling == "greedy" and self.verification == "rejection":
             raise ValueError(
-                "`draft_sampling='greedy'` with `verification='rejection'` would bias the output: p/q tests are for children "
-                "drawn from q. Use verification='target', or draft_sampling='sample'."
+                "`draft_sampling='greedy'` with `verification='rejection'` would bias the output: p/q tests are for "
+                "children drawn from q. Use verification='target', or draft_sampling='sample'."
             )
         limit = self.disable_by_batch_size
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
@@ -81,7 +83,9 @@ class SpeculativeConfig:
         if config is None:
             return None if tree is None else cls(tree=tree)
         if tree is not None:
-            raise ValueError(f"`tree`={tree!r} beside `speculative_config`: give one of them (`SpeculativeConfig(tree=…)`).")
+            raise ValueError(
+                f"`tree`={tree!r} beside `speculative_config`: give one of them (`SpeculativeConfig(tree=…)`)."
+            )
         if isinstance(config, cls):
             return config
         if isinstance(config, Mapping):
@@ -143,14 +147,15 @@ class SpeculationPlan:
             )
         if config.verification == "rejection" and not draws_children:
             raise ValueError(
-                "`verification='rejection'` needs children drawn from the draft's distribution, which this drafter does not "
-                "have. Use 'auto' or 'target'."
+                "`verification='rejection'` needs children drawn from the draft's distribution, which this drafter "
+                "does not have. Use 'auto' or 'target'."
             )
         if isinstance(tree, TokenTree):
             if draws_children and tree.has_rank_gaps:
                 raise ValueError(
-                    f"`tree`={_shorten(tree)} has rank gaps (a child without its better-ranked sibling). Drawn children fill the ranks "
-                    "in order: close the gaps, or use draft_sampling='greedy' with verification='target'."
+                    f"`tree`={_shorten(tree)} has rank gaps (a child without its better-ranked sibling). Drawn "
+                    "children fill the ranks in order: close the gaps, or use draft_sampling='greedy' with "
+                    "verification='target'."
                 )
             largest = max(tree.ranks)
         else:

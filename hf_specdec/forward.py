@@ -23,8 +23,10 @@ class TreeForward:
         visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*):
             Which of the cache's first slots hold tokens, where some hold padding.
         position_shift (`torch.Tensor` of shape `[…, batch]`, int64):
-            Position of a token minus its slot, per row; with leading dimensions for models whose positions have several.
-        model_kwargs (`dict`, *optional*): what else every forward gets; it goes through `prepare_inputs_for_generation`.
+            Position of a token minus its slot, per row; with leading dimensions for models whose positions have
+            several.
+        model_kwargs (`dict`, *optional*): what else every forward gets; it goes through
+            `prepare_inputs_for_generation`.
         max_position (`int`, *optional*): positions beyond are clamped to it.
     """
 

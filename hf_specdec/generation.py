@@ -216,7 +216,9 @@ class SpeculativeCall:
             self.recorder.add_prefill(name, getattr(outputs, name, None))
 
     def _record_step(self, walk: Walk, outputs: ModelOutput) -> None:
-        """Hidden states and attentions of the visited nodes, one entry per token they gave, as plain `generate` has them."""
+        """
+        Hidden states and attentions of the visited nodes, one entry per token they gave, as plain `generate` has them.
+        """
         if not self.recorder.wanted & {"attentions", "hidden_states"}:
             return
         for row, path in enumerate(walk.paths):
@@ -259,7 +261,9 @@ class SpeculativeCall:
         )
 
     def _count_steps(self, length: int) -> None:
-        """Counts what was accepted and is part of the output; steps of rows that ran ahead of their end do not count."""
+        """
+        Counts what was accepted and is part of the output; steps of rows that ran ahead of their end do not count.
+        """
         for row, steps in enumerate(self._steps):
             end = min(length, self.sequences.lengths[row])
             kept = [(drafted, min(accepted, end - start)) for start, drafted, accepted in steps if start < end]
@@ -291,7 +295,7 @@ class SpeculativeCall:
         self.cache.set_lengths([wanted] * len(lengths))
 
 
-# ----------------------------------------------------------------------------------------------------------- entry point
+# -------------------------------------------------------------------------------------------------------- entry point
 
 
 def speculative_decoding(
@@ -302,7 +306,8 @@ def speculative_decoding(
     **call: Any,
 ) -> torch.Tensor | SpeculativeGenerateOutput:
     """
-    Generates as `model.generate` would without an assistant, only sooner. The arguments are those of `SpeculativeCall`.
+    Generates as `model.generate` would without an assistant, only sooner. The arguments are those of
+    `SpeculativeCall`.
 
     On an exception, Ctrl-C included, the model's attention implementation and the random state are as they were, and a
     cache that was handed in is untouched.

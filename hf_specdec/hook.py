@@ -26,8 +26,8 @@ def is_speculative(generation_config: GenerationConfig, assistant_model: Any) ->
 
 def install() -> None:
     """
-    Hooks into transformers, once: two generation options, and two methods of `GenerationMixin` that take over where a call
-    is ours and else call what was there. Registers "tree_attention".
+    Hooks into transformers, once: two generation options, and two methods of `GenerationMixin` that take over where a
+    call is ours and else call what was there. Registers "tree_attention".
     """
     if hasattr(GenerationConfig, "tree"):
         return

@@ -14,8 +14,8 @@ from .metrics import SpeculationMetrics
 @dataclass
 class SpeculativeGenerateOutput(GenerateDecoderOnlyOutput):
     """
-    transformers' `GenerateDecoderOnlyOutput`, and what speculation did. Where a row of a batch finished before others, its
-    later `scores`, `logits`, `hidden_states` and `attentions` are zero: nothing was computed for its padding.
+    transformers' `GenerateDecoderOnlyOutput`, and what speculation did. Where a row of a batch finished before others,
+    its later `scores`, `logits`, `hidden_states` and `attentions` are zero: nothing was computed for its padding.
 
     Args:
         speculation (`SpeculationMetrics`): the counts of this call.
@@ -34,15 +34,10 @@ class Recorder:
     """
 
     def __init__(self, batch_size: int, *, scores: bool, logits: bool, attentions: bool, hidden_states: bool):
-        self.wanted = {
-            name
-            for name, wants in dict(
-                scores=scores, logits=logits, attentions=attentions, hidden_states=hidden_states
-            ).items()
-            if wants
-        }
+        choices = {"scores": scores, "logits": logits, "attentions": attentions, "hidden_states": hidden_states}
+        self.wanted = {name for name, wants in choices.items() if wants}
         self._rows: dict[str, list[list[Any]]] = {name: [[] for _ in range(batch_size)] for name in self.wanted}
-        self._columns: dict[str, tuple] = {name: () for name in self.wanted}
+        self._columns: dict[str, tuple] = dict.fromkeys(self.wanted, ())
 
     @property
     def scores(self) -> tuple[torch.Tensor, ...] | None:

@@ -75,8 +75,8 @@ def _check_target(model: PreTrainedModel) -> None:
     peft_config = getattr(owner, "active_peft_config", None)
     if peft_config is not None and peft_config.is_prompt_learning:
         raise ValueError(
-            f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree cannot "
-            "follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
+            f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree "
+            "cannot follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
         )
 
 
@@ -87,9 +87,10 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
     kinds = set(getattr(text_config, "layer_types", None) or ())
     recurrent = sorted(kinds & set(_RECURRENT))
     if model._is_stateful or recurrent:
+        which = f" ({', '.join(recurrent)})" if recurrent else ""
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{f' ({recurrent})' if recurrent else ''}, "
-            "whose state cannot hold a tree. Call `generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{which}, whose state cannot "
+            "hold a tree. Call `generate` without `assistant_model`."
         )
     if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
         raise ValueError(f"`assistant_model`: the {role} {name} has chunked attention, which is not supported.")
@@ -98,21 +99,22 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
     if uses_alibi or "sliding_attention" in kinds or getattr(text_config, "sliding_window", None):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention needs more "
-            "than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
+            "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
         )
 
 
 def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
     if generation_config.num_beams is not None and generation_config.num_beams > 1:
         raise ValueError(
-            f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy decoding and "
-            "sampling. Use num_beams=1, or leave `assistant_model` out."
+            f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy "
+            "decoding and sampling. Use num_beams=1, or leave `assistant_model` out."
         )
     if generation_mode != GenerationMode.ASSISTED_GENERATION:
         raise ValueError(
-            f"`assistant_model` with the generation mode '{generation_mode.value}': trees are verified for greedy decoding and "
-            "sampling. Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, `constraints`, …)."
+            f"`assistant_model` with the generation mode '{generation_mode.value}': trees are verified for greedy "
+            "decoding and sampling. Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, "
+            "`constraints`, …)."
         )
 
 
@@ -134,25 +136,29 @@ def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: 
             )
     if generation_mode_kwargs.get("assistant_tokenizer") is not None:
         raise ValueError(
-            "`assistant_tokenizer` with `tree`: a draft must have the target's vocabulary. Leave `assistant_tokenizer` out and use "
-            "such a draft, or leave `tree` out."
+            "`assistant_tokenizer` with `tree`: a draft must have the target's vocabulary. Leave "
+            "`assistant_tokenizer` out and use such a draft, or leave `tree` out."
         )
     if generation_config.use_cache is False:
-        raise ValueError("`use_cache=False` with `assistant_model`: speculation needs the cache. Leave `use_cache` out.")
+        raise ValueError(
+            "`use_cache=False` with `assistant_model`: speculation needs the cache. Leave `use_cache` out."
+        )
     if generation_config.cache_implementation not in (None, "dynamic"):
         raise ValueError(
-            f"`cache_implementation={generation_config.cache_implementation!r}` with `tree`: a tree has a cache of its own. Leave "
-            "`cache_implementation` out."
+            f"`cache_implementation={generation_config.cache_implementation!r}` with `tree`: a tree has a cache of "
+            "its own. Leave `cache_implementation` out."
         )
 
 
 def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
     draft_config = draft.config.get_text_config(decoder=True)
     if draft.config.is_encoder_decoder:
-        raise ValueError(f"`assistant_model`: {type(draft).__name__} is an encoder-decoder model and cannot fill a tree.")
+        raise ValueError(
+            f"`assistant_model`: {type(draft).__name__} is an encoder-decoder model and cannot fill a tree."
+        )
     if draft_config.vocab_size != vocab_size:
         raise ValueError(
-            f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the target one of "
-            f"{vocab_size}. Use a draft model with the target's tokenizer."
+            f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the "
+            f"target one of {vocab_size}. Use a draft model with the target's tokenizer."
         )
     _check_attention(draft, "draft")

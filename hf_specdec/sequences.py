@@ -12,7 +12,8 @@ class Sequences:
 
     Args:
         input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
-        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of them are tokens, where some are padding.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of them are tokens, where some are
+            padding.
         max_length (`int`, *optional*): no row grows past this many tokens.
         end_tokens (`list[int]`, *optional*): a row that ends in one of these rests.
     """
@@ -34,7 +35,9 @@ class Sequences:
         self.lengths = [self.prompt_length] * self.batch_size
         """Tokens of every row, prompt and root included."""
         self.resting = [False] * self.batch_size
-        """Rows that do not grow for now or for good: they ended in an end token, reached the length, or were finished."""
+        """
+        Rows that do not grow for now or for good: they ended in an end token, reached the length, or were finished.
+        """
 
     def _capacity(self, length: int) -> int:
         capacity = max(2 * length, length + 256)
@@ -66,7 +69,9 @@ class Sequences:
         return self._ids.shape[1] if self.max_length is None else self.max_length - self.lengths[row] - 1
 
     def write(self, row: int, position: int, tokens: list[int]) -> None:
-        """Writes tokens into a row behind what counts, so that `row(…, length)` shows them; `extend` makes them count."""
+        """
+        Writes tokens into a row behind what counts, so that `row(…, length)` shows them; `extend` makes them count.
+        """
         end = position + len(tokens)
         if end > self._ids.shape[1]:
             self._grow(end)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 class ColumnJudge:
     """
-    Replays the tokens of a call column by column. Rows may run ahead of each other, but a column (the t-th token of every
-    row) is judged only once all unfinished rows have it: then the criteria and the streamer get the very calls that plain
-    `generate` would make, whatever state they hold. What a row has beyond the column that finished it is dropped.
+    Replays the tokens of a call column by column. Rows may run ahead of each other, but a column (the t-th token of
+    every row) is judged only once all unfinished rows have it: then the criteria and the streamer get the very calls
+    that plain `generate` would make, whatever state they hold. What a row has beyond the column that finished it is
+    dropped.
 
     Args:
         criteria (`StoppingCriteriaList`): the criteria of the call.

@@ -26,6 +26,6 @@ def as_drafter(assistant: Any) -> Drafter:
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        f"`assistant_model` must be a causal language model or a drafter such as `NgramDraft()`, but is "
+        "`assistant_model` must be a causal language model or a drafter such as `NgramDraft()`, but is "
         f"{type(assistant).__name__}: {assistant!r}."
     )

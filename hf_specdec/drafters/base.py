@@ -24,8 +24,8 @@ class DraftRequest:
     Args:
         plan (`SpeculationPlan`): the tree to fill, and whether children are drawn.
         vocab_size (`int`): the target's.
-        warpers (`LogitsProcessorList`): those processors of the call that read the scores alone; a drafter that draws children
-            applies them to its own scores, since the closer q is to p, the more is accepted.
+        warpers (`LogitsProcessorList`): those processors of the call that read the scores alone; a drafter that draws
+            children applies them to its own scores, since the closer q is to p, the more is accepted.
         prefill_chunk_size (`int`, *optional*): the call's.
     """
 
@@ -37,9 +37,9 @@ class DraftRequest:
 
 class Drafter(CandidateGenerator):
     """
-    Proposes a tree of draft tokens at every step. To write one, implement `propose`; `start` and `default_tree` where needed.
-    An instance of a subclass is passed as `assistant_model=`. Every call works on a shallow copy of it, so that a call's state
-    never outlives it or reaches another thread: keep that state in attributes set by `start`.
+    Proposes a tree of draft tokens at every step. To write one, implement `propose`; `start` and `default_tree` where
+    needed. An instance of a subclass is passed as `assistant_model=`. Every call works on a shallow copy of it, so
+    that a call's state never outlives it or reaches another thread: keep that state in attributes set by `start`.
     """
 
     has_probabilities = False
@@ -61,8 +61,8 @@ class Drafter(CandidateGenerator):
     @abstractmethod
     def propose(self, sequences: Sequences) -> DraftTree | None:
         """
-        Proposes a tree for every row of `sequences`, whose last token is the root. Tokens that were generated without this
-        drafter (while speculation was off) are caught up with here.
+        Proposes a tree for every row of `sequences`, whose last token is the root. Tokens that were generated without
+        this drafter (while speculation was off) are caught up with here.
 
         Args:
             sequences (`Sequences`):
@@ -72,16 +72,18 @@ class Drafter(CandidateGenerator):
             `DraftTree` or None: None if no row has anything to propose.
         """
 
-    # ------------------------------------------------------------------------------ transformers' own interface: chains
+    # ------------------------------------------------------------------------ transformers' own interface: chains
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:
         """
-        The tree's first path as a chain, for transformers' own assisted decoding: `[1, tokens]` int64 to `[1, tokens + n]`.
+        The tree's first path as a chain, for transformers' own assisted decoding: `[1, tokens]` int64 to
+        `[1, tokens + n]`.
         """
         sequences = Sequences(input_ids)
         if not hasattr(self, "request"):
             raise ValueError(
-                f"{type(self).__name__} has not been started. Pass it to `generate(assistant_model=…)`, or call `start` first."
+                f"{type(self).__name__} has not been started. Pass it to `generate(assistant_model=…)`, or call "
+                "`start` first."
             )
         draft = self.propose(sequences)
         chain, node = [], 0

@@ -18,8 +18,9 @@ from .growth import grow_drawn, grow_dynamic, grow_static
 
 class DraftModelDrafter(Drafter):
     """
-    Drafts with a causal language model, by raw forwards. The first forward of a step takes all tokens accepted in the last
-    one and the new root at once, so that its cache never misses the bonus token; each deeper level is one forward more.
+    Drafts with a causal language model, by raw forwards. The first forward of a step takes all tokens accepted in the
+    last one and the new root at once, so that its cache never misses the bonus token; each deeper level is one forward
+    more.
 
     Args:
         model (`PreTrainedModel`): the draft model; the target itself will do.
@@ -102,7 +103,9 @@ class DraftModelDrafter(Drafter):
         return min(room, self.max_positions - 1 - (sequences.lengths[row] - 1 + self._shift[row]))
 
     def _catch_up(self, sequences: Sequences) -> torch.Tensor:
-        """Forwards what the cache has not seen of every row, up to the root; returns the root's logits, `[batch, vocab]`."""
+        """
+        Forwards what the cache has not seen of every row, up to the root; returns the root's logits, `[batch, vocab]`.
+        """
         lengths = sequences.lengths
         # A row that did not grow forwards its root again.
         seen = [min(cached, length - 1) for cached, length in zip(self.cache.lengths, lengths, strict=True)]

@@ -1,11 +1,11 @@
 """
 Growing a tree level by level from a draft's logits, whatever computes them.
 
-Every function takes `root_logits` (`[batch, vocab]`) and `run_level(tokens, ancestors, node_depths, offset)`, which forwards
-one level's nodes and returns their logits `[batch, queries, vocab]`: `tokens` is `[batch, queries]` int64; `ancestors`
-`[1 or batch, queries, nodes]` bool says which of the nodes forwarded so far (the queries last) each attends to besides the
-committed tokens; `node_depths` `[1, nodes]` int64 counts from 0 for the root's children; `offset` is how many nodes were
-forwarded before.
+Every function takes `root_logits` (`[batch, vocab]`) and `run_level(tokens, ancestors, node_depths, offset)`, which
+forwards one level's nodes and returns their logits `[batch, queries, vocab]`: `tokens` is `[batch, queries]` int64;
+`ancestors` `[1 or batch, queries, nodes]` bool says which of the nodes forwarded so far (the queries last) each
+attends to besides the committed tokens; `node_depths` `[1, nodes]` int64 counts from 0 for the root's children;
+`offset` is how many nodes were forwarded before.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class _Level:
 
     Args:
         num_candidates (`int`): tokens wanted of each parent: its children's largest rank + 1.
-        parent, rank (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place among the
-            nodes forwarded for it, and its rank.
-        forwarded (`torch.Tensor` of shape `[queries]`, int64): places, in the level, of the nodes that have children themselves.
-        ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for `run_level`.
+        parent, rank (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place
+            among the nodes forwarded for it, and its rank.
+        forwarded (`torch.Tensor` of shape `[queries]`, int64): places, in the level, of the nodes that have children
+            themselves.
+        ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for
+            `run_level`.
         offset (`int`): nodes forwarded before.
     """
 
@@ -79,7 +81,9 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
     """Fills a static tree with the draft's best tokens, by rank."""
     logits, levels = root_logits[:, None], []
     for level in _levels(tree, root_logits.device):
-        best = logits.topk(level.num_candidates, dim=-1).indices if level.num_candidates > 1 else logits.argmax(-1, True)
+        best = (
+            logits.topk(level.num_candidates, dim=-1).indices if level.num_candidates > 1 else logits.argmax(-1, True)
+        )
         levels.append(best[:, level.parent, level.rank])
         if len(level.forwarded):
             logits = run_level(levels[-1][:, level.forwarded], level.ancestors, level.node_depths, level.offset)
@@ -122,8 +126,8 @@ def grow_drawn(
 
 def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Draws `count` different tokens from softmax(scores), one after the other: the largest of scores + Gumbel noise, in their
-    order (Gumbel-top-k, arXiv 1903.06059).
+    Draws `count` different tokens from softmax(scores), one after the other: the largest of scores + Gumbel noise, in
+    their order (Gumbel-top-k, arXiv 1903.06059).
 
     Args:
         scores (`torch.Tensor` of shape `[…, vocab]`, float32): -inf outside the support.
@@ -141,8 +145,8 @@ def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Te
 
 def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, depth: int) -> DraftTree:
     """
-    EAGLE-2's dynamic tree (arXiv 2406.16858): at each level the best `top_k` nodes by summed log-probability are expanded by
-    their `top_k` best tokens; the best `num_nodes` of all candidates stay, in level order.
+    EAGLE-2's dynamic tree (arXiv 2406.16858): at each level the best `top_k` nodes by summed log-probability are
+    expanded by their `top_k` best tokens; the best `num_nodes` of all candidates stay, in level order.
 
     Args:
         depth (`int`): levels that can be used.
@@ -191,8 +195,8 @@ def _best_candidates(
 
 def _attend_below(ancestors: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
     """
-    Which nodes those of the next level attend to: what their parents (`[batch, queries]`, places in the level above) attend
-    to, `ancestors` (`[batch, queries above, nodes]`), and themselves.
+    Which nodes those of the next level attend to: what their parents (`[batch, queries]`, places in the level above)
+    attend to, `ancestors` (`[batch, queries above, nodes]`), and themselves.
     """
     inherited = ancestors.gather(1, parents[:, :, None].expand(-1, -1, ancestors.shape[2]))
     own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
@@ -203,8 +207,8 @@ def _grow_budgeted(
     tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp, depth: int
 ) -> DraftTree:
     """
-    A dynamic tree for sampling: before any child of a level is drawn, its nodes are shared out among the (at most `top_k`)
-    most probable nodes above, in proportion to what q promises there. All that is drawn is kept.
+    A dynamic tree for sampling: before any child of a level is drawn, its nodes are shared out among the (at most
+    `top_k`) most probable nodes above, in proportion to what q promises there. All that is drawn is kept.
     """
     depth, top_k = min(tree.depth, depth), tree.top_k
     batch_size, device = len(root_logits), root_logits.device
@@ -270,7 +274,9 @@ def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:
 
 
 def _index_of(forwarded: torch.Tensor, num_nodes: int) -> list[list[int]]:
-    """For every row and node its place among the forwarded nodes (`[batch, forwarded]`), or -1. Waits for the device."""
+    """
+    For every row and node its place among the forwarded nodes (`[batch, forwarded]`), or -1. Waits for the device.
+    """
     index = []
     for nodes in forwarded.tolist():
         row = [-1] * num_nodes

@@ -13,8 +13,8 @@ from .base import Drafter, DraftRequest
 
 class NgramDraft(Drafter):
     """
-    Finds earlier places where the last tokens stood, and proposes what came after them. The continuations of all matches
-    are merged into a tree: longer matches count more than shorter ones, and recent ones more than old ones.
+    Finds earlier places where the last tokens stood, and proposes what came after them. The continuations of all
+    matches are merged into a tree: longer matches count more than shorter ones, and recent ones more than old ones.
 
     Args:
         max_ngram (`int`, *optional*, defaults to 4): longest run of last tokens to look up.
@@ -172,7 +172,8 @@ def _as_draft_tree(rows: list[_Filled], num_nodes: int, device: torch.device, vo
     tokens, parents, deepest = [], [], 0
     for filled in rows:
         missing = num_nodes - len(filled.tokens)
-        # A prompt may hold ids beyond the vocabulary (placeholders of images): no draft tokens, and none below them counts.
+        # A prompt may hold ids beyond the vocabulary (placeholders of images): no draft tokens, and none below them
+        # counts.
         tokens.append(_without_foreign(filled, vocab_size) + [-1] * missing)
         parents.append([0, *filled.parents] + [0] * missing)
         depths = [0]

@@ -34,6 +34,6 @@ def as_tree(tree: Any) -> TokenTree | DynamicTree:
     elif isinstance(tree, (list, tuple)):
         return TokenTree(tree)
     raise TypeError(
-        f"`tree` must be a string, a list of rank paths, a `TokenTree` or a `DynamicTree`, but is "
+        "`tree` must be a string, a list of rank paths, a `TokenTree` or a `DynamicTree`, but is "
         f"{type(tree).__name__}: {tree!r}."
     )

@@ -18,7 +18,8 @@ class Topology:
     Args:
         parents (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the parent of every node; the root is its own.
         depths (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the depth of every node, 0 for the root.
-        ancestors (`torch.Tensor` of shape `[rows, nodes + 1, nodes + 1]`, bool): `[:, i, j]` is True where j is i or above.
+        ancestors (`torch.Tensor` of shape `[rows, nodes + 1, nodes + 1]`, bool): `[:, i, j]` is True where j is i or
+            above.
         depth (`int`): the largest depth.
     """
 
@@ -90,11 +91,13 @@ class DraftTree:
         tokens (`torch.Tensor` of shape `[batch, nodes]`, int64): the draft tokens; the root is not among them.
         topology (`Topology`): the shape of the tree.
         valid (`torch.Tensor` of shape `[batch, nodes]`, bool, *optional*):
-            Which nodes count (all, if None). A node that does not is never accepted; its descendants are not valid either.
+            Which nodes count (all, if None). A node that does not is never accepted; its descendants are not valid
+            either.
         scores (`torch.Tensor` of shape `[batch, parents, vocab]`, float, *optional*):
             log q, up to a constant per distribution, of the distributions from which children were *drawn* without
             replacement, in the order of `score_index`. None if the children were chosen deterministically.
-        score_index (`list` of shape `[1 or batch][nodes + 1]`, *optional*): for every node, its place in `scores`, or -1.
+        score_index (`list` of shape `[1 or batch][nodes + 1]`, *optional*): for every node, its place in `scores`, or
+            -1.
     """
 
     tokens: torch.Tensor

@@ -13,10 +13,11 @@ class DynamicTree:
     """
     A tree grown anew each step from the draft's own scores.
 
-    In greedy calls (and whenever the children are the draft's best tokens) it grows as in EAGLE-2 (arXiv 2406.16858): at
-    each level the `top_k` best nodes, by summed log-probability, are expanded by their `top_k` best tokens, and of all
-    candidates the best `num_nodes` are kept. Dropping *drawn* candidates by their score would bias the output, so in
-    sampling calls the number of children of every node is fixed before they are drawn, and all of them are verified.
+    In greedy calls (and whenever the children are the draft's best tokens) it grows as in EAGLE-2 (arXiv 2406.16858):
+    at each level the `top_k` best nodes, by summed log-probability, are expanded by their `top_k` best tokens, and of
+    all candidates the best `num_nodes` are kept. Dropping *drawn* candidates by their score would bias the output, so
+    in sampling calls the number of children of every node is fixed before they are drawn, and all of them are
+    verified.
 
     Args:
         depth (`int`):
@@ -24,10 +25,12 @@ class DynamicTree:
         top_k (`int`):
             Nodes expanded per level, and most children of a node.
         num_nodes (`int`):
-            Draft tokens in the tree, the root not counted. SafeAILab's `total_token=60, depth=7` is `num_nodes=59, depth=8`.
+            Draft tokens in the tree, the root not counted. SafeAILab's `total_token=60, depth=7` is `num_nodes=59,
+            depth=8`.
 
     Raises:
-        ValueError: if a value is not a positive integer, or `num_nodes` is over 1,024 or more than the candidates there are.
+        ValueError: if a value is not a positive integer, or `num_nodes` is over 1,024 or more than the candidates
+        there are.
     """
 
     depth: int

@@ -22,8 +22,8 @@ class TokenTree:
     """
     A fixed tree of draft tokens under the root, written as rank paths.
 
-    The path `(0,)` is the best child of the root, `(0, 1)` the second-best child of that child. Irregular trees are the
-    normal case; nodes are kept in breadth-first order, siblings by rank, whatever the order they are given in. The
+    The path `(0,)` is the best child of the root, `(0, 1)` the second-best child of that child. Irregular trees are
+    the normal case; nodes are kept in breadth-first order, siblings by rank, whatever the order they are given in. The
     root (the last committed token) is node 0 of everything below and is not written in `paths`; draft node `i` of
     `paths` is node `i + 1`.
 
@@ -32,7 +32,8 @@ class TokenTree:
             The rank paths of the draft nodes. Every prefix of a path must be there too.
 
     Raises:
-        ValueError: for an empty tree, a path whose parent is missing, duplicate paths, negative or non-integer ranks, and
+        ValueError: for an empty tree, a path whose parent is missing, duplicate paths, negative or non-integer ranks,
+        and
             more than 1,024 nodes.
         TypeError: if `paths` is not made of sequences of integers.
 
@@ -73,17 +74,18 @@ class TokenTree:
             value = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ValueError(
-                f"`tree` cannot be read: {_shorten(text)!r}. Write a list of rank paths such as '[(0,), (1,), (0, 0)]'."
+                f"`tree` cannot be read: {_shorten(text)!r}. Write a list of rank paths such as '[(0,), (1,), (0, "
+                "0)]'."
             ) from error
         if not isinstance(value, (list, tuple)):
             raise ValueError(
-                f"`tree` must be a list of rank paths, but {_shorten(text)!r} is a {type(value).__name__}. "
-                "Write for example '[(0,), (1,), (0, 0)]'."
+                f"`tree` must be a list of rank paths, but {_shorten(text)!r} is a {type(value).__name__}. Write for "
+                "example '[(0,), (1,), (0, 0)]'."
             )
         if value and all(isinstance(rank, int) for rank in value):
             raise ValueError(
-                f"`tree` must be a list of rank paths, but {_shorten(text)!r} is a single path. Write '[{text.strip()}]' "
-                "with all its prefixes; a path of one rank needs its comma: '(0,)'."
+                f"`tree` must be a list of rank paths, but {_shorten(text)!r} is a single path. Write "
+                f"'[{text.strip()}]' with all its prefixes; a path of one rank needs its comma: '(0,)'."
             )
         try:
             return cls(value)
@@ -99,7 +101,8 @@ class TokenTree:
     @classmethod
     def from_branching(cls, branching: Sequence[int]) -> TokenTree:
         """
-        A regular tree: every node at depth `i` has `branching[i]` children (`from_branching((4, 2, 1))` has 4 + 8 + 8).
+        A regular tree: every node at depth `i` has `branching[i]` children (`from_branching((4, 2, 1))` has 4 + 8 +
+        8).
 
         Raises:
             ValueError: if a factor is not a positive integer, or the tree would have more than 1,024 nodes.
@@ -112,7 +115,9 @@ class TokenTree:
         for factor in branching:
             _check_count("branching", factor)
             if len(paths) + len(level) * factor > MAX_NODES:
-                raise ValueError(f"`branching`={branching} makes a tree of more than {MAX_NODES} nodes. Use smaller factors.")
+                raise ValueError(
+                    f"`branching`={branching} makes a tree of more than {MAX_NODES} nodes. Use smaller factors."
+                )
             level = [path + (rank,) for path in level for rank in range(factor)]
             paths += level
         return cls(tuple(paths))
@@ -167,7 +172,9 @@ class TokenTree:
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
-        """Ancestor matrix `[nodes + 1, nodes + 1]`, bool: `[i, j]` says whether j is i or above i (what i may attend to)."""
+        """
+        Ancestor matrix `[nodes + 1, nodes + 1]`, bool: `[i, j]` says whether j is i or above i (what i may attend to).
+        """
         matrix = torch.eye(self.num_nodes + 1, dtype=torch.bool)
         for node, parent in enumerate(self.parents[1:], start=1):
             matrix[node] |= matrix[parent]

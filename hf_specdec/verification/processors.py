@@ -21,8 +21,8 @@ def _types(*names: str) -> frozenset[type]:
     return frozenset(getattr(logits_process, name) for name in names if hasattr(logits_process, name))
 
 
-# What a processor of transformers looks at decides how the rows of a batch can share it. Exact classes only: a subclass
-# may do anything.
+# What a processor of transformers looks at decides how the rows of a batch can share it. Exact classes only: a
+# subclass may do anything.
 READS_SCORES_ONLY = _types(
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -61,9 +61,9 @@ class TargetDistribution:
     """
     p, the target's next-token distribution after every processor of the call, at the nodes where walks stand.
 
-    Processors run only there, in order, with the row's real history (`[1, tokens]`, padding included). A batch of one gets
-    exactly the calls of plain `generate`. In larger batches a processor that reads more than the scores runs row by row; if
-    it may hold state, every row has a copy of its own.
+    Processors run only there, in order, with the row's real history (`[1, tokens]`, padding included). A batch of one
+    gets exactly the calls of plain `generate`. In larger batches a processor that reads more than the scores runs row
+    by row; if it may hold state, every row has a copy of its own.
 
     Args:
         processors (`LogitsProcessorList`): the processors of the call.
@@ -92,7 +92,9 @@ class TargetDistribution:
         return self.reads_scores_only and not self._records and self._logits.device.type != "cpu"
 
     def all_scores(self) -> torch.Tensor:
-        """Processed scores of all nodes, `[batch, nodes + 1, vocab]`; only if every processor reads the scores alone."""
+        """
+        Processed scores of all nodes, `[batch, nodes + 1, vocab]`; only if every processor reads the scores alone.
+        """
         if not self.processors:
             return self._logits
         scores = self._logits.flatten(0, 1).float()
@@ -170,12 +172,16 @@ class _AsBatch:
 
 
 def _holds_rows(processor: Any, batch_size: int) -> bool:
-    """Whether a processor has something that may be one item per row: a tensor or container of that size, or a function."""
+    """
+    Whether a processor has something that may be one item per row: a tensor or container of that size, or a function.
+    """
     return any(_may_be_rows(value, batch_size) for value in getattr(processor, "__dict__", {}).values())
 
 
 def _may_be_rows(value: Any, batch_size: int) -> bool:
-    if isinstance(value, (str, bytes, int, float, torch.nn.Module, PreTrainedTokenizerBase, torch.Generator, type(None))):
+    if isinstance(
+        value, (str, bytes, int, float, torch.nn.Module, PreTrainedTokenizerBase, torch.Generator, type(None))
+    ):
         return False
     if isinstance(value, torch.Tensor):
         return value.dim() > 0 and value.shape[0] == batch_size
@@ -198,8 +204,8 @@ def _copy(processor: Any) -> Any:
         return copy.deepcopy(processor, shared)
     except Exception as error:  # whatever a user's class raises while it is copied
         raise ValueError(
-            f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give it a "
-            "`__deepcopy__`, or call `generate` with one sequence at a time."
+            f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
+            "it a `__deepcopy__`, or call `generate` with one sequence at a time."
         ) from error
 
 

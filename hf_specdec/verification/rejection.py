@@ -14,8 +14,9 @@ def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[i
     Walks every row down its tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406).
 
     At a node with p₀ = p and q₀ = q, the i-th drawn child x is accepted with probability min(1, pᵢ(x) / qᵢ(x)). On a
-    refusal pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), and qᵢ₊₁ is qᵢ without x, renormalised. When no child is accepted, the next
-    token is drawn from the last p. The arithmetic is float64; a residual that is numerically empty falls back to p.
+    refusal pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), and qᵢ₊₁ is qᵢ without x, renormalised. When no child is accepted, the
+    next token is drawn from the last p. The arithmetic is float64; a residual that is numerically empty falls back to
+    p.
 
     Args:
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
@@ -44,9 +45,7 @@ def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[i
 def _children(draft: DraftTree, row: int, node: int) -> list[tuple[int, int]]:
     """The (node, token) of every child that counts, in the order they were drawn."""
     tokens = draft.tokens_list[row]
-    return [
-        (child, tokens[child - 1]) for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0
-    ]
+    return [(child, tokens[child - 1]) for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
 
 
 def _try_children(

@@ -12,8 +12,8 @@ from .walk import Walk
 def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], do_sample: bool) -> Walk:
     """
     Walks every row down its tree: at each node the target's next token is its argmax (greedy) or drawn from p; a child
-    that holds it is accepted, else the walk ends there with that token. Exact whatever the children are, since they have
-    no part in the choice.
+    that holds it is accepted, else the walk ends there with that token. Exact whatever the children are, since they
+    have no part in the choice.
 
     Args:
         draft (`DraftTree`): the step's tree.

