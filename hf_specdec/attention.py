@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -65,9 +65,7 @@ class TreeContext:
         key = (dtype, device, window)
         if key not in self._masks:
             allowed = self._allowed if window is None else self._allowed & (self._distances < window)
-            mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-            mask.masked_fill_(~allowed, torch.finfo(dtype).min)
-            self._masks[key] = mask[:, None].to(device)
+            self._masks[key] = torch.where(allowed[:, None], *_mask_values(dtype, allowed.device)).to(device)
         return self._masks[key]
 
     @cached_property
@@ -75,8 +73,7 @@ class TreeContext:
         """`[1 or batch, queries, slots]`, bool."""
         queries, num_nodes = self.ancestors.shape[1:]
         if self.uniform_length is not None and self.visible is None:
-            committed = self.ancestors.new_ones(*self.ancestors.shape[:2], self.uniform_length)
-            return torch.cat([committed, self.ancestors], dim=2)
+            return torch.nn.functional.pad(self.ancestors, (self.uniform_length, 0), value=True)
         rows = len(self.lengths)
         nodes = self._nodes[:, None].expand(rows, queries, self.num_slots)
         in_tree = self.ancestors.expand(rows, -1, -1).gather(2, nodes.clamp(0, num_nodes - 1))
@@ -97,6 +94,12 @@ class TreeContext:
         rows = len(self.lengths)
         depths = self.node_depths.expand(rows, -1).gather(1, self._nodes.clamp(0, self.node_depths.shape[1] - 1))
         return self.query_depths[:, :, None] - torch.where(self._nodes < 0, self._nodes, depths)[:, None]
+
+
+@lru_cache(maxsize=16)
+def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an additive mask holds for allowed and for hidden slots."""
+    return torch.zeros((), dtype=dtype, device=device), torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
 
 
 # ------------------------------------------------------------------------------------------------ registered functions

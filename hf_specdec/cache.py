@@ -241,7 +241,7 @@ def check_reusable(cache: Cache) -> None:
                 f"`past_key_values` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
                 "which cannot be used for speculation. Pass a `DynamicCache`, or none."
             )
-    if not isinstance(cache, Cache) or getattr(cache, "offloading", False):
+    if not isinstance(cache, Cache) or not hasattr(cache, "layers") or cache.offloading:
         raise ValueError(
             f"`past_key_values` of type {type(cache).__name__} cannot be used for speculation. Pass a `DynamicCache` "
             "without offloading, or none."

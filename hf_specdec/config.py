@@ -91,7 +91,10 @@ class SpeculativeConfig:
         if isinstance(config, Mapping):
             unknown = set(config) - set(cls.__dataclass_fields__)
             if unknown:
-                raise ValueError(f"`speculative_config` has the unknown keys {sorted(unknown)}.")
+                raise ValueError(
+                    f"`speculative_config` has the unknown keys {sorted(unknown)}. Those there are: "
+                    f"{', '.join(cls.__dataclass_fields__)}."
+                )
             return cls(**config)
         raise TypeError(
             f"`speculative_config` must be a `SpeculativeConfig`, but is {type(config).__name__}: {config!r}."
@@ -161,7 +164,9 @@ class SpeculationPlan:
         else:
             largest = tree.top_k - 1
         if largest >= vocab_size:
-            raise ValueError(f"`tree` asks for rank {largest}, but the vocabulary has {vocab_size} tokens only.")
+            raise ValueError(
+                f"`tree` asks for rank {largest}, but the vocabulary has only {vocab_size} tokens. Use a narrower one."
+            )
         uses_rejection = do_sample and draws_children and config.verification != "target"
         return cls(tree, draws_children, uses_rejection, config.disable_by_batch_size)
 

@@ -13,6 +13,11 @@ from .attention import TreeContext, supports_switching
 from .cache import TreeCache
 
 
+def forward_parameters(model: PreTrainedModel) -> set[str]:
+    """Names of the arguments that the model's forward takes (the forward of a compiled model names none)."""
+    return set(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
+
+
 class TreeForward:
     """
     Runs a model over nodes that lie behind the committed slots of its cache.
@@ -25,8 +30,8 @@ class TreeForward:
         position_shift (`torch.Tensor` of shape `[…, batch]`, int64):
             Position of a token minus its slot, per row; with leading dimensions for models whose positions have
             several.
-        model_kwargs (`dict`, *optional*): what else every forward gets; it goes through
-            `prepare_inputs_for_generation`.
+        model_kwargs (`dict`, *optional*): what else of a `generate` call every forward gets. With it (an empty one too),
+            inputs go through the model's `prepare_inputs_for_generation`; without, they are passed as they are.
         max_position (`int`, *optional*): positions beyond are clamped to it.
     """
 
@@ -43,14 +48,18 @@ class TreeForward:
     ):
         self.model, self.cache, self.visible = model, cache, visible
         self.position_shift, self.max_position = position_shift, max_position
+        self._lengths_of_roots: torch.Tensor | None = None
         self.model_kwargs = dict(model_kwargs or {})
+        self.prepares_inputs = model_kwargs is not None
+        # Both properties go through the parameters: too slow for every forward.
+        self.device, self.dtype = model.device, model.dtype
         self.token_types = {
             name: types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
             for name in self.TOKEN_TYPES
             if (types := self.model_kwargs.pop(name, None)) is not None
         }
         self.switches = supports_switching(model)
-        parameters = inspect.signature(model.forward).parameters
+        parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
         self.takes_logits_to_keep = "logits_to_keep" in parameters
 
@@ -91,8 +100,7 @@ class TreeForward:
             node_depths=query_depths if node_depths is None else node_depths,
             uniform_length=cache.uniform_length,
         )
-        device = self.model.device
-        tokens = tokens.to(device)
+        tokens = tokens.to(self.device)
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
             inputs[name] = types.expand(tokens.shape)
@@ -102,14 +110,15 @@ class TreeForward:
             inputs["logits_to_keep"] = logits_to_keep
         if self.switches:
             inputs["tree_context"] = context
-        inputs = self.model.prepare_inputs_for_generation(
-            tokens,
-            past_key_values=cache,
-            attention_mask=context.mask(self.model.dtype, device),
-            use_cache=True,
-            is_first_iteration=False,
-            **inputs,
-        )
+        inputs |= {
+            "past_key_values": cache,
+            "attention_mask": context.mask(self.dtype, self.device),
+            "use_cache": True,
+        }
+        if self.prepares_inputs:
+            inputs = self.model.prepare_inputs_for_generation(tokens, is_first_iteration=False, **inputs)
+        else:
+            inputs["input_ids"] = tokens
         outputs = self.model(**inputs, return_dict=True)
         if self.switches and not context.was_used:
             raise ValueError(
@@ -120,7 +129,10 @@ class TreeForward:
 
     def _positions(self, depths: torch.Tensor) -> torch.Tensor:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""
-        positions = self.cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
+        if self._lengths_of_roots is not self.cache.lengths_tensor:
+            self._lengths_of_roots = self.cache.lengths_tensor
+            self._positions_of_roots = (self._lengths_of_roots + self.position_shift)[..., None]
+        positions = self._positions_of_roots + depths
         if self.max_position is not None:
             positions = positions.clamp(max=self.max_position)
-        return positions.to(self.model.device)
+        return positions.to(self.device)

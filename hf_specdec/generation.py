@@ -125,7 +125,7 @@ class SpeculativeCall:
         if self.users_cache is not None:
             self.cache.load(self.users_cache)
         outputs = model._prefill(
-            sequences.columns(sequences.prompt_length),
+            sequences.columns(sequences.prompt_length).contiguous(),
             self.generation_config,
             self.model_kwargs | {"past_key_values": self.cache},
         )
@@ -314,8 +314,8 @@ def speculative_decoding(
     """
     with ExitStack() as stack:
         stack.enter_context(_random_state_kept_on_error(model.device))
-        if supports_switching(model):
-            stack.enter_context(switched_to_tree_attention(model))
+        for switched in filter(supports_switching, (model, *drafter.models)):
+            stack.enter_context(switched_to_tree_attention(switched))
         return SpeculativeCall(model, input_ids, drafter, plan, **call).run()
 
 

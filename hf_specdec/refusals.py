@@ -11,6 +11,7 @@ from .attention import supports_switching
 from .cache import check_reusable
 from .config import SpeculativeConfig
 from .drafters import DraftModelDrafter, as_drafter
+from .forward import forward_parameters
 from .generation import plan_of_call
 
 
@@ -22,6 +23,8 @@ _BELONGS_TO_ASSISTED_GENERATION = (
     "assistant_ensemble_weight",
     "assistant_lookbehind",
     "target_lookbehind",
+    "speculation_type",
+    "max_matching_ngram_size",
 )
 
 
@@ -69,7 +72,10 @@ def check_model_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 def _check_target(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if model.config.is_encoder_decoder:
-        raise ValueError(f"`assistant_model`: {name} is an encoder-decoder model; trees are for decoder-only models.")
+        raise ValueError(
+            f"`assistant_model`: the target {name} is an encoder-decoder model; trees are for decoder-only models. "
+            "Call `generate` without `tree` and `speculative_config`."
+        )
     _check_attention(model, "target")
     owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
     peft_config = getattr(owner, "active_peft_config", None)
@@ -93,15 +99,23 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             "hold a tree. Call `generate` without `assistant_model`."
         )
     if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
-        raise ValueError(f"`assistant_model`: the {role} {name} has chunked attention, which is not supported.")
-    if supports_switching(model):
-        return
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call "
+            "`generate` without `assistant_model`."
+        )
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
-    if uses_alibi or "sliding_attention" in kinds or getattr(text_config, "sliding_window", None):
+    needs_more = uses_alibi or "sliding_attention" in kinds or getattr(text_config, "sliding_window", None)
+    if needs_more and not supports_switching(model):
         raise ValueError(
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
             "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
         )
+    for argument in ("position_ids", "past_key_values"):
+        if argument not in forward_parameters(model):
+            raise ValueError(
+                f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
+                "`generate` without `assistant_model`."
+            )
 
 
 def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
@@ -109,6 +123,11 @@ def _check_mode(generation_mode: GenerationMode, generation_config: GenerationCo
         raise ValueError(
             f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy "
             "decoding and sampling. Use num_beams=1, or leave `assistant_model` out."
+        )
+    if getattr(generation_config, "dola_layers", None) is not None:  # leaves the mode as it is, with a warning
+        raise ValueError(
+            f"`dola_layers={generation_config.dola_layers!r}` with `assistant_model`: trees are verified for greedy "
+            "decoding and sampling. Leave one of them out."
         )
     if generation_mode != GenerationMode.ASSISTED_GENERATION:
         raise ValueError(
@@ -154,7 +173,8 @@ def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
     draft_config = draft.config.get_text_config(decoder=True)
     if draft.config.is_encoder_decoder:
         raise ValueError(
-            f"`assistant_model`: {type(draft).__name__} is an encoder-decoder model and cannot fill a tree."
+            f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
+            "Use a decoder-only model with the target's tokenizer."
         )
     if draft_config.vocab_size != vocab_size:
         raise ValueError(

@@ -59,7 +59,7 @@ class ColumnJudge:
             for row, ended in enumerate(self._ended()):
                 if ended:
                     sequences.fill(row, self.judged - 1, self.pad_token)
-            ids = sequences.columns(self.judged)
+            ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
             self.recorder.add_column(self.judged - 1 - sequences.prompt_length, self._ended())
             stops = self.criteria(ids, self.recorder.scores)
             if self.streamer is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
@@ -47,6 +47,11 @@ class Drafter(CandidateGenerator):
 
     default_tree: TokenTree | DynamicTree = TokenTree.chain(5)
     """The tree where the user gives none."""
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        """The models that run over trees during a call; their attention is switched while it lasts."""
+        return ()
 
     def for_call(self, sequences: Sequences, request: DraftRequest) -> Drafter:
         """The drafter of one call."""

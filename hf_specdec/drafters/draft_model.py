@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import torch
 from transformers import PreTrainedModel
 
-from ..attention import supports_switching, switched_to_tree_attention
 from ..cache import TreeCache
 from ..forward import TreeForward
 from ..sequences import Sequences
@@ -32,6 +29,10 @@ class DraftModelDrafter(Drafter):
     def __init__(self, model: PreTrainedModel):
         self.model = model
 
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return (self.model,)
+
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         super().start(sequences, request)
         model, batch_size = self.model, sequences.batch_size
@@ -53,7 +54,7 @@ class DraftModelDrafter(Drafter):
 
     def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
         """Plain causal forwards over the prompts; their logits are not needed."""
-        ids = sequences.columns(sequences.prompt_length).to(self.device)
+        ids = sequences.columns(sequences.prompt_length).contiguous().to(self.device)
         length = ids.shape[1]
         if visible is None:
             positions = torch.arange(length, device=self.device).expand(ids.shape)
@@ -83,16 +84,13 @@ class DraftModelDrafter(Drafter):
             tree = tree.truncate(max(room))
         if max(room) <= 0 or tree is None:
             return None
-        with ExitStack() as stack:
-            if supports_switching(self.model):
-                stack.enter_context(switched_to_tree_attention(self.model))
-            logits = self._catch_up(sequences)
-            if self.request.plan.draws_children:
-                draft = grow_drawn(tree, logits, self._run_level, self._warp, max(room))
-            elif isinstance(tree, DynamicTree):
-                draft = grow_dynamic(tree, logits, self._run_level, max(room))
-            else:
-                draft = grow_static(tree, logits, self._run_level)
+        logits = self._catch_up(sequences)
+        if self.request.plan.draws_children:
+            draft = grow_drawn(tree, logits, self._run_level, self._warp, max(room))
+        elif isinstance(tree, DynamicTree):
+            draft = grow_dynamic(tree, logits, self._run_level, max(room))
+        else:
+            draft = grow_static(tree, logits, self._run_level)
         return draft.to(sequences.device).within(room)
 
     def _room(self, sequences: Sequences, row: int) -> int:

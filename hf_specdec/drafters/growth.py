@@ -33,8 +33,10 @@ class _Level:
 
     Args:
         num_candidates (`int`): tokens wanted of each parent: its children's largest rank + 1.
-        parent, rank (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place
-            among the nodes forwarded for it, and its rank.
+        parent (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place among the
+            nodes forwarded for it.
+        candidate (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its place among all parents'
+            candidates.
         forwarded (`torch.Tensor` of shape `[queries]`, int64): places, in the level, of the nodes that have children
             themselves.
         ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for
@@ -44,7 +46,7 @@ class _Level:
 
     num_candidates: int
     parent: torch.Tensor
-    rank: torch.Tensor
+    candidate: torch.Tensor
     forwarded: torch.Tensor
     ancestors: torch.Tensor
     node_depths: torch.Tensor
@@ -62,11 +64,14 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
         forwarded = [node for node in nodes if tree.children[node]]
         offset = len(all_forwarded)
         all_forwarded = all_forwarded + forwarded
+        num_candidates = max(tree.ranks[node] for node in nodes) + 1
+        places = [parents.index(tree.parents[node]) for node in nodes]
+        candidates = [place * num_candidates + tree.ranks[node] for place, node in zip(places, nodes, strict=True)]
         levels.append(
             _Level(
-                num_candidates=max(tree.ranks[node] for node in nodes) + 1,
-                parent=tensor([parents.index(tree.parents[node]) for node in nodes]),
-                rank=tensor([tree.ranks[node] for node in nodes]),
+                num_candidates=num_candidates,
+                parent=tensor(places),
+                candidate=tensor(candidates),
                 forwarded=tensor([nodes.index(node) for node in forwarded]),
                 ancestors=tree.ancestors[forwarded][:, all_forwarded][None].to(device),
                 node_depths=tensor([tree.depths[node] - 1 for node in all_forwarded])[None],
@@ -84,9 +89,9 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
         best = (
             logits.topk(level.num_candidates, dim=-1).indices if level.num_candidates > 1 else logits.argmax(-1, True)
         )
-        levels.append(best[:, level.parent, level.rank])
+        levels.append(best.flatten(1).index_select(1, level.candidate))
         if len(level.forwarded):
-            logits = run_level(levels[-1][:, level.forwarded], level.ancestors, level.node_depths, level.offset)
+            logits = run_level(levels[-1].index_select(1, level.forwarded), level.ancestors, level.node_depths, level.offset)
     return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, root_logits.device))
 
 
@@ -108,8 +113,8 @@ def grow_drawn(
     for level in _levels(tree, root_logits.device):
         scores.append(warp(logits))
         drawn, drawable = draw_without_replacement(scores[-1], level.num_candidates)
-        tokens.append(drawn[:, level.parent, level.rank])
-        valid.append(drawable[:, level.parent, level.rank] & parents_valid[:, level.parent])
+        tokens.append(drawn.flatten(1).index_select(1, level.candidate))
+        valid.append(drawable.flatten(1).index_select(1, level.candidate) & parents_valid[:, level.parent])
         parents_valid = valid[-1][:, level.forwarded]
         if len(level.forwarded):
             logits = run_level(tokens[-1][:, level.forwarded], level.ancestors, level.node_depths, level.offset)
@@ -153,21 +158,21 @@ def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLev
     """
     depth, top_k = min(tree.depth, depth), tree.top_k
     batch_size, device = len(root_logits), root_logits.device
-    best = root_logits.float().log_softmax(dim=-1).topk(top_k, dim=-1)
+    best, log_q = _best_tokens(root_logits, top_k)
     # Candidates of all levels: token, summed log-probability, and the candidate above (-1: the root).
-    tokens, sums = [best.indices], [best.values]
-    above = [torch.full_like(best.indices, -1)]
+    tokens, sums = [best], [log_q]
+    above = [torch.full_like(best, -1)]
     expanded = torch.arange(top_k, device=device).expand(batch_size, -1)  # numbers of the candidates to expand
-    expanded_sums = best.values
+    expanded_sums = log_q
     ancestors = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
     first_of_level = top_k
     for level in range(1, depth):
         all_tokens = torch.cat(tokens, dim=1)
         node_depths = torch.arange(level, device=device).repeat_interleave(top_k)[None]
         logits = run_level(all_tokens.gather(1, expanded), ancestors, node_depths, (level - 1) * top_k)
-        best = logits.float().log_softmax(dim=-1).topk(top_k, dim=-1)
-        level_sums = (expanded_sums[:, :, None] + best.values).flatten(1)
-        tokens.append(best.indices.flatten(1))
+        best, log_q = _best_tokens(logits, top_k)
+        level_sums = (expanded_sums[:, :, None] + log_q).flatten(1)
+        tokens.append(best.flatten(1))
         sums.append(level_sums)
         above.append(expanded.repeat_interleave(top_k, dim=1))
         chosen = level_sums.topk(top_k, dim=-1)
@@ -175,6 +180,12 @@ def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLev
         first_of_level += top_k**2
         ancestors = _attend_below(ancestors, chosen.indices // top_k)
     return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), torch.cat(above, 1), tree.num_nodes, depth)
+
+
+def _best_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each."""
+    best = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
+    return best.indices, best.values
 
 
 def _best_candidates(

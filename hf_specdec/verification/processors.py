@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ _READS_OWN_HISTORY = _types(
 _HOLDS_ROWS = _types(
     "EncoderRepetitionPenaltyLogitsProcessor",
     "EncoderNoRepeatNGramLogitsProcessor",
-    "PrefixConstrainedLogitsProcessor",
 )
+_ASKS_BY_ROW = _types("PrefixConstrainedLogitsProcessor")
 _HOLDS_CONTEXT = _types("UnbatchedClassifierFreeGuidanceLogitsProcessor")
 
 
@@ -82,6 +83,10 @@ class TargetDistribution:
         self._records = bool(recorder.wanted & {"scores", "logits"})
         self._logits: torch.Tensor | None = None
 
+    def ends(self, token: int) -> bool:
+        """Whether the text ends with this token: plain `generate` would ask the processors for nothing behind it."""
+        return token in self.sequences.end_tokens
+
     def begin_step(self, logits: torch.Tensor) -> None:
         """Takes the logits of a step, `[batch, nodes + 1, vocab]`."""
         self._logits = logits
@@ -102,9 +107,9 @@ class TargetDistribution:
 
     def scores(self, rows: list[int], walk: Walk) -> torch.Tensor:
         """Processed scores at the nodes where the walks of `rows` stand, `[rows, vocab]` float32."""
-        nodes = [walk.node(row) for row in rows]
+        at_nodes = [self._logits[row, walk.node(row)] for row in rows]
         # A copy, as plain `generate` makes: processors may write into it.
-        logits = self._logits[rows, nodes].to(self.sequences.device, torch.float32, copy=True)
+        logits = torch.stack(at_nodes).to(self.sequences.device, torch.float32)
         if self.reads_scores_only:
             scores = self.processors(None, logits)
         elif self._by_row is None:
@@ -151,13 +156,15 @@ def _for_row(processor: Any, row: int, batch_size: int) -> Any:
     kind = type(processor)
     if kind in READS_SCORES_ONLY or (kind in _READS_OWN_HISTORY and not _holds_rows(processor, batch_size)):
         return processor
-    is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
-    if kind in _HOLDS_ROWS or kind in _READS_OWN_HISTORY or is_function:
+    if kind in _HOLDS_ROWS or kind in _READS_OWN_HISTORY:
         return _AsBatch(processor, row, batch_size)
+    if kind in _ASKS_BY_ROW:
+        return _prefix_function_of_row(processor, row)
     if kind in _HOLDS_CONTEXT:
         return _guidance_of_row(processor, row)
     own = _copy(processor)
-    return _AsBatch(own, row, batch_size) if _holds_rows(processor, batch_size) else own
+    is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
+    return _AsBatch(own, row, batch_size) if is_function or _holds_rows(processor, batch_size) else own
 
 
 class _AsBatch:
@@ -175,7 +182,20 @@ def _holds_rows(processor: Any, batch_size: int) -> bool:
     """
     Whether a processor has something that may be one item per row: a tensor or container of that size, or a function.
     """
-    return any(_may_be_rows(value, batch_size) for value in getattr(processor, "__dict__", {}).values())
+    return any(_may_be_rows(value, batch_size) for value in _attributes(processor))
+
+
+def _attributes(processor: Any) -> Iterator[Any]:
+    """What a processor holds: in its `__dict__`, in slots, and in its own classes; methods left out."""
+    yield from getattr(processor, "__dict__", {}).values()
+    for kind in type(processor).__mro__:
+        if kind.__module__.partition(".")[0] in ("abc", "builtins", "torch", "transformers"):
+            continue
+        for name, value in vars(kind).items():
+            if inspect.ismemberdescriptor(value):
+                yield getattr(processor, name, None)
+            elif not (name.startswith(("__", "_abc_")) or inspect.isroutine(value) or inspect.isdatadescriptor(value)):
+                yield value
 
 
 def _may_be_rows(value: Any, batch_size: int) -> bool:
@@ -197,7 +217,8 @@ def _copy(processor: Any) -> Any:
     """A deep copy, except for the models and tokenizers that a processor refers to."""
     shared = {
         id(value): value
-        for value in getattr(processor, "__dict__", {}).values()
+        for holder in _holders(processor)
+        for value in (holder, *getattr(holder, "__dict__", {}).values())
         if isinstance(value, (torch.nn.Module, PreTrainedTokenizerBase))
     }
     try:
@@ -207,6 +228,22 @@ def _copy(processor: Any) -> Any:
             f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
             "it a `__deepcopy__`, or call `generate` with one sequence at a time."
         ) from error
+
+
+def _holders(processor: Any) -> list[Any]:
+    """The objects that hold a processor's state: itself, a method's object, the arguments of a partial."""
+    if inspect.ismethod(processor):
+        return [processor.__self__]
+    if isinstance(processor, functools.partial):
+        items = (processor.func, *processor.args, *processor.keywords.values())
+        return [held for item in items for held in _holders(item)]
+    return [processor]
+
+
+def _prefix_function_of_row(processor: Any, row: int) -> Any:
+    """A user's `prefix_allowed_tokens_fn`, asked about one row alone, by its own number."""
+    ask = processor._prefix_allowed_tokens_fn
+    return type(processor)(lambda _, input_ids: ask(row, input_ids), processor._num_beams)
 
 
 def _guidance_of_row(processor: Any, row: int) -> Any:

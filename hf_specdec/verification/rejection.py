@@ -37,7 +37,8 @@ def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[i
             child, child_token = candidates[place]
             walk.tokens[row].append(child_token)
             walk.paths[row].append(child)
-            walking.append(row)
+            if not target.ends(child_token):
+                walking.append(row)
         rows = walking
     return walk
 
@@ -62,14 +63,15 @@ def _try_children(
     most = max(map(len, children))
     if most == 0:
         return accepted, p
-    q = torch.stack(
+    log_q = torch.stack(
         [
             draft.scores_of(row, walk.node(row)) if candidates else p.new_zeros(p.shape[1])
             for row, candidates in zip(rows, children, strict=True)
         ]
     )
-    q = q.double().softmax(dim=-1).to(p.device)
+    log_q = log_q.double().to(p.device)
     for place in range(most):
+        q = log_q.softmax(dim=-1)
         tokens = [candidates[place][1] if place < len(candidates) else -1 for candidates in children]
         token = torch.tensor(tokens, device=p.device)[:, None]
         open_rows = (accepted[:, None] < 0) & (token >= 0)
@@ -81,11 +83,13 @@ def _try_children(
         residual = (p - q).clamp(min=0)
         total = residual.sum(dim=-1, keepdim=True)
         p = torch.where(refused & (total > 0), residual / total, p)
-        q = torch.where(refused, _without(q, token), q)
+        log_q = torch.where(refused, _without(log_q, token), log_q)
     return accepted, p
 
 
-def _without(q: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """q with the probability of one token per row (`[rows, 1]`) set to zero, renormalised."""
-    rest = q.scatter(1, token, 0.0)
-    return rest / rest.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+def _without(log_q: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """
+    log q (up to a constant) without one token per row (`[rows, 1]`). In logarithms: at a low temperature what is
+    left of q may be smaller than any float64, and is a distribution all the same.
+    """
+    return log_q.scatter(1, token, -torch.inf)

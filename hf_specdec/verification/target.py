@@ -35,7 +35,8 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
             walk.tokens[row].append(token)
             if child is not None:
                 walk.paths[row].append(child)
-                walking.append(row)
+                if not target.ends(token):
+                    walking.append(row)
         rows = walking
     return walk
 

@@ -12,7 +12,8 @@ class Walk:
 
     Args:
         paths (`list`): the accepted nodes of every row, from the root's child down (`list[int]`), or None.
-        tokens (`list[list[int]]`): the accepted tokens, and last the bonus or recovered token.
+        tokens (`list[list[int]]`): the accepted tokens, and last the bonus or recovered token, unless the last
+            accepted one is an end token.
     """
 
     paths: list[list[int] | None]

