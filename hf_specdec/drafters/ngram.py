@@ -18,7 +18,7 @@ class NgramDraft(Drafter):
 
     Args:
         max_ngram (`int`, *optional*, defaults to 4): longest run of last tokens to look up.
-        min_ngram (`int`, *optional*, defaults to 2): shortest.
+        min_ngram (`int`, *optional*, defaults to 1): shortest.
 
     Raises:
         ValueError: unless 1 ≤ min_ngram ≤ max_ngram, both integers.
@@ -36,7 +36,7 @@ class NgramDraft(Drafter):
 
     default_tree = DynamicTree(depth=10, top_k=3, num_nodes=16)
 
-    def __init__(self, max_ngram: int = 4, min_ngram: int = 2):
+    def __init__(self, max_ngram: int = 4, min_ngram: int = 1):
         for name, value in (("max_ngram", max_ngram), ("min_ngram", min_ngram)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`NgramDraft({name}={value!r})`: `{name}` must be a positive integer.")
@@ -159,7 +159,8 @@ def _fill_dynamic(tree: DynamicTree, root: _Continuation, depth: int) -> _Filled
         for share, number, continuation in frontier:
             total = sum(child.weight for child in continuation.children.values())
             for token, child in continuation.ranked()[: tree.top_k]:
-                below.append((share * child.weight / total, len(candidates), child))
+                # In this order no child's share is rounded to more than that of its parent, which must stay with it.
+                below.append((share * (child.weight / total), len(candidates), child))
                 candidates.append((-below[-1][0], level, number, token))
         frontier = sorted(below, key=lambda item: -item[0])[: tree.top_k]
     chosen = sorted(sorted(range(len(candidates)), key=lambda i: candidates[i][:2])[: tree.num_nodes])
