@@ -99,7 +99,9 @@ class TreeContext:
 @lru_cache(maxsize=16)
 def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """What an additive mask holds for allowed and for hidden slots."""
-    return torch.zeros((), dtype=dtype, device=device), torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return torch.zeros((), dtype=dtype, device=device), torch.full(
+        (), torch.finfo(dtype).min, dtype=dtype, device=device
+    )
 
 
 # ------------------------------------------------------------------------------------------------ registered functions
@@ -119,12 +121,29 @@ def tree_attention(
     key and value `[batch, kv_heads, slots, head_dim]`.
     """
     implementation = _previous_implementation(module.config)
-    if tree_context is not None:
-        tree_context.was_used = True
-        window = layer_window(module, kwargs)
-        attention_mask = tree_context.mask(query.dtype, query.device, window)
-        implementation = _implementation_with_masks(implementation, kwargs)
-    return _attention_function(implementation, module)(module, query, key, value, attention_mask, **kwargs)
+    if tree_context is None:
+        function = _attention_function(implementation, module)
+        return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
+    tree_context.was_used = True
+    attention_mask = tree_context.mask(query.dtype, query.device, layer_window(module, kwargs))
+    function = _attention_function(_implementation_with_masks(implementation, kwargs), module)
+    return function(module, query, key, value, attention_mask, **kwargs)
+
+
+class _AsBefore:
+    """
+    An attention layer whose config names the implementation it had: flash attention asks the config which of its
+    kernels to run.
+    """
+
+    def __init__(self, part: Any, implementation: str):
+        self._part, self._implementation = part, implementation
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_attn_implementation":
+            return self._implementation
+        value = getattr(self._part, name)
+        return _AsBefore(value, self._implementation) if name == "config" else value
 
 
 def tree_attention_mask(*args, config: PreTrainedConfig, **kwargs) -> Any:
@@ -163,8 +182,15 @@ def _implementation_with_masks(implementation: str, kwargs: dict[str, Any]) -> s
 
 def _attention_function(implementation: str, module: torch.nn.Module) -> Callable:
     if implementation == "eager":
-        # Every model file has its own, as the interface's default.
-        return sys.modules[type(module).__module__].eager_attention_forward
+        # Every model file has its own, as the interface's default; a subclass may live in another file.
+        for kind in type(module).__mro__:
+            function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+            if function is not None:
+                return function
+        raise ValueError(
+            f"`assistant_model`: no eager attention found for {type(module).__name__}. Load the model with "
+            "attn_implementation='sdpa'."
+        )
     return ALL_ATTENTION_FUNCTIONS[implementation]
 
 
@@ -201,6 +227,18 @@ def supports_switching(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()
 
 
+def needs_context(model: PreTrainedModel) -> bool:
+    """
+    Whether the dense mask of a tree forward is not enough: for sliding windows, and for kernels that take no such
+    mask.
+    """
+    config = model.config.get_text_config(decoder=True)
+    has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ()) or getattr(
+        config, "sliding_window", None
+    )
+    return bool(has_windows) or _previous_implementation(config) not in ("eager", "sdpa")
+
+
 @contextmanager
 def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
     """
@@ -224,7 +262,8 @@ def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
                 switch = _switches[id(config)]
                 switch.calls -= 1
                 if switch.calls == 0:
-                    config._attn_implementation_internal = switch.previous
+                    if config._attn_implementation == NAME:  # else somebody has set another one meanwhile
+                        config._attn_implementation_internal = switch.previous
                     del _switches[id(config)]
 
 

@@ -83,11 +83,11 @@ class TreeLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys (and the number of the first) that a plain forward of `query_length` tokens gets to see."""
-        return self.filled + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Slots written by plain forwards."""
-        return self.filled
+        """Committed slots (of the longest row)."""
+        return self.filled if self.cache.write_window is None else max(self.cache.lengths)
 
     def get_max_length(self) -> int:
         """-1: the layer grows."""
@@ -145,19 +145,13 @@ class TreeCache(Cache):
         self.set_lengths([self.get_seq_length()] * len(self.lengths))
 
     def write_nodes(self, offset: int, num_nodes: int) -> None:
-        """The next forwards write `num_nodes` nodes at `lengths + offset`, until `keep` or `stop_writing`."""
+        """From now on forwards are tree forwards; the next write `num_nodes` nodes at `lengths + offset`."""
         end = max(self.lengths) + offset + num_nodes
         if self.uniform_length is not None:
             self.write_window = WriteWindow(self.uniform_length + offset, end, None)
         else:
             nodes = torch.arange(offset, offset + num_nodes, device=self.device)
             self.write_window = WriteWindow(None, end, self.lengths_tensor[:, None] + nodes)
-
-    def stop_writing(self) -> None:
-        """Forwards are plain again: they append to all rows alike."""
-        self.write_window = None
-        for layer in self.layers:
-            layer.filled = max(self.lengths)
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """
@@ -196,7 +190,7 @@ class TreeCache(Cache):
         """
         length = cache.get_seq_length()
         for layer, source in zip(self.layers, cache.layers, strict=False):
-            if not source.is_initialized or source.keys.numel() == 0:
+            if source.keys is None or source.keys.numel() == 0:
                 continue
             layer.lazy_initialization(source.keys, source.values)
             layer.reserve(length)
@@ -241,7 +235,7 @@ def check_reusable(cache: Cache) -> None:
                 f"`past_key_values` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
                 "which cannot be used for speculation. Pass a `DynamicCache`, or none."
             )
-    if not isinstance(cache, Cache) or not hasattr(cache, "layers") or cache.offloading:
+    if not isinstance(cache, Cache) or not hasattr(cache, "layers") or getattr(cache, "offloading", False):
         raise ValueError(
             f"`past_key_values` of type {type(cache).__name__} cannot be used for speculation. Pass a `DynamicCache` "
             "without offloading, or none."

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .attention import TreeContext, supports_switching
+from .attention import TreeContext, needs_context, supports_switching
 from .cache import TreeCache
 
 
@@ -30,8 +30,9 @@ class TreeForward:
         position_shift (`torch.Tensor` of shape `[…, batch]`, int64):
             Position of a token minus its slot, per row; with leading dimensions for models whose positions have
             several.
-        model_kwargs (`dict`, *optional*): what else of a `generate` call every forward gets. With it (an empty one too),
-            inputs go through the model's `prepare_inputs_for_generation`; without, they are passed as they are.
+        model_kwargs (`dict`, *optional*): what else of a `generate` call every forward gets.
+        prepares_inputs (`bool`, *optional*, defaults to `False`): whether inputs go through the model's
+            `prepare_inputs_for_generation`, as in `generate`, or are passed as they are.
         max_position (`int`, *optional*): positions beyond are clamped to it.
     """
 
@@ -44,21 +45,24 @@ class TreeForward:
         visible: torch.Tensor | None,
         position_shift: torch.Tensor,
         model_kwargs: dict[str, Any] | None = None,
+        prepares_inputs: bool = False,
         max_position: int | None = None,
     ):
         self.model, self.cache, self.visible = model, cache, visible
         self.position_shift, self.max_position = position_shift, max_position
         self._lengths_of_roots: torch.Tensor | None = None
         self.model_kwargs = dict(model_kwargs or {})
-        self.prepares_inputs = model_kwargs is not None
+        self.prepares_inputs = prepares_inputs
         # Both properties go through the parameters: too slow for every forward.
-        self.device, self.dtype = model.device, model.dtype
+        self.device, self.dtype = execution_device(model), model.dtype
         self.token_types = {
             name: types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
             for name in self.TOKEN_TYPES
             if (types := self.model_kwargs.pop(name, None)) is not None
         }
         self.switches = supports_switching(model)
+        # Layers without a window do with the dense mask, if what they run takes one.
+        self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
         self.takes_logits_to_keep = "logits_to_keep" in parameters
@@ -120,10 +124,11 @@ class TreeForward:
         else:
             inputs["input_ids"] = tokens
         outputs = self.model(**inputs, return_dict=True)
-        if self.switches and not context.was_used:
+        if self.needs_context and not context.was_used:
             raise ValueError(
-                f"{type(self.model).__name__} does not hand `tree_context` to its attention layers, so it cannot be "
-                "verified along a tree. Call `generate` without `assistant_model`."
+                f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "
+                "layers, or its attention implementation was set during the call. Call `generate` without "
+                "`assistant_model`."
             )
         return outputs
 
@@ -136,3 +141,11 @@ class TreeForward:
         if self.max_position is not None:
             positions = positions.clamp(max=self.max_position)
         return positions.to(self.device)
+
+
+def execution_device(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its inputs: the device of its weights, or where accelerate runs a model that it offloads."""
+    device = model.device
+    if device.type == "meta":
+        device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
+    return device

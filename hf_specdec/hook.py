@@ -12,7 +12,7 @@ from . import attention
 from .config import SpeculativeConfig
 from .drafters import Drafter, as_drafter
 from .generation import plan_of_call, speculative_decoding
-from .refusals import check_call, check_model_kwargs
+from .refusals import check_call, check_inputs
 
 
 def is_speculative(generation_config: GenerationConfig, assistant_model: Any) -> bool:
@@ -84,7 +84,7 @@ def _wrap_assisted_decoding() -> None:
                 tokenizer=tokenizer,
                 **model_kwargs,
             )
-        check_model_kwargs(self, model_kwargs)
+        check_inputs(self, generation_config, input_ids, model_kwargs)
         drafter = as_drafter(assistant_model)
         config = SpeculativeConfig.from_generation_config(generation_config)
         plan = plan_of_call(generation_config, config, drafter, self.config.get_text_config().vocab_size)

@@ -68,6 +68,26 @@ class SpeculationMetrics:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+class StepLog:
+    """The steps of a call, until it is known which of their tokens are part of the output."""
+
+    def __init__(self, batch_size: int):
+        self._steps: list[list[tuple[int, int, int | None]]] = [[] for _ in range(batch_size)]
+
+    def add(self, row: int, start: int, accepted: int, drafted: int | None) -> None:
+        """A step of a row that was `start` tokens long; `drafted` is None if its drafter was not asked."""
+        self._steps[row].append((start, accepted, drafted))
+
+    def count(self, metrics: SpeculationMetrics, lengths: list[int]) -> None:
+        """Counts the steps of rows that ended up `lengths` long. What a row did past its end does not count."""
+        for steps, length in zip(self._steps, lengths, strict=True):
+            kept = [(min(accepted, length - start), drafted) for start, accepted, drafted in steps if start < length]
+            metrics.accepted_per_step.append([accepted for accepted, _ in kept])
+            for accepted, drafted in kept:
+                if drafted is not None:
+                    metrics.add_draft(drafted, accepted)
+
+
 _last = threading.local()
 
 

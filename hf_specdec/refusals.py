@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GenerationMixin
 
 from .attention import supports_switching
 from .cache import check_reusable
@@ -15,7 +17,10 @@ from .forward import forward_parameters
 from .generation import plan_of_call
 
 
-_RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid", "hybrid_sliding")
+# Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all.
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "moe", "mlp", "dense", "sparse", "dummy"})
+# Rotary embeddings that depend on the longest position of a forward, so that tree nodes change those of other tokens.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _BELONGS_TO_ASSISTED_GENERATION = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -47,7 +52,7 @@ def check_call(
         name = "speculative_config" if generation_config.tree is None else "tree"
         raise ValueError(
             f"`{name}`={getattr(generation_config, name)!r} without a draft: pass `assistant_model=` a draft model or "
-            f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
+            f"`hf_specdec.NgramDraft()` (a callable `custom_generate` does not get it), or leave `{name}` out."
         )
     _check_target(model)
     _check_mode(generation_mode, generation_config)
@@ -59,14 +64,47 @@ def check_call(
     plan_of_call(generation_config, config, drafter, vocab_size)
 
 
-def check_model_kwargs(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> None:
+def check_inputs(
+    model: PreTrainedModel, generation_config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
+) -> None:
     """
+    Checks what is known once `generate` has prepared its inputs.
+
     Raises:
-        ValueError: for a `past_key_values` that cannot be used.
+        ValueError: for a `past_key_values` that cannot be used, or a text that is too long for the target's rotary
+            embedding.
     """
     cache = model_kwargs.get("past_key_values")
-    if cache is not None:
+    if getattr(cache, "_is_user_defined", False):
         check_reusable(cache)
+    _check_rotary_embedding(model, generation_config, input_ids, model_kwargs)
+
+
+def _check_rotary_embedding(
+    model: PreTrainedModel, generation_config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
+) -> None:
+    text_config = model.config.get_text_config(decoder=True)
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    nested = [values for values in parameters.values() if isinstance(values, dict)]
+    for rope in nested or [parameters]:
+        if rope.get("rope_type") not in _LENGTH_DEPENDENT_ROPE:
+            continue
+        boundary = (
+            rope.get("original_max_position_embeddings")
+            or getattr(text_config, "original_max_position_embeddings", None)
+            or text_config.max_position_embeddings
+        )
+        mask = model_kwargs.get("attention_mask")
+        prompt = input_ids.shape[1] if mask is None else int(mask.sum(dim=1).max())
+        longest = prompt + generation_config.max_length - input_ids.shape[1]
+        # Past the boundary from the start, "longrope" no longer changes.
+        if longest <= boundary or (rope["rope_type"] == "longrope" and prompt > boundary):
+            continue
+        raise ValueError(
+            f"`max_length`={generation_config.max_length}: the target's rotary embedding ({rope['rope_type']!r}) "
+            f"changes for all tokens when the text passes {boundary} tokens, which a tree cannot follow. Ask for at "
+            f"most `max_new_tokens={max(boundary - prompt, 0)}`, or call `generate` without `assistant_model`."
+        )
 
 
 def _check_target(model: PreTrainedModel) -> None:
@@ -77,6 +115,7 @@ def _check_target(model: PreTrainedModel) -> None:
             "Call `generate` without `tree` and `speculative_config`."
         )
     _check_attention(model, "target")
+    _check_decoding(model)
     owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
     peft_config = getattr(owner, "active_peft_config", None)
     if peft_config is not None and peft_config.is_prompt_learning:
@@ -86,25 +125,46 @@ def _check_target(model: PreTrainedModel) -> None:
         )
 
 
+def _check_decoding(model: PreTrainedModel) -> None:
+    """The target must decode as `GenerationMixin` does."""
+    name = type(model).__name__
+    modes = getattr(model, "_supported_generation_modes", None)
+    if type(model)._sample is not GenerationMixin._sample or (
+        modes is not None and GenerationMode.ASSISTED_GENERATION not in modes
+    ):
+        raise ValueError(
+            f"`assistant_model`: the target {name} has a decoding loop of its own. Call `generate` without "
+            "`assistant_model`."
+        )
+    if "cross_attention_mask" in forward_parameters(model):
+        raise ValueError(
+            f"`assistant_model`: the target {name} attends to its images by cross-attention, which needs a new mask "
+            "for every token. Call `generate` without `assistant_model`."
+        )
+
+
 def _check_attention(model: PreTrainedModel, role: str) -> None:
     """Every layer must be attention over all earlier tokens, or over a sliding window of them."""
     name = type(model).__name__
     text_config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(text_config, "layer_types", None) or ())
-    recurrent = sorted(kinds & set(_RECURRENT))
-    if model._is_stateful or recurrent:
-        which = f" ({', '.join(recurrent)})" if recurrent else ""
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{which}, whose state cannot "
-            "hold a tree. Call `generate` without `assistant_model`."
-        )
     if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call "
-            "`generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call `generate` "
+            "without `assistant_model`."
+        )
+    others = sorted(kinds - _PLAIN_LAYERS)
+    if model._is_stateful or others:
+        which = f" ({', '.join(others)})" if others else ""
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers, or others{which}, whose "
+            "state cannot hold a tree. Call `generate` without `assistant_model`."
         )
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
-    needs_more = uses_alibi or "sliding_attention" in kinds or getattr(text_config, "sliding_window", None)
+    has_windows = "sliding_attention" in kinds or any(
+        getattr(text_config, option, None) for option in ("sliding_window", "window_size", "attention_types")
+    )
+    needs_more = uses_alibi or has_windows
     if needs_more and not supports_switching(model):
         raise ValueError(
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "

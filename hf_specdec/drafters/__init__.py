@@ -28,8 +28,8 @@ def as_drafter(assistant: Any) -> Drafter:
     if peft_config is not None:
         if peft_config.is_prompt_learning:
             raise ValueError(
-                f"`assistant_model`: the draft is tuned with {peft_config.peft_type} (a learned prompt), which cannot fill "
-                "a tree. Use a LoRA-like adapter, or the model without its prompt."
+                f"`assistant_model`: the draft is tuned with {peft_config.peft_type} (a learned prompt), which cannot "
+                "fill a tree. Use a LoRA-like adapter, or the model without its prompt."
             )
         assistant = assistant.get_base_model()  # the adapter's layers are inside
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):

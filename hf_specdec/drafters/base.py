@@ -76,6 +76,7 @@ class Drafter(CandidateGenerator):
         Returns:
             `DraftTree` or None: None if no row has anything to propose.
         """
+        raise NotImplementedError(f"{type(self).__name__} must implement `propose`.")
 
     # ------------------------------------------------------------------------ transformers' own interface: chains
 

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
-from ..forward import TreeForward
+from ..forward import TreeForward, execution_device
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter, DraftRequest
@@ -36,7 +36,7 @@ class DraftModelDrafter(Drafter):
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         super().start(sequences, request)
         model, batch_size = self.model, sequences.batch_size
-        self.device = model.device
+        self.device = execution_device(model)
         config = model.config.get_text_config(decoder=True)
         self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         visible = None if sequences.visible is None else sequences.visible.to(self.device)

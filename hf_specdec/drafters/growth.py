@@ -35,8 +35,8 @@ class _Level:
         num_candidates (`int`): tokens wanted of each parent: its children's largest rank + 1.
         parent (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place among the
             nodes forwarded for it.
-        candidate (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its place among all parents'
-            candidates.
+        candidate (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its place among all
+            parents' candidates.
         forwarded (`torch.Tensor` of shape `[queries]`, int64): places, in the level, of the nodes that have children
             themselves.
         ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for
@@ -91,7 +91,9 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
         )
         levels.append(best.flatten(1).index_select(1, level.candidate))
         if len(level.forwarded):
-            logits = run_level(levels[-1].index_select(1, level.forwarded), level.ancestors, level.node_depths, level.offset)
+            logits = run_level(
+                levels[-1].index_select(1, level.forwarded), level.ancestors, level.node_depths, level.offset
+            )
     return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, root_logits.device))
 
 

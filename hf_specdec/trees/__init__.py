@@ -24,6 +24,8 @@ def as_tree(tree: Any) -> TokenTree | DynamicTree:
     """
     if isinstance(tree, (TokenTree, DynamicTree)):
         return tree
+    if tree == "auto":
+        raise ValueError("`tree='auto'`: this version chooses no trees. Give one, or leave `tree` out.")
     if isinstance(tree, str):
         return TokenTree.parse(tree)
     if isinstance(tree, Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -158,5 +158,5 @@ class DraftTree:
         if min(room) >= self.topology.depth:
             return self
         fits = self.topology.depths[:, 1:] <= torch.tensor(room, device=self.tokens.device)[:, None]
-        self.valid = fits.expand(self.tokens.shape) if self.valid is None else self.valid & fits
-        return self
+        valid = fits.expand(self.tokens.shape) if self.valid is None else self.valid & fits
+        return replace(self, valid=valid)

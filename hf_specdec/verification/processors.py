@@ -14,6 +14,7 @@ from transformers.generation import logits_process
 
 from ..recording import Recorder
 from ..sequences import Sequences
+from ..stopping import ColumnJudge
 from .walk import Walk
 
 
@@ -70,10 +71,17 @@ class TargetDistribution:
         processors (`LogitsProcessorList`): the processors of the call.
         sequences (`Sequences`): the rows, for their histories.
         recorder (`Recorder`): gets scores and logits of every token chosen.
+        judge (`ColumnJudge`, *optional*): the criteria and the streamer of the call.
     """
 
-    def __init__(self, processors: LogitsProcessorList, sequences: Sequences, recorder: Recorder):
-        self.sequences, self.recorder = sequences, recorder
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        sequences: Sequences,
+        recorder: Recorder,
+        judge: ColumnJudge | None = None,
+    ):
+        self.sequences, self.recorder, self.judge = sequences, recorder, judge
         self.batch_size = sequences.batch_size
         self.processors = processors
         self.reads_scores_only = all(type(processor) in READS_SCORES_ONLY for processor in processors)
@@ -82,14 +90,25 @@ class TargetDistribution:
             self._by_row = copies_per_row(processors, self.batch_size)
         self._records = bool(recorder.wanted & {"scores", "logits"})
         self._logits: torch.Tensor | None = None
-
-    def ends(self, token: int) -> bool:
-        """Whether the text ends with this token: plain `generate` would ask the processors for nothing behind it."""
-        return token in self.sequences.end_tokens
+        self.lengths: list[int] = []
+        """Tokens of every row when the step began."""
 
     def begin_step(self, logits: torch.Tensor) -> None:
         """Takes the logits of a step, `[batch, nodes + 1, vocab]`."""
         self._logits = logits
+        self.lengths = list(self.sequences.lengths)
+
+    def ends(self, row: int, token: int) -> bool:
+        """
+        Whether a row's text ends with a token that its walk has accepted: plain `generate` would ask the processors
+        for nothing behind it. With one sequence the criteria and the streamer see the token now, as processors may
+        have to do with them; with more, where rows have processors of their own, when all have walked.
+        """
+        if self.judge is None or self.batch_size > 1 or self.reads_scores_only:
+            return token in self.sequences.end_tokens
+        self.sequences.extend(row, [token])
+        self.judge.advance()
+        return self.judge.all_finished
 
     @property
     def reads_ahead(self) -> bool:
@@ -129,7 +148,7 @@ class TargetDistribution:
 
     def _history(self, row: int, walk: Walk) -> torch.Tensor:
         """Prompt, generated tokens and path so far of a row, `[1, tokens]`."""
-        length = self.sequences.lengths[row]
+        length = self.lengths[row]
         tokens = walk.tokens[row]
         if tokens:
             self.sequences.write(row, length + len(tokens) - 1, tokens[-1:])
@@ -141,7 +160,8 @@ class TargetDistribution:
 
 def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
     """
-    One list of processors for each row of a batch, each called with that row alone.
+    One list of processors for each row of a batch, each called with that row alone. The first row has the user's own
+    objects, the others have copies of those that may hold state.
 
     Raises:
         ValueError: if a processor that may hold state cannot be copied.
@@ -154,7 +174,9 @@ def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[Log
 
 def _for_row(processor: Any, row: int, batch_size: int) -> Any:
     kind = type(processor)
-    if kind in READS_SCORES_ONLY or (kind in _READS_OWN_HISTORY and not _holds_rows(processor, batch_size)):
+    # 5.23's repetition penalty knows where the padding of every row ends.
+    knows_padding = isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
+    if kind in READS_SCORES_ONLY or (kind in _READS_OWN_HISTORY and not knows_padding):
         return processor
     if kind in _HOLDS_ROWS or kind in _READS_OWN_HISTORY:
         return _AsBatch(processor, row, batch_size)
@@ -162,7 +184,7 @@ def _for_row(processor: Any, row: int, batch_size: int) -> Any:
         return _prefix_function_of_row(processor, row)
     if kind in _HOLDS_CONTEXT:
         return _guidance_of_row(processor, row)
-    own = _copy(processor)
+    own = processor if row == 0 else _copy(processor)
     is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
     return _AsBatch(own, row, batch_size) if is_function or _holds_rows(processor, batch_size) else own
 
@@ -180,7 +202,8 @@ class _AsBatch:
 
 def _holds_rows(processor: Any, batch_size: int) -> bool:
     """
-    Whether a processor has something that may be one item per row: a tensor or container of that size, or a function.
+    Whether a processor has something that may be looked up by a row's number: a tensor or container that has an entry
+    for every row (or more), or a function.
     """
     return any(_may_be_rows(value, batch_size) for value in _attributes(processor))
 
@@ -204,12 +227,13 @@ def _may_be_rows(value: Any, batch_size: int) -> bool:
     ):
         return False
     if isinstance(value, torch.Tensor):
-        return value.dim() > 0 and value.shape[0] == batch_size
+        return value.dim() > 0 and value.shape[0] >= batch_size
     if isinstance(value, dict):
-        return len(value) == batch_size or any(_may_be_rows(item, batch_size) for item in value.values())
+        has_numbers = any(isinstance(key, int) for key in value)
+        return has_numbers or any(_may_be_rows(item, batch_size) for item in value.values())
     if hasattr(value, "__len__"):
         items = value if isinstance(value, (list, tuple)) else ()
-        return len(value) == batch_size or any(_may_be_rows(item, batch_size) for item in items)
+        return len(value) >= batch_size or any(_may_be_rows(item, batch_size) for item in items)
     return True  # a function or an object: it may know rows by their number
 
 

@@ -37,7 +37,7 @@ def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[i
             child, child_token = candidates[place]
             walk.tokens[row].append(child_token)
             walk.paths[row].append(child)
-            if not target.ends(child_token):
+            if not target.ends(row, child_token):
                 walking.append(row)
         rows = walking
     return walk

@@ -35,7 +35,7 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
             walk.tokens[row].append(token)
             if child is not None:
                 walk.paths[row].append(child)
-                if not target.ends(token):
+                if not target.ends(row, token):
                     walking.append(row)
         rows = walking
     return walk

@@ -1,0 +1,162 @@
+"""The target in one call: its prefill, its forwards over trees, and the cache they share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+from packaging import version
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .cache import TreeCache
+from .forward import TreeForward
+from .sequences import Sequences
+from .trees import DraftTree
+
+
+_CHUNKS_BEHIND_A_CACHE = version.parse(transformers.__version__) >= version.parse("5.23.0")
+
+
+class Target:
+    """
+    Args:
+        model (`PreTrainedModel`): the target.
+        sequences (`Sequences`): the rows.
+        visible (`torch.Tensor` of shape `[batch, slots]`, bool, *optional*):
+            Which of the prompt's slots hold tokens, where some hold padding.
+        generation_config (`GenerationConfig`): the call's.
+        model_kwargs (`dict`): what `generate` hands to a decoding method for the model, `past_key_values` included.
+        num_nodes (`int`): most draft nodes of a step.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        visible: torch.Tensor | None,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        num_nodes: int,
+    ):
+        self.model, self.sequences, self.visible = model, sequences, visible
+        self.generation_config = generation_config
+        self.model_kwargs = dict(model_kwargs)
+        self.users_cache = self.model_kwargs.pop("past_key_values", None)
+        """The cache that `generate` was given, or has made: what it returns."""
+        self.cache = TreeCache(
+            model.config.get_text_config(decoder=True).num_hidden_layers,
+            sequences.batch_size,
+            sequences.device,
+            capacity=self._first_capacity(num_nodes),
+        )
+        if self._was_given_a_cache:
+            self.cache.load(self.users_cache)
+
+    # ------------------------------------------------------------------------------------------------------- prefill
+
+    def prefill(self) -> ModelOutput:
+        """Forwards the whole prompt, as plain `generate` does; logits are those of its last position at least."""
+        outputs = self.model._prefill(
+            self.sequences.columns(self.sequences.prompt_length).contiguous(),
+            self._config_of_prefill(),
+            self.model_kwargs | {"past_key_values": self.cache},
+        )
+        self.cache.adopt_prefill()
+        # Slots before the prompt's: those of a cache that was handed in without their tokens, or of `inputs_embeds`.
+        self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
+        self.forward = TreeForward(
+            self.model,
+            self.cache,
+            self.visible,
+            self._position_shift(),
+            model_kwargs=self._kwargs_of_steps(),
+            prepares_inputs=True,
+        )
+        return outputs
+
+    def _config_of_prefill(self) -> GenerationConfig:
+        """
+        The call's. Before 5.23 transformers forwards a prompt behind a filled cache wrongly in chunks: then in one.
+        """
+        config = self.generation_config
+        if config.prefill_chunk_size is None or self.cache.get_seq_length() == 0 or _CHUNKS_BEHIND_A_CACHE:
+            return config
+        config = copy.copy(config)
+        config.prefill_chunk_size = None
+        return config
+
+    @property
+    def _was_given_a_cache(self) -> bool:
+        return getattr(self.users_cache, "_is_user_defined", False)
+
+    def _first_capacity(self, num_nodes: int) -> int:
+        """Slots for the prompt, the tree, and a first stretch of text; all of the text if that is no more."""
+        embeds = self.model_kwargs.get("inputs_embeds")
+        past = self.users_cache.get_seq_length() if self._was_given_a_cache else 0
+        prompt = past + max(self.sequences.prompt_length, 0 if embeds is None else embeds.shape[1])
+        stretch = max(prompt, 256)
+        if self.sequences.max_length is not None:
+            stretch = min(stretch, max(self.sequences.max_length - self.sequences.prompt_length, 0))
+        return prompt + stretch + num_nodes + 1
+
+    def _position_shift(self) -> torch.Tensor:
+        """Position of a token minus its slot, `[…, batch]`, from what `generate` gave the prompt."""
+        positions = self.model_kwargs.get("position_ids")
+        slots = self.cache.lengths[0]
+        if positions is not None:
+            return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], self.sequences.batch_size)
+        if self.visible is not None:
+            return self.visible.sum(dim=1) - slots
+        return torch.zeros(self.sequences.batch_size, dtype=torch.long, device=self.sequences.device)
+
+    def _kwargs_of_steps(self) -> dict[str, Any]:
+        """What of the call's keyword arguments goes on to every later forward."""
+        not_passed = ("attention_mask", "position_ids", "inputs_embeds", "logits_to_keep", "use_cache")
+        return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def score(self, draft: DraftTree) -> ModelOutput:
+        """One forward over the root and all draft nodes: logits `[batch, nodes + 1, vocab]`."""
+        topology = draft.topology
+        position_depths = None
+        if draft.valid is not None:
+            # Nodes that do not count may lie past the last position that the model knows.
+            counts = torch.nn.functional.pad(draft.valid, (1, 0), value=True)
+            position_depths = topology.depths * counts
+        tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
+        return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        """Commits the root and an accepted path for every row; see `TreeCache.keep`."""
+        self.cache.keep(paths)
+
+    # ---------------------------------------------------------------------------------------------- the cache, at the
+    # end
+
+    def hand_back(self, length: int, may_forward: bool) -> None:
+        """
+        Fills the cache that `generate` returns with K/V for all but the last of `length` tokens per row. Rows that
+        finished early get those of their padding, which plain `generate` would have forwarded too, unless
+        `may_forward` is False: other ranks would wait for that forward in vain.
+        """
+        wanted = self.slots_before + length - 1
+        # What a finished row holds behind its end belongs to tokens that were dropped.
+        ends = [self.slots_before + end for end in self.sequences.lengths]
+        lengths = [min(cached, end, wanted) for cached, end in zip(self.cache.lengths, ends, strict=True)]
+        if min(lengths) < wanted and may_forward:
+            self._forward_padding(lengths, length)
+        self.cache.set_lengths([wanted] * len(lengths))
+        self.cache.store(self.users_cache, wanted)
+
+    def _forward_padding(self, lengths: list[int], length: int) -> None:
+        self.cache.set_lengths(lengths)
+        device = self.sequences.device
+        most = self.slots_before + length - 1 - min(lengths)
+        starts = torch.tensor(lengths, device=device)[:, None] - self.slots_before
+        positions = (starts + torch.arange(most, device=device)).clamp(max=length - 1)
+        chain = torch.ones(1, most, most, dtype=torch.bool, device=device).tril()
+        self.forward(self.sequences.gather(positions), chain, torch.arange(most, device=device)[None])
