@@ -27,18 +27,21 @@ from hf_specdec.smollm2 import smollm2_folder
 
 
 PASSAGES = (
-    "The town library opened its new reading room on Monday. The room has forty seats, tall windows and a quiet corner "
-    "for children. It was paid for by the town and by more than three hundred donors. The head librarian said that "
-    "visitors had asked for a quiet place to read for many years. The reading room is open from nine to six on weekdays "
-    "and from ten to four on Saturdays. The old reading room will become a workshop for learning to repair books.",
-    "Sourdough bread is made with flour, water, salt and a starter. The starter is a mixture of flour and water in "
-    "which wild yeast and bacteria live. The baker mixes the starter with flour and water and lets the dough rise for "
-    "several hours. Then the baker folds the dough, shapes it and lets it rise again overnight in a cold place. In the "
-    "morning the bread is baked in a hot oven with steam. The long rise gives the bread its sour taste and its crust.",
-    "The river Varn floods almost every spring, when the snow in the mountains melts. Last year the flood reached the "
-    "market square and closed the bridge for nine days. The council has decided to plant trees along the upper river "
-    "and to build two ponds that can hold the water. The ponds will cost four million crowns. Farmers along the river "
-    "will be paid for the fields that are used for the ponds. The work will begin in September and take three years.",
+    "The town library opened its new reading room on Monday. The room has forty seats, tall windows and a quiet "
+    "corner for children. It was paid for by the town and by more than three hundred donors. The head librarian "
+    "said that visitors had asked for a quiet place to read for many years. The reading room is open from nine to "
+    "six on weekdays and from ten to four on Saturdays. The old reading room will become a workshop for learning "
+    "to repair books.",
+    "Sourdough bread is made with flour, water, salt and a starter. The starter is a mixture of flour and water "
+    "in which wild yeast and bacteria live. The baker mixes the starter with flour and water and lets the dough "
+    "rise for several hours. Then the baker folds the dough, shapes it and lets it rise again overnight in a cold "
+    "place. In the morning the bread is baked in a hot oven with steam. The long rise gives the bread its sour "
+    "taste and its crust.",
+    "The river Varn floods almost every spring, when the snow in the mountains melts. Last year the flood reached "
+    "the market square and closed the bridge for nine days. The council has decided to plant trees along the "
+    "upper river and to build two ponds that can hold the water. The ponds will cost four million crowns. Farmers "
+    "along the river will be paid for the fields that are used for the ponds. The work will begin in September "
+    "and take three years.",
 )
 
 

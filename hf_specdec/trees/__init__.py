@@ -25,7 +25,9 @@ def as_tree(tree: Any) -> TokenTree | DynamicTree:
     if isinstance(tree, (TokenTree, DynamicTree)):
         return tree
     if tree == "auto":
-        raise ValueError("`tree='auto'`: this version chooses no trees. Give one, or leave `tree` out.")
+        raise ValueError(
+            "`tree='auto'`: this version chooses no trees. Give one such as '[(0,), (1,), (0, 0)]', or none at all."
+        )
     if isinstance(tree, str):
         return TokenTree.parse(tree)
     if isinstance(tree, Mapping):
