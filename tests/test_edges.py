@@ -153,8 +153,8 @@ class StopsWithTheProcessor(StoppingCriteria):
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_criterion_that_reads_a_processors_state(batch_size: int) -> None:
     """
-    With one sequence the processor is called as in plain `generate`. In a batch, where rows run ahead of each other, the
-    user's own object follows the first row.
+    With one sequence the processor is called as in plain `generate`. In a batch, where rows run ahead of each other,
+    the user's own object follows the first row.
     """
     target, inputs = tiny_model(), prompts(batch_size, 9)
 

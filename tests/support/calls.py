@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import SpeculationMetrics
+
+from .models import prompts
 
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"
@@ -34,6 +37,39 @@ def generate_with_tree(
     return generate_plain(model, inputs, {**values, "assistant_model": draft, "tree": tree})
 
 
+def new_tokens(model: PreTrainedModel, inputs: dict[str, torch.Tensor], count: int) -> list[list[int]]:
+    """The first `count` tokens that plain greedy `generate` writes for every row, for options to act on."""
+    return generate_plain(model, inputs, {"max_new_tokens": count})[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def telling_prompts(model: PreTrainedModel, batch_size: int, length: int = 12) -> dict[str, torch.Tensor]:
+    """
+    Prompts `[batch, length]` after which this model repeats itself little, so that options have something to act on:
+    of many random ones those with the most varied texts, which differ from row to row. In larger batches later
+    rows have more padding on their left.
+    """
+    ids = torch.zeros(batch_size, length, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    taken: set[int] = set()
+    for row in range(batch_size):
+        pads = row * length // (2 * batch_size)
+        candidates = prompts(64, length - pads, seed=row)
+        texts = new_tokens(model, candidates, 24)
+        best = max(range(len(texts)), key=lambda number: len(set(texts[number]) - taken))
+        taken |= set(texts[best])
+        ids[row, pads:] = candidates["input_ids"][best]
+        mask[row, pads:] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def own_token(text: list[list[int]], row: int, place: int) -> int:
+    """A token that a row writes for the first time at `place` or soon after (else before), and no other row writes."""
+    others = {token for number, tokens in enumerate(text) if number != row for token in tokens}
+    first = {token: text[row].index(token) for token in text[row] if token not in others}
+    assert first, "rows are too much alike"
+    return min(first, key=lambda token: (first[token] < place, abs(first[token] - place)))
+
+
 def assert_same_calls(
     model: PreTrainedModel, draft: Any, inputs: dict[str, torch.Tensor], options: Options, tree: Any = TREE
 ) -> tuple[torch.Tensor, SpeculationMetrics]:
@@ -53,7 +89,8 @@ def assert_same_calls(
 
 def is_ragged(metrics: SpeculationMetrics) -> bool:
     """Whether, in some step, rows accepted different numbers of tokens."""
-    return any(len(set(step)) > 1 for step in zip(*metrics.accepted_per_step, strict=False))
+    steps = zip_longest(*metrics.accepted_per_step)  # None: the row has ended
+    return any(len(set(step) - {None}) > 1 for step in steps)
 
 
 class RecordingProcessor(LogitsProcessor):

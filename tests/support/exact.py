@@ -1,9 +1,9 @@
 """
 Distributions of generated text: enumerated exactly, sampled cheaply, and a test of one against the other.
 
-The test is Pearson's chi-square over whole token strings. Rare strings are pooled with those that differ from them in the
-last token only, what is still rare with those that differ in the last two, and so on. Its power is known: a bias of total
-variation d (over the pooled strings) in N samples has a noncentrality of at least 4·N·d², whatever its form.
+The test is Pearson's chi-square over whole token strings. Rare strings are pooled with those that differ from them in
+the last token only, what is still rare with those that differ in the last two, and so on. Its power is known: a bias
+of total variation d (over the pooled strings) in N samples has a noncentrality of at least 4·N·d², whatever its form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import scipy.optimize
 import scipy.stats
 import torch
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 
 SIGNIFICANCE = 1e-4
@@ -36,7 +36,17 @@ class FrequencyPenalty(LogitsProcessor):
         return scores - self.strength * counts
 
 
-# ------------------------------------------------------------------------------------------------ texts of a real model
+class StopAt(StoppingCriteria):
+    """Ends all texts of a batch at `length` tokens, while trees may reach past it."""
+
+    def __init__(self, length: int):
+        self.length = length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+# ----------------------------------------------------------------------------------------------- texts of a real model
 
 
 @torch.no_grad()
@@ -82,19 +92,23 @@ def sample_tokens(
     """
     The first `length` tokens of `rows` texts sampled after every prompt of `inputs`, `[prompts, rows, length]`.
 
-    All rows go through one `generate` call: rows are independent. It generates `spare` more tokens than it returns, since
-    a tree never reaches past the end of the text.
+    All rows go through one `generate` call: rows are independent. It may generate `spare` more tokens than it returns,
+    since a tree never reaches past the end of the text.
     """
     torch.manual_seed(seed)
     repeated = {name: values.repeat_interleave(rows, dim=0) for name, values in inputs.items()}
     prompt = inputs["input_ids"].shape[1]
     ids = model.generate(
-        **repeated, **({"top_k": 0} | generate_kwargs), do_sample=True, max_new_tokens=length + spare
+        **repeated,
+        **({"top_k": 0} | generate_kwargs),
+        do_sample=True,
+        max_new_tokens=length + spare,
+        stopping_criteria=StoppingCriteriaList([StopAt(prompt + length)]),
     )
     return ids[:, prompt : prompt + length].view(-1, rows, length)
 
 
-# ------------------------------------------------------------------------------------------------------ goodness of fit
+# ----------------------------------------------------------------------------------------------------- goodness of fit
 
 
 @dataclass(frozen=True)
@@ -105,9 +119,12 @@ class Fit:
     Args:
         samples (`int`): their number.
         cells (`int`): cells after pooling.
-        statistic (`float`): Pearson's chi-square; infinite if something came out whose probability is zero.
+        statistic (`float`): Pearson's chi-square.
         total_variation (`float`): between the observed shares and the expected ones, over the cells.
         noise (`float`): what `total_variation` is on average for exact samples.
+        rare (`float`):
+            Probability, for exact samples, of at least as many as were seen of the strings that are too rare for a
+            cell even together; 0 if a string came out whose probability is 0.
     """
 
     samples: int
@@ -115,11 +132,15 @@ class Fit:
     statistic: float
     total_variation: float
     noise: float
+    rare: float = 1.0
 
     @property
     def p_value(self) -> float:
-        """Probability of such a statistic, or a larger one, if the samples are exact."""
-        return float(scipy.stats.chi2.sf(self.statistic, max(self.cells - 1, 1)))
+        """
+        Probability of such a statistic, or such a number of rare strings, or a larger one, if the samples are exact.
+        """
+        common = float(scipy.stats.chi2.sf(self.statistic, self.cells - 1)) if self.cells > 1 else 1.0
+        return common if self.rare == 1.0 else min(1.0, 2 * min(common, self.rare))
 
     @property
     def detectable(self) -> float:
@@ -145,25 +166,37 @@ def fit_counts(observed: np.ndarray, expected: np.ndarray) -> Fit:
     samples = int(observed.sum())
     if not np.isclose(expected.sum(), 1.0, atol=1e-6):
         raise ValueError(f"The expected probabilities sum to {expected.sum()}.")
-    counts, shares = _pooled(observed.astype(float), expected * samples)
-    impossible = observed[expected == 0].any()
-    differences = counts - shares
-    statistic = np.inf if impossible else float((differences**2 / shares).sum())
-    probabilities = np.minimum(shares / samples, 1.0)
+    cells, (rare_count, rare_share) = _pooled(observed.astype(float), expected * samples)
+    if observed[expected == 0].any():
+        rare = 0.0
+    elif rare_count == 0:
+        rare = 1.0
+    else:
+        rare = float(scipy.stats.binom.sf(rare_count - 1, samples, rare_share / samples))
+    if len(cells) == 0:
+        raise ValueError(f"{samples} samples are too few: no cell has an expected count of {MIN_EXPECTED:g}.")
+    # In the statistic, what is left over is part of the smallest cell.
+    smallest = cells[:, 1].argmin()
+    cells[smallest] += (rare_count, rare_share)
+    counts, shares = cells.T
+    differences, probabilities = counts - shares, np.minimum(shares / samples, 1.0)
     noise = np.sqrt(2 * probabilities * (1 - probabilities) / (np.pi * samples)).sum() / 2
-    return Fit(samples, len(shares), statistic, float(np.abs(differences).sum() / 2 / samples), float(noise))
+    statistic = float((differences**2 / shares).sum())
+    return Fit(samples, len(cells), statistic, float(np.abs(differences).sum() / 2 / samples), float(noise), rare)
 
 
 def combine(fits: Iterable[Fit]) -> Fit:
     """One fit for several independent ones: their statistics and degrees of freedom add up."""
     fits = list(fits)
     samples = sum(one.samples for one in fits)
+    rare = [one.rare for one in fits if one.rare < 1.0]
     return Fit(
         samples,
         sum(one.cells - 1 for one in fits) + 1,
         sum(one.statistic for one in fits),
         sum(one.total_variation * one.samples for one in fits) / samples,
         sum(one.noise * one.samples for one in fits) / samples,
+        min(1.0, len(rare) * min(rare)) if rare else 1.0,
     )
 
 
@@ -171,8 +204,8 @@ def detectable_bias(samples: int, cells: int, significance: float = SIGNIFICANCE
     """
     The total variation from which on any bias gives a p-value below `significance` with probability `power`.
 
-    With a bias b over cells of probability p, chi-square has noncentrality N·Σ b²/p ≥ N·(Σ |b|)² = 4·N·TV², and TV² = Σ |b| / 2
-    squared: this is the worst form a bias can have (in proportion to p). Biases of other forms are found much earlier.
+    With a bias b over cells of probability p, chi-square has noncentrality N·Σ b²/p ≥ N·(Σ |b|)² = 4·N·TV². Equality
+    is the worst form that a bias can have, |b| in proportion to p; biases of other forms are found much earlier.
     """
     freedom = max(cells - 1, 1)
     threshold = scipy.stats.chi2.isf(significance, freedom)
@@ -183,19 +216,15 @@ def detectable_bias(samples: int, cells: int, significance: float = SIGNIFICANCE
 
 
 def _pooled(observed: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and expected counts of cells with at least `MIN_EXPECTED`, pooled from the last token up."""
-    cells: list[tuple[float, float]] = []
-    rare = np.stack([observed, expected], axis=-1)
+    """
+    Cells with an expected count of at least `MIN_EXPECTED`, pooled from the last token up, `[cells, 2]`: counts and
+    expected counts; and those of what is left over, `[2]`.
+    """
+    cells, rare = [], np.stack([observed, expected], axis=-1)
     while True:
         enough = rare[..., 1] >= MIN_EXPECTED
-        cells += [tuple(cell) for cell in rare[enough]]
+        cells.append(rare[enough])
         rare = np.where(enough[..., None], 0.0, rare)
         if rare.ndim == 1:
-            break
+            return np.concatenate(cells), rare
         rare = rare.sum(axis=-2)
-    if rare[1] > 0 or rare[0] > 0:
-        # What is left over joins the smallest cell.
-        smallest = min(range(len(cells)), key=lambda cell: cells[cell][1])
-        cells[smallest] = (cells[smallest][0] + rare[0], cells[smallest][1] + rare[1])
-    counts, shares = np.array(cells).T
-    return counts, shares

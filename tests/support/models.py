@@ -1,4 +1,6 @@
-"""Tiny random models of real architectures, in float64 so that equality with plain `generate` is no matter of rounding."""
+"""
+Tiny random models of real architectures, in float64 so that equality with plain `generate` is no matter of rounding.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """The model families that tests go through: config values that differ from the small default."""
 
+_QUERIES_AND_KEYS = ("q_proj", "k_proj", "query_key_value", "c_attn")
 _NOT_SETTABLE = {
     "gpt2": ("hidden_size", "intermediate_size", "head_dim"),
     "gptj": ("hidden_size", "intermediate_size", "head_dim"),
@@ -70,12 +73,14 @@ def tiny_model(
     sharpness: float = 3.0,
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
+    attention_sharpness: float = 1.0,
     **overrides: Any,
 ) -> PreTrainedModel:
     """
-    A random model of a family, in float64 unless `dtype` says otherwise. Eager attention computes its softmax in float32,
-    and makes padded rows NaN in float64: it gets float32, as does Gemma 2, which is eager by default. `sharpness` scales
-    the weight matrices: at 1 a random model hardly reacts to its input. The model has no end token unless
+    A random model of a family, in float64 unless `dtype` says otherwise. Eager attention computes its softmax in
+    float32, and makes padded rows NaN in float64: it gets float32, as does Gemma 2, which is eager by default.
+    `sharpness` scales the weight matrices: at 1 a random model hardly reacts to its input; `attention_sharpness` those
+    of queries and keys once more: at 1 it hardly reacts to positions. The model has no end token unless
     `generation_config` is given one.
     """
     if dtype is None:
@@ -85,9 +90,10 @@ def tiny_model(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn_implementation).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.mul_(sharpness)
+                is_attention = any(part in name for part in _QUERIES_AND_KEYS)
+                parameter.mul_(sharpness * (attention_sharpness if is_attention else 1.0))
     if family == "mixtral":
         model.set_experts_implementation("eager")  # the grouped kernel takes no float64
     model.generation_config.pad_token_id = 0
@@ -107,7 +113,9 @@ def noisy_copy(model: PreTrainedModel, noise: float = 0.1, seed: int = 1) -> Pre
 
 
 def prompts(batch_size: int, length: int, seed: int = 0, padding: bool = False) -> dict[str, torch.Tensor]:
-    """Random prompts `[batch, length]` with their mask; with `padding`, row b starts with b · length // (2 · batch) pads."""
+    """
+    Random prompts `[batch, length]` with their mask; with `padding`, row b starts with b · length // (2 · batch) pads.
+    """
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCAB, (batch_size, length), generator=generator)
     mask = torch.ones_like(ids)

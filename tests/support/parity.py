@@ -32,8 +32,8 @@ def assert_same_text(
     **options: Any,
 ) -> SpeculationMetrics:
     """
-    Asserts that the greedy text of a speculative call is that of the plain one (`expected`, if it is known), and that draft
-    tokens were accepted on the way. Returns the metrics of the call.
+    Asserts that the greedy text of a speculative call is that of the plain one (`expected`, if it is known), and that
+    draft tokens were accepted on the way. Returns the metrics of the call.
     """
     if expected is None:
         expected = plain_text(model, inputs, **options)
@@ -48,14 +48,16 @@ def expected_acceptance(
     draft: PreTrainedModel, text: torch.Tensor, prompt_length: int, tree: TokenTree, pads: int = 0
 ) -> list[int]:
     """
-    The draft tokens that each step of one row must accept, by the definition of the tree: how far the row's greedy `text`
-    (`[tokens]`, of which the first `pads` are padding) goes down the rank paths. The ranks come from one plain forward of
-    the draft over the whole text.
+    The draft tokens that each step of one row must accept, by the definition of the tree: how far the row's greedy
+    `text` (`[tokens]`, of which the first `pads` are padding) goes down the rank paths. The ranks come from one plain
+    forward of the draft over the whole text.
     """
     with torch.no_grad():
         logits = draft(text[None, pads:]).logits[0]
     best = logits.argsort(dim=-1, descending=True).tolist()
-    ranks = [0] * (pads + 1) + [order.index(token) for order, token in zip(best, text[pads + 1 :].tolist(), strict=False)]
+    ranks = [0] * (pads + 1) + [
+        order.index(token) for order, token in zip(best, text[pads + 1 :].tolist(), strict=False)
+    ]
     accepted, length = [], prompt_length + 1  # the first token comes from the prefill
     while length < len(text):
         path: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
 """
-Language models that are tables, and recursive rejection enumerated by hand: what unit tests of the sampling hold against the
-library, many thousand rows at a time.
+Language models that are tables, and recursive rejection enumerated by hand: what unit tests of the sampling hold
+against the library, many thousand rows at a time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TableModel:
     A language model whose next token depends on how many tokens came since the root, and on the last of them.
 
     Args:
-        scores (`torch.Tensor` of shape `[levels, vocab, vocab]`, float32): log-probabilities up to a constant; the root's are
-            `scores[0, 0]`.
+        scores (`torch.Tensor` of shape `[levels, vocab, vocab]`, float32):
+            Log-probabilities up to a constant; the root's are `scores[0, 0]`.
     """
 
     scores: torch.Tensor
@@ -71,7 +71,9 @@ class TableModel:
         return growth.grow_static(tree, root, self.run_level)
 
     def score(self, draft: DraftTree) -> torch.Tensor:
-        """The logits that this model as a target has at the root and all nodes of a draft, `[rows, nodes + 1, vocab]`."""
+        """
+        The logits that this model as a target has at the root and all nodes of a draft, `[rows, nodes + 1, vocab]`.
+        """
         tokens = torch.nn.functional.pad(draft.tokens, (1, 0))
         return self.scores[draft.topology.depths.clamp(max=len(self.scores) - 1), tokens]
 
@@ -123,7 +125,8 @@ def by_hand(tree: TokenTree, tokens: list[list[int]], scores: list[torch.Tensor]
 
     Args:
         tokens (`list`): the tokens of every row, in the tree's order.
-        scores (`list` of `torch.Tensor` of shape `[vocab]` or `[rows, vocab]`): of the nodes that have children, in order.
+        scores (`list` of `torch.Tensor` of shape `[vocab]` or `[rows, vocab]`): of the nodes that have children, in
+            order.
     """
     with_children = [node for node, children in enumerate(tree.children) if children]
     index = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
@@ -137,8 +140,8 @@ def by_hand(tree: TokenTree, tokens: list[list[int]], scores: list[torch.Tensor]
 
 def ordered_draws(q: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    Every order in which `count` tokens can be drawn from q one after the other without replacement, `[draws, count]`, -1 where
-    q has no more; and how likely each is, `[draws]`.
+    Every order in which `count` tokens can be drawn from q one after the other without replacement, `[draws, count]`,
+    -1 where q has no more; and how likely each is, `[draws]`.
     """
     support = np.flatnonzero(q)
     possible = min(count, len(support))
@@ -155,8 +158,8 @@ def recursive_rejection(p: np.ndarray, q: np.ndarray, drawn: np.ndarray) -> tupl
     The rule, for children drawn in the order of each row of `drawn` (`[draws, count]`).
 
     Returns:
-        `tuple`: with which probability each child is accepted if the ones before it were refused, `[draws, count]`; and the
-        distribution of the token if all are refused, `[draws, vocab]`.
+        `tuple`: with which probability each child is accepted if the ones before it were refused, `[draws, count]`;
+        and the distribution of the token if all are refused, `[draws, vocab]`.
     """
     p, q = (np.repeat(one[None], len(drawn), axis=0) for one in (p, q))
     acceptance = np.zeros(drawn.shape)
@@ -172,19 +175,21 @@ def recursive_rejection(p: np.ndarray, q: np.ndarray, drawn: np.ndarray) -> tupl
 
 
 Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+Draws = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
 def token_law(
-    p: np.ndarray, q: np.ndarray, count: int, rule: Rule = recursive_rejection
+    p: np.ndarray, q: np.ndarray, count: int, rule: Rule = recursive_rejection, draws: Draws = ordered_draws
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    What one node with `count` drawn children gives, by enumeration of all draws.
+    What one node with `count` drawn children gives, by enumeration of all draws. (Wrong samplers have another `rule`,
+    or get at their children by other `draws`.)
 
     Returns:
-        `tuple`: the distribution of the token, `[vocab]`; and the probability that the first child is accepted, the second, …,
-        and none of them, `[count + 1]`.
+        `tuple`: the distribution of the token, `[vocab]`; and the probability that the first child is accepted, the
+        second, …, and none of them, `[count + 1]`.
     """
-    drawn, reach = ordered_draws(q, count)
+    drawn, reach = draws(q, count)
     acceptance, rest = rule(p, q, drawn)
     law, places = np.zeros_like(p), np.zeros(count + 1)
     for place in range(count):

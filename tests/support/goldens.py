@@ -1,0 +1,31 @@
+"""The trained model that comes with the tests."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+
+TINY_TARGET = Path(__file__).parent.parent / "goldens" / "tiny_target"
+
+
+@lru_cache
+def trained_target() -> PreTrainedModel:
+    """A Llama with 512 tokens, in float32; no test may change it."""
+    return AutoModelForCausalLM.from_pretrained(TINY_TARGET).eval()
+
+
+@lru_cache
+def trained_tokenizer() -> PreTrainedTokenizerBase:
+    """Its tokenizer, which pads on the left."""
+    return AutoTokenizer.from_pretrained(TINY_TARGET, padding_side="left")
+
+
+@lru_cache
+def trained_prompts() -> dict[str, Any]:
+    """`prompts` (lists of ids of several lengths) and `greedy_64`, the ids that follow them."""
+    return json.loads((TINY_TARGET / "prompts.json").read_text())

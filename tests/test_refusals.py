@@ -1,0 +1,532 @@
+"""What cannot be served is refused by name, before any forward, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from support.calls import TREE, assert_same_calls
+from support.models import VOCAB, noisy_copy, prompts, tiny_config, tiny_model
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    DynamicCache,
+    EncoderDecoderCache,
+    PreTrainedModel,
+    StaticCache,
+    cache_utils,
+)
+
+import hf_specdec
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def draft(target: PreTrainedModel) -> PreTrainedModel:
+    return noisy_copy(target, noise=0.05)
+
+
+@contextmanager
+def left_untouched(*models: Any, cache: Any = None) -> Iterator[None]:
+    """Asserts that nothing inside runs a forward of these models or changes them, the random state, or a cache."""
+    models = [model for model in models if isinstance(model, PreTrainedModel)]
+    forwards: list[PreTrainedModel] = []
+    handles = [
+        module.register_forward_pre_hook(lambda module, args: forwards.append(module))
+        for model in models
+        for module in model.modules()
+    ]
+    before = [snapshot(model) for model in models]
+    layers = [] if cache is None else copy.deepcopy(getattr(cache, "layers", []))
+    random_state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert not forwards, f"{type(forwards[0]).__name__} was run"
+    assert [snapshot(model) for model in models] == before
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for then, now in zip(layers, getattr(cache, "layers", []), strict=True):
+        assert type(now) is type(then)
+        assert now.is_initialized == then.is_initialized
+        if now.is_initialized:
+            assert torch.equal(now.keys, then.keys) and torch.equal(now.values, then.values)
+
+
+def snapshot(model: PreTrainedModel) -> list[Any]:
+    """What a call could leave behind on a model."""
+    return [
+        model.config.to_dict(),
+        model.config._attn_implementation,
+        [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")],
+        model.generation_config.to_dict(),
+        sorted(set(vars(model)) - {"prepare_inputs_for_generation"}),  # PEFT leaves its own behind in every call
+        {name: parameter._version for name, parameter in model.named_parameters()},
+    ]
+
+
+def assert_refused(
+    model: PreTrainedModel, options: dict[str, Any], *words: str, error: type[Exception] = ValueError
+) -> None:
+    """Asserts that a call raises an error that says all these words, and changes nothing."""
+    assistant, cache = options.get("assistant_model"), options.get("past_key_values")
+    with left_untouched(model, assistant, cache=cache), pytest.raises(error) as caught:
+        model.generate(**({"max_new_tokens": 8, **prompts(1, 6)} | options))
+    message = str(caught.value)
+    assert type(caught.value) is error, message
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+
+
+# -------------------------------------------------------------------------------------------------------------- trees
+
+
+BAD_TREES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "not closed": ("[(0,), (0, 0", ("[(0,), (0, 0", "[(0,), (1,), (0, 0)]")),
+    "a word": ("deep", ("deep", "[(0,), (1,), (0, 0)]")),
+    "an expression": ("[(0,)] * 2", ("[(0,)] * 2", "[(0,), (1,), (0, 0)]")),
+    "a call": ("__import__('os').getcwd()", ("[(0,), (1,), (0, 0)]",)),
+    "an empty string": ("", ("[(0,), (1,), (0, 0)]",)),
+    "a number in a string": ("3", ("int", "[(0,), (1,), (0, 0)]")),
+    "a single path": ("(0, 0)", ("(0, 0)", "a single path", "[(0, 0)]")),
+    "a missing comma": ("[(0)]", ("(0,)", "comma")),
+    "no nodes": ([], ("empty", "at least one")),
+    "no nodes in a string": ("[]", ("empty", "at least one")),
+    "the root": ([()], ("()", "the root is always there")),
+    "a missing parent": ([(0,), (1, 0)], ("(1, 0)", "(1,)", "Add the parent")),
+    "a missing grandparent": ("[(0, 0, 0), (0, 0)]", ("(0, 0)", "(0,)", "Add the parent")),
+    "a duplicate": ([(0,), (0, 1), (0, 1)], ("(0, 1)", "twice", "Remove one")),
+    "a negative rank": ([(0,), (-1,)], ("(-1,)", "negative", "from 0")),
+    "a rank that is half": ([(0,), (0.5,)], ("0.5", "not an integer")),
+    "a rank that is a bool": ([(0,), (0, True)], ("True", "not an integer")),
+    "a rank that is a string": ([("0",)], ("'0'", "not an integer")),
+    "too many nodes": ([(rank,) for rank in range(1025)], ("1024", "smaller")),
+    "a rank beyond the vocabulary": ([(VOCAB,)], (str(VOCAB), "vocabulary", "narrower")),
+    "more branches than tokens": (DynamicTree(depth=2, top_k=VOCAB + 1, num_nodes=4), (str(VOCAB), "vocabulary")),
+    "auto, which is not there yet": ("auto", ("auto", "leave `tree` out")),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TREES)
+@pytest.mark.parametrize("through", ["tree", "speculative_config"])
+def test_bad_trees(target: PreTrainedModel, draft: PreTrainedModel, name: str, through: str) -> None:
+    tree, words = BAD_TREES[name]
+    value = tree if through == "tree" else {"tree": tree}
+    for assistant in (draft, NgramDraft()):
+        assert_refused(target, {"assistant_model": assistant, through: value}, "`tree`", *words)
+
+
+@pytest.mark.parametrize("tree", [3, 0.5, True, {"paths": [[0]], "depth": 2}, {0, 1}, b"[(0,)]", object()], ids=repr)
+def test_trees_of_the_wrong_type(target: PreTrainedModel, draft: PreTrainedModel, tree: Any) -> None:
+    options = {"assistant_model": draft, "tree": tree}
+    assert_refused(target, options, "`tree`", type(tree).__name__, "a string", error=TypeError)
+
+
+@pytest.mark.parametrize("tree", [["0"], ["(0,)"], [0, 1], [(0,), 1], [None]], ids=repr)
+def test_paths_of_the_wrong_type(target: PreTrainedModel, draft: PreTrainedModel, tree: Any) -> None:
+    wrong = next(path for path in tree if not isinstance(path, tuple))
+    options = {"assistant_model": draft, "tree": tree}
+    assert_refused(target, options, "`tree`", repr(wrong), "not a path", error=TypeError)
+
+
+def test_a_rank_within_the_vocabulary_is_taken(target: PreTrainedModel) -> None:
+    """The last rank there is, with all better ones: whatever the target says is among the children."""
+    tree = [(rank,) for rank in range(VOCAB)]
+    _, metrics = assert_same_calls(target, noisy_copy(target, noise=3.0), prompts(1, 6), {"max_new_tokens": 8}, tree)
+    assert metrics.accepted_per_step == [[1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1.5, True, "3", None], ids=repr)
+@pytest.mark.parametrize("name", ["depth", "top_k", "num_nodes"])
+def test_limits_of_dynamic_trees(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))}.*positive integer"):
+        DynamicTree(**({"depth": 2, "top_k": 2, "num_nodes": 4} | {name: value}))
+
+
+def test_dynamic_trees_that_cannot_be_filled() -> None:
+    with pytest.raises(ValueError, match="num_nodes=1025.*1024.*Use fewer"):
+        DynamicTree(depth=9, top_k=32, num_nodes=1025)
+    with pytest.raises(ValueError, match="num_nodes=7.*depth=2.*top_k=2.*6 candidates.*Raise `depth` or `top_k`"):
+        DynamicTree(depth=2, top_k=2, num_nodes=7)
+
+
+# --------------------------------------------------------------------------------------------------- how to speculate
+
+
+def test_a_tree_without_a_draft(target: PreTrainedModel) -> None:
+    """It would decode plainly, and silently."""
+    assert_refused(target, {"tree": "[(0,)]"}, "`tree`", "[(0,)]", "assistant_model", "NgramDraft")
+    assert_refused(target, {"tree": "[(0,)]", "do_sample": True}, "`tree`", "assistant_model")
+    options = {"speculative_config": SpeculativeConfig(tree="[(0,)]")}
+    assert_refused(target, options, "`speculative_config`", "assistant_model", "NgramDraft")
+
+
+def test_a_tree_beside_a_config(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    options = {"assistant_model": draft, "tree": "[(0,)]", "speculative_config": SpeculativeConfig(tree="[(1,)]")}
+    assert_refused(target, options, "`tree`", "[(0,)]", "`speculative_config`", "give one of them")
+
+
+def test_configs_of_the_wrong_kind(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    call = {"assistant_model": draft}
+    for wrong in ("[(0,)]", [(0,)], TokenTree.chain(2), 3):
+        words = ("`speculative_config`", type(wrong).__name__, "SpeculativeConfig")
+        assert_refused(target, call | {"speculative_config": wrong}, *words, error=TypeError)
+    unknown = {"tree": "[(0,)]", "depth": 3}
+    assert_refused(target, call | {"speculative_config": unknown}, "`speculative_config`", "depth", "draft_sampling")
+
+
+BAD_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "greedy with rejection": (
+        {"draft_sampling": "greedy", "verification": "rejection"},
+        ("draft_sampling='greedy'", "verification='rejection'", "verification='target'", "draft_sampling='sample'"),
+    ),
+    "draft_sampling": ({"draft_sampling": "beam"}, ("`draft_sampling`", "'beam'", "'auto', 'greedy', 'sample'")),
+    "verification": ({"verification": "typical"}, ("`verification`", "'typical'", "'auto', 'target', 'rejection'")),
+    "negative batch size": ({"disable_by_batch_size": -1}, ("`disable_by_batch_size`", "-1", "from 0 on")),
+    "half a batch size": ({"disable_by_batch_size": 1.5}, ("`disable_by_batch_size`", "1.5", "integer")),
+    "a batch size that is a bool": ({"disable_by_batch_size": True}, ("`disable_by_batch_size`", "True", "integer")),
+    "cuda_graphs": ({"cuda_graphs": True}, ("cuda_graphs=True", "'auto' or False")),
+    "cuda_graphs by word": ({"cuda_graphs": "always"}, ("cuda_graphs='always'", "'auto' or False")),
+    "compile": ({"compile": True}, ("compile=True", "Use False")),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGS)
+def test_bad_configs(target: PreTrainedModel, draft: PreTrainedModel, name: str) -> None:
+    """When a `SpeculativeConfig` is made, and when a saved one is read."""
+    values, words = BAD_CONFIGS[name]
+    with pytest.raises(ValueError) as caught:
+        SpeculativeConfig(**values)
+    assert all(word in str(caught.value) for word in words)
+    assert_refused(target, {"assistant_model": draft, "speculative_config": values}, *words)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_drafters_without_probabilities(target: PreTrainedModel, do_sample: bool) -> None:
+    call = {"assistant_model": NgramDraft(), "do_sample": do_sample}
+    for asked, words in (
+        ({"verification": "rejection"}, ("verification='rejection'", "'auto' or 'target'")),
+        ({"draft_sampling": "sample"}, ("draft_sampling='sample'", "'auto' or 'greedy'")),
+        ({"draft_sampling": "sample", "verification": "rejection"}, ("draft_sampling='sample'", "'auto' or 'greedy'")),
+    ):
+        assert_refused(target, call | {"speculative_config": SpeculativeConfig(**asked)}, *words)
+
+
+@pytest.mark.parametrize("tree", ["[(1,)]", "[(0,), (2,)]", "[(0,), (0, 1)]"])
+def test_rank_gaps_with_drawn_children(target: PreTrainedModel, draft: PreTrainedModel, tree: str) -> None:
+    """Taking the second draw only would bias the output. Children that are not drawn may have gaps."""
+    words = ("`tree`", tree, "rank gaps", "close the gaps")
+    assert_refused(target, {"assistant_model": draft, "tree": tree, "do_sample": True}, *words)
+    drawn = SpeculativeConfig(tree=tree, draft_sampling="sample")
+    assert_refused(target, {"assistant_model": draft, "speculative_config": drawn}, *words)
+    chosen = SpeculativeConfig(tree=tree, draft_sampling="greedy")
+    for options in ({"tree": tree}, {"speculative_config": chosen, "do_sample": True}):
+        target.generate(**prompts(1, 6), max_new_tokens=8, assistant_model=draft, **options)
+        assert hf_specdec.last_metrics().num_drafts > 0
+
+
+# ------------------------------------------------------------------------------------------------------------- drafts
+
+
+def test_a_draft_of_another_vocabulary(target: PreTrainedModel) -> None:
+    options = {"assistant_model": tiny_model(vocab_size=67), "tree": "[(0,)]"}
+    assert_refused(target, options, "`assistant_model`", "67", str(VOCAB), "the target's tokenizer")
+
+
+@pytest.mark.parametrize(
+    "assistant", ["gpt2", 3, object(), torch.nn.Linear(2, 2), [NgramDraft()], NgramDraft, TokenTree.chain(2)], ids=repr
+)
+def test_assistants_of_the_wrong_type(target: PreTrainedModel, assistant: Any) -> None:
+    words = ("`assistant_model`", type(assistant).__name__, "a causal language model", "NgramDraft")
+    assert_refused(target, {"assistant_model": assistant, "tree": "[(0,)]"}, *words, error=TypeError)
+
+
+@pytest.mark.parametrize(
+    "values", [{"max_ngram": 0}, {"min_ngram": 0}, {"max_ngram": 2.0}, {"min_ngram": True}], ids=str
+)
+def test_ngram_sizes(values: dict[str, Any]) -> None:
+    name, value = next(iter(values.items()))
+    with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))}.*positive integer"):
+        NgramDraft(**values)
+    with pytest.raises(ValueError, match="min_ngram=5.*`max_ngram`=3.*Swap"):
+        NgramDraft(max_ngram=3, min_ngram=5)
+
+
+# ------------------------------------------------------------------------------------------------------ architectures
+
+
+def model_of(family: str, auto: Any = AutoModelForCausalLM, **values: Any) -> PreTrainedModel:
+    common = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1}
+    return auto.from_config(AutoConfig.for_model(family, **(common | {"eos_token_id": 2} | values))).eval()
+
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+    "mamba": (lambda: model_of("mamba"), "recurrent or convolutional"),
+    "lfm2": (lambda: model_of("lfm2", **HEADS, full_attn_idxs=[1]), "recurrent or convolutional"),
+    "qwen3_next": (
+        lambda: model_of(
+            "qwen3_next",
+            **HEADS,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+        "recurrent or convolutional",
+    ),
+    "bamba": (
+        lambda: model_of("bamba", **HEADS, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1),
+        "recurrent or convolutional",
+    ),
+    "recurrent_gemma": (lambda: model_of("recurrent_gemma", **HEADS, lru_width=32), "recurrent or convolutional"),
+    "rwkv": (lambda: model_of("rwkv", attention_hidden_size=32), "recurrent or convolutional"),
+    "llama4": (
+        lambda: model_of("llama4_text", **HEADS, num_local_experts=2, intermediate_size_mlp=48, head_dim=8),
+        "chunked attention",
+    ),
+    "bloom": (lambda: model_of("bloom", n_head=4, n_layer=2), "ALiBi"),
+    "mpt": (lambda: model_of("mpt", d_model=32, n_heads=4, n_layers=2), "ALiBi"),
+    "falcon_alibi": (
+        lambda: AutoModelForCausalLM.from_config(tiny_config("falcon", alibi=True, new_decoder_architecture=False)),
+        "ALiBi",
+    ),
+    "gpt_neo": (
+        lambda: model_of("gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]),
+        "sliding window",
+    ),
+    "openai_gpt": (lambda: model_of("openai-gpt", n_embd=32, n_layer=2, n_head=4), "past_key_values"),
+    "t5": (
+        lambda: model_of(
+            "t5", AutoModelForSeq2SeqLM, d_model=32, d_kv=8, d_ff=48, num_heads=4, decoder_start_token_id=0
+        ),
+        "encoder-decoder",
+    ),
+    "bart": (
+        lambda: model_of(
+            "bart",
+            AutoModelForSeq2SeqLM,
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            decoder_start_token_id=2,
+        ),
+        "encoder-decoder",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", UNSERVED)
+def test_models_that_cannot_hold_a_tree(target: PreTrainedModel, draft: PreTrainedModel, family: str) -> None:
+    """Neither as the target, with any draft, nor as the draft."""
+    make, why = UNSERVED[family]
+    model = make()
+    for assistant in (draft, NgramDraft()):
+        words = ("`assistant_model`", "the target", type(model).__name__, why, "`generate` without")
+        assert_refused(model, {"assistant_model": assistant, "tree": "[(0,)]"}, *words)
+    words = ("`assistant_model`", "the draft", type(model).__name__, why)
+    assert_refused(target, {"assistant_model": model, "tree": "[(0,)]"}, *words)
+
+
+def test_targets_that_decode_in_their_own_way(draft: PreTrainedModel) -> None:
+    """A model class with a loop of its own, or that says which modes it has."""
+    target = tiny_model()
+
+    class OwnLoop(type(target)):
+        def _sample(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("not reached")
+
+    class OwnModes(type(target)):
+        _supported_generation_modes = ("greedy_search", "sample")
+
+    for kind in (OwnLoop, OwnModes):
+        own = kind(target.config).to(torch.float64)
+        own.generation_config = target.generation_config
+        words = ("`assistant_model`", "the target", kind.__name__, "a decoding loop of its own", "`generate` without")
+        assert_refused(own, {"assistant_model": draft, "tree": "[(0,)]"}, *words)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_embeddings_that_change_with_the_length(draft: PreTrainedModel, kind: str) -> None:
+    """They turn all tokens otherwise once the text passes a boundary. Texts that end before it are served."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 16, **factors}
+    length = 32 if kind == "longrope" else 16
+    target = tiny_model(rope_parameters=rope, max_position_embeddings=length)
+    options = {"assistant_model": target, "tree": "[(0,), (0, 0)]"}
+    words = ("`max_length`", "=18", repr(kind), "passes 16 tokens", "max_new_tokens=10", "`generate` without")
+    assert_refused(target, options | {"max_new_tokens": 12}, *words)
+    assert_same_calls(target, target, prompts(1, 6), {"max_new_tokens": 10})
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
+def test_learned_prompts(draft: PreTrainedModel, kind: str) -> None:
+    """Prompt-tuned models need their virtual tokens in front of every forward; as a target and as a draft."""
+    peft = pytest.importorskip("peft")
+    values = {"encoder_hidden_size": 16} if kind == "PromptEncoderConfig" else {}
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3, **values)
+    tuned = peft.get_peft_model(tiny_model(), config).eval()
+    with left_untouched(tuned.get_base_model(), draft), pytest.raises(ValueError) as caught:
+        tuned.generate(**prompts(1, 6), max_new_tokens=8, assistant_model=draft, tree="[(0,)]")
+    for word in ("`assistant_model`", "the target", "learned prompt", "LoRA", "`generate` without"):
+        assert word in str(caught.value)
+    words = ("`assistant_model`", "the draft", "learned prompt", "LoRA")
+    assert_refused(tiny_model(), {"assistant_model": tuned, "tree": "[(0,)]"}, *words)
+
+
+def test_adapters_are_served(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """What the refusal above recommends: LoRA, as a target and as a draft."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    tuned = peft.get_peft_model(tiny_model(), config).eval()
+    assert_same_calls(tuned, tiny_model(), prompts(3, 8, padding=True), {"max_new_tokens": 16})
+    assert_same_calls(target, tuned, prompts(3, 8, padding=True), {"max_new_tokens": 16})
+
+
+# ------------------------------------------------------------------------------------------------- options of generate
+
+
+BAD_OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "beam search": ({"num_beams": 2}, ("num_beams=2", "num_beams=1")),
+    "beam sampling": ({"num_beams": 3, "do_sample": True}, ("num_beams=3", "num_beams=1")),
+    "contrastive search": (
+        {"penalty_alpha": 0.6, "top_k": 4, "trust_remote_code": True},
+        ("contrastive_search", "`penalty_alpha`", "Leave the option"),
+    ),
+    "group beam search": (
+        {"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5, "trust_remote_code": True},
+        ("num_beams=2", "num_beams=1"),
+    ),
+    "constraints": (
+        {"force_words_ids": [[3]], "trust_remote_code": True},
+        ("constrained_beam_search", "`constraints`", "Leave the option"),
+    ),
+    "dola": ({"dola_layers": "low"}, ("dola_layers='low'", "Leave one of them out")),
+    "prompt look-up": ({"prompt_lookup_num_tokens": 3}, ("prompt_lookup_num_tokens=3", "Leave one out")),
+    "early exit": ({"assistant_early_exit": 1}, ("assistant_early_exit=1", "Leave one out")),
+    "multi-token prediction": ({"use_mtp": True}, ("use_mtp=True", "Leave one out")),
+    "no cache": ({"use_cache": False}, ("use_cache=False", "needs the cache", "Leave `use_cache` out")),
+    **{
+        f"{name} cache": ({"cache_implementation": name}, (f"cache_implementation='{name}'", "Leave"))
+        for name in ("static", "offloaded_static", "sliding_window", "quantized", "offloaded")
+    },
+    **{
+        name: (
+            {name: value},
+            (f"{name}={value!r}", "transformers' own assisted generation", "Leave it out", "`tree=`"),
+        )
+        for name, value in {
+            "num_assistant_tokens": 7,
+            "num_assistant_tokens_schedule": "heuristic",
+            "assistant_confidence_threshold": 0.1,
+            "assistant_ensemble_weight": 0.5,
+            "assistant_lookbehind": 3,
+            "target_lookbehind": 4,
+            "speculation_type": "dflash",
+            "max_matching_ngram_size": 3,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_options_that_mean_something_else(target: PreTrainedModel, draft: PreTrainedModel, name: str) -> None:
+    """Nothing is silently ignored: neither with a draft model nor with a drafter."""
+    options, words = BAD_OPTIONS[name]
+    for speculative in ({"assistant_model": draft, "tree": "[(0,)]"}, {"assistant_model": NgramDraft()}):
+        assert_refused(target, speculative | options, *words)
+
+
+@pytest.mark.parametrize("options", [{"penalty_alpha": 0.6, "top_k": 4}, {"force_words_ids": [[3]]}], ids=str)
+def test_modes_that_transformers_refuses_first(
+    target: PreTrainedModel, draft: PreTrainedModel, options: dict[str, Any]
+) -> None:
+    """Without `trust_remote_code` transformers stops these calls before it asks us."""
+    assert_refused(target, {"assistant_model": draft, "tree": "[(0,)]"} | options, "trust_remote_code")
+
+
+def test_a_tokenizer_for_the_assistant(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    options = {"assistant_model": draft, "tree": "[(0,)]", "tokenizer": object(), "assistant_tokenizer": object()}
+    assert_refused(target, options, "`assistant_tokenizer`", "the target's vocabulary", "leave `tree` out")
+
+
+def test_options_of_the_generation_config(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """A refused option is refused wherever it stands."""
+    config = copy.deepcopy(target.generation_config)
+    config.update(num_beams=4, max_new_tokens=8)
+    assert_refused(
+        target,
+        {"assistant_model": draft, "tree": "[(0,)]", "generation_config": config, "max_new_tokens": None},
+        "num_beams=4",
+    )
+
+
+def quantized_cache(config: Any) -> DynamicCache:
+    """A cache with a quantised layer, without a quantisation library."""
+
+    class Quantized(cache_utils.QuantizedLayer):
+        def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+            return tensor
+
+        def _dequantize(self, q_tensor: torch.Tensor) -> torch.Tensor:
+            return q_tensor
+
+    cache = DynamicCache(config=config)
+    cache.layers[1] = Quantized()
+    return cache
+
+
+CACHES: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "static": (lambda config: StaticCache(config=config, max_cache_len=64), ("StaticCache", "StaticLayer", "layer 0")),
+    "quantized": (quantized_cache, ("DynamicCache", "Quantized", "layer 1")),
+    "offloaded": (lambda config: DynamicCache(config=config, offloading=True), ("without offloading",)),
+    "encoder-decoder": (
+        lambda config: EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)),
+        ("EncoderDecoderCache",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_that_cannot_hold_a_tree(target: PreTrainedModel, draft: PreTrainedModel, name: str) -> None:
+    make, words = CACHES[name]
+    for speculative in ({"assistant_model": draft, "tree": "[(0,)]"}, {"assistant_model": NgramDraft()}):
+        options = speculative | {"past_key_values": make(target.config)}
+        assert_refused(target, options, "`past_key_values`", "Pass a `DynamicCache`", *words)
+
+
+def test_a_good_cache_is_untouched_by_a_refusal(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """A cache with a conversation in it survives a call that is refused for something else."""
+    cache = DynamicCache(config=target.config)
+    text = target.generate(**prompts(1, 6), max_new_tokens=4, do_sample=False, past_key_values=cache)
+    options = {"input_ids": text, "attention_mask": torch.ones_like(text), "past_key_values": cache}
+    assert_refused(target, options | {"assistant_model": draft, "tree": "[(0, 0)]"}, "Add the parent")
+    assert cache.get_seq_length() == text.shape[1] - 1
+
+
+def test_a_misspelt_option(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """As ever, transformers finds it."""
+    assert_refused(target, {"assistant_model": draft, "trees": "[(0,)]"}, "trees", "not used by the model")
+
+
+def test_after_refusals_all_is_well(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """The models that were refused a hundred times above still speculate."""
+    assert_same_calls(target, draft, prompts(3, 12, padding=True), {"max_new_tokens": 16}, TREE)
