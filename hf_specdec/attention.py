@@ -63,10 +63,21 @@ class TreeContext:
             window (`int`, *optional*): a query attends to keys less than this many positions before it.
         """
         key = (dtype, device, window)
-        if key not in self._masks:
+        if key not in self._masks and window is None and self._sees_all:
+            self._masks[key] = torch.zeros(1, 1, self.ancestors.shape[1], self.num_slots, dtype=dtype, device=device)
+        elif key not in self._masks:
             allowed = self._allowed if window is None else self._allowed & (self._distances < window)
             self._masks[key] = torch.where(allowed[:, None], *_mask_values(dtype, allowed.device)).to(device)
         return self._masks[key]
+
+    @property
+    def _sees_all(self) -> bool:
+        """
+        Whether there is but one query, which attends to every slot: the level of a chain, or a step without a tree.
+        """
+        if self.ancestors.shape[1] > 1 or self.uniform_length is None or self.visible is not None:
+            return False
+        return self.ancestors.device.type == "cpu" and bool(self.ancestors.all())  # elsewhere the look would be a wait
 
     @cached_property
     def _allowed(self) -> torch.Tensor:

@@ -50,7 +50,8 @@ class TreeForward:
     ):
         self.model, self.cache, self.visible = model, cache, visible
         self.position_shift, self.max_position = position_shift, max_position
-        self._lengths_of_roots: torch.Tensor | None = None
+        shifts = position_shift.flatten().unique().tolist() if position_shift.dim() == 1 else []
+        self._shift_of_all = shifts[0] if len(shifts) == 1 else None
         self.model_kwargs = dict(model_kwargs or {})
         self.prepares_inputs = prepares_inputs
         # Both properties go through the parameters: too slow for every forward.
@@ -134,10 +135,11 @@ class TreeForward:
 
     def _positions(self, depths: torch.Tensor) -> torch.Tensor:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""
-        if self._lengths_of_roots is not self.cache.lengths_tensor:
-            self._lengths_of_roots = self.cache.lengths_tensor
-            self._positions_of_roots = (self._lengths_of_roots + self.position_shift)[..., None]
-        positions = self._positions_of_roots + depths
+        cache = self.cache
+        if self._shift_of_all is not None and cache.uniform_length is not None:
+            positions = (depths + (cache.uniform_length + self._shift_of_all)).expand(len(cache.lengths), -1)
+        else:
+            positions = cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
         if self.max_position is not None:
             positions = positions.clamp(max=self.max_position)
         return positions.to(self.device)

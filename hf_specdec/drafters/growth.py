@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import torch
 
+from ..argmax import argmax
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
 
 
@@ -35,10 +36,11 @@ class _Level:
         num_candidates (`int`): tokens wanted of each parent: its children's largest rank + 1.
         parent (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place among the
             nodes forwarded for it.
-        candidate (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its place among all
-            parents' candidates.
-        forwarded (`torch.Tensor` of shape `[queries]`, int64): places, in the level, of the nodes that have children
-            themselves.
+        candidate (`torch.Tensor` of shape `[children]`, int64, *optional*): for each node of the level, its place
+            among all parents' candidates; None if the nodes are the candidates, in order.
+        num_forwarded (`int`): nodes of the level that have children themselves.
+        forwarded (`torch.Tensor` of shape `[num_forwarded]`, int64, *optional*): their places in the level; None if
+            all do.
         ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for
             `run_level`.
         offset (`int`): nodes forwarded before.
@@ -46,8 +48,9 @@ class _Level:
 
     num_candidates: int
     parent: torch.Tensor
-    candidate: torch.Tensor
-    forwarded: torch.Tensor
+    candidate: torch.Tensor | None
+    num_forwarded: int
+    forwarded: torch.Tensor | None
     ancestors: torch.Tensor
     node_depths: torch.Tensor
     offset: int
@@ -71,8 +74,9 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
             _Level(
                 num_candidates=num_candidates,
                 parent=tensor(places),
-                candidate=tensor(candidates),
-                forwarded=tensor([nodes.index(node) for node in forwarded]),
+                candidate=None if candidates == list(range(num_candidates * len(parents))) else tensor(candidates),
+                num_forwarded=len(forwarded),
+                forwarded=None if forwarded == nodes else tensor([nodes.index(node) for node in forwarded]),
                 ancestors=tree.ancestors[forwarded][:, all_forwarded][None].to(device),
                 node_depths=tensor([tree.depths[node] - 1 for node in all_forwarded])[None],
                 offset=offset,
@@ -86,15 +90,19 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
     """Fills a static tree with the draft's best tokens, by rank."""
     logits, levels = root_logits[:, None], []
     for level in _levels(tree, root_logits.device):
-        best = (
-            logits.topk(level.num_candidates, dim=-1).indices if level.num_candidates > 1 else logits.argmax(-1, True)
-        )
-        levels.append(best.flatten(1).index_select(1, level.candidate))
-        if len(level.forwarded):
-            logits = run_level(
-                levels[-1].index_select(1, level.forwarded), level.ancestors, level.node_depths, level.offset
-            )
+        if level.num_candidates > 1:
+            best = logits.topk(level.num_candidates, dim=-1).indices.flatten(1)
+        else:
+            best = argmax(logits)
+        levels.append(_pick(best, level.candidate))
+        if level.num_forwarded:
+            logits = run_level(_pick(levels[-1], level.forwarded), level.ancestors, level.node_depths, level.offset)
     return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, root_logits.device))
+
+
+def _pick(values: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+    """The values (`[batch, values]`) at some places, or all of them."""
+    return values if places is None else values.index_select(1, places)
 
 
 def grow_drawn(
@@ -115,11 +123,11 @@ def grow_drawn(
     for level in _levels(tree, root_logits.device):
         scores.append(warp(logits))
         drawn, drawable = draw_without_replacement(scores[-1], level.num_candidates)
-        tokens.append(drawn.flatten(1).index_select(1, level.candidate))
-        valid.append(drawable.flatten(1).index_select(1, level.candidate) & parents_valid[:, level.parent])
-        parents_valid = valid[-1][:, level.forwarded]
-        if len(level.forwarded):
-            logits = run_level(tokens[-1][:, level.forwarded], level.ancestors, level.node_depths, level.offset)
+        tokens.append(_pick(drawn.flatten(1), level.candidate))
+        valid.append(_pick(drawable.flatten(1), level.candidate) & parents_valid[:, level.parent])
+        parents_valid = _pick(valid[-1], level.forwarded)
+        if level.num_forwarded:
+            logits = run_level(_pick(tokens[-1], level.forwarded), level.ancestors, level.node_depths, level.offset)
     with_children = [node for node, children in enumerate(tree.children) if children]
     index = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
     return DraftTree(

@@ -115,6 +115,11 @@ class TargetDistribution:
         """Whether `all_scores` may be used, and is the cheaper way."""
         return self.reads_scores_only and not self._records and self._logits.device.type != "cpu"
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether scores are the logits as they are, and nobody wants to see them."""
+        return not self.processors and not self._records
+
     def all_scores(self) -> torch.Tensor:
         """
         Processed scores of all nodes, `[batch, nodes + 1, vocab]`; only if every processor reads the scores alone.

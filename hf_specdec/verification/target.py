@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..argmax import argmax
 from ..trees import DraftTree
 from .processors import TargetDistribution
 from .walk import Walk
@@ -22,8 +23,9 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
         do_sample (`bool`): draw from p, or take its argmax.
     """
     walk = Walk.start(target.batch_size, rows)
-    # On an accelerator one launch for all nodes is cheaper than one wait per depth.
-    ahead = choose(target.all_scores(), do_sample).tolist() if target.reads_ahead else None
+    # On an accelerator one launch for all nodes is cheaper than one wait per depth; a bare argmax is so anywhere.
+    reads_ahead = target.reads_ahead or (not do_sample and target.is_bare)
+    ahead = choose(target.all_scores(), do_sample).tolist() if reads_ahead else None
     while rows:
         if ahead is not None:
             chosen = [ahead[row][walk.node(row)] for row in rows]
@@ -44,6 +46,6 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
 def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
     """The next tokens `[…]` for processed scores `[…, vocab]`: the argmax, or drawn from their softmax."""
     if not do_sample:
-        return scores.argmax(dim=-1)
+        return argmax(scores)
     probabilities = scores.float().softmax(dim=-1)
     return torch.multinomial(probabilities.flatten(0, -2), num_samples=1).view(scores.shape[:-1])
