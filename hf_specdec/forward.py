@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ class TreeForward:
             positions = (depths + (cache.uniform_length + self._shift_of_all)).expand(len(cache.lengths), -1)
         else:
             positions = cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
-        if self.max_position is not None:
+        # Positions are never larger than slots, so that there is seldom anything to clamp.
+        if self.max_position is not None and cache.write_window.end > self.max_position:
             positions = positions.clamp(max=self.max_position)
         return positions.to(self.device)
 
@@ -151,3 +153,10 @@ def execution_device(model: PreTrainedModel) -> torch.device:
     if device.type == "meta":
         device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
     return device
+
+
+@lru_cache(maxsize=32)
+def causal_chain(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens one after the other as nodes: `ancestors` `[1, length, length]` bool and `depths` `[1, length]` int64."""
+    ancestors = torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
+    return ancestors, torch.arange(length, device=device)[None]

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .cache import TreeCache
-from .forward import TreeForward
+from .forward import TreeForward, causal_chain
 from .sequences import Sequences
 from .trees import DraftTree
 
@@ -158,5 +158,4 @@ class Target:
         most = self.slots_before + length - 1 - min(lengths)
         starts = torch.tensor(lengths, device=device)[:, None] - self.slots_before
         positions = (starts + torch.arange(most, device=device)).clamp(max=length - 1)
-        chain = torch.ones(1, most, most, dtype=torch.bool, device=device).tril()
-        self.forward(self.sequences.gather(positions), chain, torch.arange(most, device=device)[None])
+        self.forward(self.sequences.gather(positions), *causal_chain(most, device))

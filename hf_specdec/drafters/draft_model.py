@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
-from ..forward import TreeForward, execution_device
+from ..forward import TreeForward, causal_chain, execution_device
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter, DraftRequest
@@ -118,8 +118,7 @@ class DraftModelDrafter(Drafter):
             # Rows with fewer tokens repeat their root; what that writes lies behind the row's length.
             tokens = sequences.gather(torch.minimum(starts + offsets, ends)).to(self.device)
         self.cache.set_lengths(seen)
-        chain = torch.ones(1, most, most, dtype=torch.bool, device=self.device).tril()
-        depths = torch.arange(most, device=self.device)[None]
+        chain, depths = causal_chain(most, self.device)
         uniform = min(counts) == most
         outputs = self.forward(tokens, chain, depths, logits_to_keep=1 if uniform else 0)
         self.cache.set_lengths(lengths)
