@@ -155,8 +155,15 @@ def execution_device(model: PreTrainedModel) -> torch.device:
     return device
 
 
-@lru_cache(maxsize=32)
 def causal_chain(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens one after the other as nodes: `ancestors` `[1, length, length]` bool and `depths` `[1, length]` int64."""
+    return _short_causal_chain(length, device) if length <= 32 else _new_causal_chain(length, device)
+
+
+def _new_causal_chain(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     ancestors = torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
     return ancestors, torch.arange(length, device=device)[None]
+
+
+_short_causal_chain = lru_cache(maxsize=128)(_new_causal_chain)
+"""Every step of a draft model needs one."""

@@ -42,14 +42,19 @@ SEEDS = {
     "gemma3_text": 1,
     "mixtral": 1,
     "phi": 2,
+    "qwen2_moe": 1,
+    "gpt_oss": 3,
     "gptj": 4,
     "falcon": 1,
 }
-# GPT-J has no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused by new ones.
+# GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused
+# by new ones.
 TARGETS = [
     (family, implementation)
     for family in FAMILIES
-    for implementation in {"gptj": ("default",), "gemma2": ("eager", "default")}.get(family, ("eager", "sdpa"))
+    for implementation in {"gptj": ("default",), "gpt_oss": ("eager",), "gemma2": ("eager", "default")}.get(
+        family, ("eager", "sdpa")
+    )
 ]
 
 
@@ -95,15 +100,15 @@ def test_greedy_equality(family: str, implementation: str, kind: str, batch_size
         assert metrics.accepted_per_step == [[4] * 5] * batch_size
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral", "qwen2_moe", "gpt_oss"])
 @pytest.mark.parametrize("tree", TREES)
 def test_prompts_far_beyond_the_sliding_window(family: str, tree: str) -> None:
-    target = target_of(family, "eager" if family == "gemma2" else "sdpa")
+    target = target_of(family, "eager" if family in ("gemma2", "gpt_oss") else "sdpa")
     inputs = prompts(2, 50, seed=3, padding=True)
     assert_same_text(target, inputs, noisy_copy(target), TREES[tree], max_new_tokens=NEW_TOKENS)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+@pytest.mark.parametrize("family", ["gemma2", "mistral", "qwen2_moe"])
 def test_window_matters(family: str) -> None:
     """The texts above depend on the window: without one they are others."""
     implementation = "eager" if family == "gemma2" else "sdpa"

@@ -270,6 +270,21 @@ def test_prefill_chunk_size(target: PreTrainedModel, draft: PreTrainedModel, bat
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
+def test_token_types(batch_size: int) -> None:
+    """GPT-2 adds an embedding for the type of a token; new ones are of the last one's type."""
+    model = tiny_model("gpt2", seed=4, attention_sharpness=3.0)
+    inputs = prompts(batch_size, PROMPT, padding=True)
+    types = torch.randint(0, 61, (batch_size, PROMPT))
+    untyped = plain_text(model, inputs, max_new_tokens=NEW_TOKENS)
+    expected = plain_text(model, inputs | {"token_type_ids": types}, max_new_tokens=NEW_TOKENS)
+    assert expected.tolist() != untyped.tolist()
+    tree = TokenTree.from_branching((12, 3))  # wide, for a draft that gets no types
+    assert_same_text(
+        model, inputs | {"token_type_ids": types}, model, tree, expected=expected, max_new_tokens=NEW_TOKENS
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
 def test_prompts_of_one_token(target: PreTrainedModel, draft: PreTrainedModel, batch_size: int) -> None:
     for assistant in (draft, NgramDraft(min_ngram=1)):
         assert_same_text(target, prompts(batch_size, 1), assistant, max_new_tokens=30)

@@ -42,6 +42,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"num_hidden_layers": 7, "query_pre_attn_scalar": 8, **_WINDOW, **_UNTIED},
     "mistral": _WINDOW,
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    # Its layers do not tell the attention function their window: the config's kinds of layers do.
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "use_sliding_window": True,
+        "layer_types": ["full_attention", "sliding_attention"],
+        **_WINDOW,
+    },
+    # Attention sinks.
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        **_WINDOW,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, **_UNTIED},
     "phi": {},
     # These do not use the attention interface: a 4D mask goes to their own attention.
@@ -78,13 +95,14 @@ def tiny_model(
 ) -> PreTrainedModel:
     """
     A random model of a family, in float64 unless `dtype` says otherwise. Eager attention computes its softmax in
-    float32, and makes padded rows NaN in float64: it gets float32, as does Gemma 2, which is eager by default.
-    `sharpness` scales the weight matrices: at 1 a random model hardly reacts to its input; `attention_sharpness` those
+    float32, and makes padded rows NaN in float64: it gets float32, as do models that are eager by default. `sharpness`
+    scales the weight matrices: at 1 a random model hardly reacts to its input; `attention_sharpness` those
     of queries and keys once more: at 1 it hardly reacts to positions. The model has no end token unless
     `generation_config` is given one.
     """
     if dtype is None:
-        dtype = torch.float32 if attn_implementation == "eager" or family == "gemma2" else torch.float64
+        is_eager = attn_implementation == "eager" or family in ("gemma2", "gpt_oss")
+        dtype = torch.float32 if is_eager else torch.float64
     config = tiny_config(family, **overrides)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -94,7 +112,9 @@ def tiny_model(
             if parameter.dim() > 1:
                 is_attention = any(part in name for part in _QUERIES_AND_KEYS)
                 parameter.mul_(sharpness * (attention_sharpness if is_attention else 1.0))
-    if family == "mixtral":
+            elif name.endswith("sinks"):
+                parameter.mul_(100.0)
+    if family in ("mixtral", "qwen2_moe", "gpt_oss"):
         model.set_experts_implementation("eager")  # the grouped kernel takes no float64
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None
