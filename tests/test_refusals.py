@@ -115,7 +115,7 @@ BAD_TREES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "too many nodes": ([(rank,) for rank in range(1025)], ("1024", "smaller")),
     "a rank beyond the vocabulary": ([(VOCAB,)], (str(VOCAB), "vocabulary", "narrower")),
     "more branches than tokens": (DynamicTree(depth=2, top_k=VOCAB + 1, num_nodes=4), (str(VOCAB), "vocabulary")),
-    "auto, which is not there yet": ("auto", ("auto", "leave `tree` out")),
+    "auto, which is not there yet": ("auto", ("tree='auto'", "[(0,), (1,), (0, 0)]")),
 }
 
 
@@ -125,7 +125,7 @@ def test_bad_trees(target: PreTrainedModel, draft: PreTrainedModel, name: str, t
     tree, words = BAD_TREES[name]
     value = tree if through == "tree" else {"tree": tree}
     for assistant in (draft, NgramDraft()):
-        assert_refused(target, {"assistant_model": assistant, through: value}, "`tree`", *words)
+        assert_refused(target, {"assistant_model": assistant, through: value}, "`tree", *words)
 
 
 @pytest.mark.parametrize("tree", [3, 0.5, True, {"paths": [[0]], "depth": 2}, {0, 1}, b"[(0,)]", object()], ids=repr)

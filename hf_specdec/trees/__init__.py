@@ -26,7 +26,7 @@ def as_tree(tree: Any) -> TokenTree | DynamicTree:
         return tree
     if tree == "auto":
         raise ValueError(
-            "`tree='auto'`: this version chooses no trees. Give one such as '[(0,), (1,), (0, 0)]', or none at all."
+            "`tree`='auto': this version chooses no trees. Give one such as '[(0,), (1,), (0, 0)]', or leave it out."
         )
     if isinstance(tree, str):
         return TokenTree.parse(tree)

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Iterator
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -251,7 +252,7 @@ def _copy(processor: Any) -> Any:
         if isinstance(value, (torch.nn.Module, PreTrainedTokenizerBase))
     }
     try:
-        return copy.deepcopy(processor, shared)
+        return _copy_closure(processor, shared) if inspect.isfunction(processor) else copy.deepcopy(processor, shared)
     except Exception as error:  # whatever a user's class raises while it is copied
         raise ValueError(
             f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
@@ -259,10 +260,21 @@ def _copy(processor: Any) -> Any:
         ) from error
 
 
+def _copy_closure(function: FunctionType, shared: dict[int, Any]) -> FunctionType:
+    """A function with its own copies of the variables it closes over; a deep copy leaves functions as they are."""
+    cells = tuple(CellType(copy.deepcopy(cell.cell_contents, shared)) for cell in function.__closure__ or ())
+    defaults = copy.deepcopy(function.__defaults__, shared)
+    own = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    own.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, shared)
+    return own
+
+
 def _holders(processor: Any) -> list[Any]:
-    """The objects that hold a processor's state: itself, a method's object, the arguments of a partial."""
+    """The objects that hold a processor's state: itself, a method's object, what a function closes over, …"""
     if inspect.ismethod(processor):
         return [processor.__self__]
+    if inspect.isfunction(processor):
+        return [cell.cell_contents for cell in processor.__closure__ or ()]
     if isinstance(processor, functools.partial):
         items = (processor.func, *processor.args, *processor.keywords.values())
         return [held for item in items for held in _holders(item)]

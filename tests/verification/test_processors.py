@@ -390,6 +390,21 @@ def closure_over_rows(batch_size: int) -> Callable[[torch.Tensor, torch.Tensor],
     return add_bias
 
 
+def closure_with_state(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A function that counts its calls, remembers tokens in a list, and refers to a model."""
+    calls, seen = 0, []
+
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        seen.append(input_ids[:, -1:])
+        assert model is not None and all(len(tokens) == len(input_ids) for tokens in seen)
+        scores = scores.scatter(1, torch.cat(seen[-4:], dim=1), -torch.inf)
+        return scores.scatter(1, scores.argmax(1, True), -torch.inf) if calls % 3 == 0 else scores
+
+    return process
+
+
 def counts_with(counter: Counter, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return counter.process(input_ids, scores)
 
@@ -413,6 +428,7 @@ CUSTOM: dict[str, Callable[[PreTrainedModel, Text], Any]] = {
     "class_attribute_of_rows": lambda model, text: tokens_of_rows_in_the_class([row[1:3] for row in text]),
     "slot_of_rows": lambda model, text: TokensOfRowsInSlots([row[1:3] for row in text]),
     "closure": lambda model, text: closure_over_rows(len(text)),
+    "closure_with_state": lambda model, text: closure_with_state(model),
     "method": lambda model, text: Counter().process,
     "partial": lambda model, text: functools.partial(counts_with, Counter()),
     "asks_model": lambda model, text: AsksModel(model),
@@ -469,7 +485,7 @@ def test_models_and_tokenizers_are_not_copied(
         copy.deepcopy(target)
     options = lambda: {  # noqa: E731
         "max_new_tokens": NEW_TOKENS,
-        "logits_processor": [AsksModel(target), AsksTokenizer(tokenizer)],
+        "logits_processor": [AsksModel(target), AsksTokenizer(tokenizer), closure_with_state(target)],
     }
     assert_same_calls(target, draft, inputs_of[3], options)
 
