@@ -115,7 +115,7 @@ BAD_TREES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "too many nodes": ([(rank,) for rank in range(1025)], ("1024", "smaller")),
     "a rank beyond the vocabulary": ([(VOCAB,)], (str(VOCAB), "vocabulary", "narrower")),
     "more branches than tokens": (DynamicTree(depth=2, top_k=VOCAB + 1, num_nodes=4), (str(VOCAB), "vocabulary")),
-    "auto, which is not there yet": ("auto", ("tree='auto'", "[(0,), (1,), (0, 0)]")),
+    "auto, which is not there yet": ("auto", ("'auto'", "[(0,), (1,), (0, 0)]")),
 }
 
 
