@@ -7,15 +7,16 @@ Importing it lets `model.generate` take `tree=` and `speculative_config=` beside
 """
 
 from .config import SpeculativeConfig
-from .drafters import Drafter, NgramDraft
+from .drafters import Drafter, DraftRequest, NgramDraft
 from .hook import install
 from .metrics import SpeculationMetrics, last_metrics
 from .recording import SpeculativeGenerateOutput
-from .trees import DraftTree, DynamicTree, TokenTree
+from .trees import DraftTree, DynamicTree, TokenTree, Topology
 
 
 __version__ = "0.1.0"
 __all__ = [
+    "DraftRequest",
     "DraftTree",
     "Drafter",
     "DynamicTree",
@@ -24,6 +25,7 @@ __all__ = [
     "SpeculativeConfig",
     "SpeculativeGenerateOutput",
     "TokenTree",
+    "Topology",
     "last_metrics",
 ]
 
