@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from support.models import FAMILIES, noisy_copy, prompts, tiny_config, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     BambaConfig,
@@ -24,6 +27,7 @@ from transformers import (
     RoFormerConfig,
     T5Config,
 )
+from transformers.masking_utils import eager_mask
 
 from hf_specdec import DynamicTree, NgramDraft, TokenTree
 
@@ -117,6 +121,29 @@ def test_window_matters(family: str) -> None:
     )
     text = wide.generate(**inputs_of(3), max_new_tokens=NEW_TOKENS, do_sample=False)
     assert text.tolist() != text_of(family, implementation, 3).tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_implementations_of_others(family: str) -> None:
+    """An implementation that is registered by somebody else does the prefill; trees need one that takes their mask."""
+    module = sys.modules[type(target_of(family, "eager")).__module__]
+    queries = []
+
+    def attention(layer: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        queries.append(query.shape[2])
+        return module.eager_attention_forward(layer, query, *args, **kwargs)
+
+    AttentionInterface.register("somebodys", attention)
+    AttentionMaskInterface.register("somebodys", eager_mask)
+    target = tiny_model(
+        family, SEEDS[family], dtype=torch.float32, attn_implementation="somebodys", attention_sharpness=3.0
+    )
+    inputs = inputs_of(3)
+    expected = text_of(family, "eager", 3)
+    queries.clear()
+    assert_same_text(target, inputs, noisy_copy(target), expected=expected, max_new_tokens=NEW_TOKENS)
+    assert set(queries) == {10}, "the prompts alone"
+    assert target.config._attn_implementation == "somebodys"
 
 
 def test_draft_of_another_family() -> None:
