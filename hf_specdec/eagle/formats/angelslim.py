@@ -1,0 +1,27 @@
+"""
+The format of AngelSlim (Tencent): SafeAILab's EAGLE-3 keys, and a config that may claim tied embeddings, which the
+lm_head over the draft vocabulary rules out.
+"""
+
+from __future__ import annotations
+
+from .checkpoint import Checkpoint
+from .reading import Keys, Reading
+from .safeailab import read_eagle3
+
+
+NAME = "angelslim"
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    """Whether the architecture is named as AngelSlim does."""
+    return "Eagle3LlamaForCausalLM" in (checkpoint.config.get("architectures") or ())
+
+
+def read(checkpoint: Checkpoint) -> Reading:
+    """An EAGLE-3 head; embeddings in the checkpoint are a copy of the target's if they are as wide."""
+    conventions = {}
+    if checkpoint.config.get("tie_word_embeddings"):
+        conventions["tie_word_embeddings"] = "ignored: the lm_head has the rows of the draft vocabulary"
+    keys = Keys(checkpoint, {"midlayer.": "layers.0."})
+    return read_eagle3(keys, checkpoint.config, NAME, conventions=conventions)

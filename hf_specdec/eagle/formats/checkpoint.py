@@ -1,0 +1,129 @@
+"""Reading a published checkpoint: a config and weights, from a folder or the Hub, of whatever format."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers.utils import cached_file
+
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Where to look, as in transformers' `from_pretrained`."""
+
+    revision: str | None = None
+    token: str | bool | None = None
+    cache_dir: str | None = None
+    local_files_only: bool = False
+    force_download: bool = False
+    subfolder: str = ""
+
+    def find(self, name: str, file: str, required: bool = True) -> Path | None:
+        """
+        The local path of a file of a folder or Hub repository; downloads it if need be.
+
+        Raises:
+            OSError: if it is not there and is `required`, or the repository cannot be reached.
+        """
+        path = cached_file(
+            name,
+            file,
+            revision=self.revision,
+            token=self.token,
+            cache_dir=self.cache_dir,
+            local_files_only=self.local_files_only,
+            force_download=self.force_download,
+            subfolder=self.subfolder,
+            _raise_exceptions_for_missing_entries=required,
+        )
+        return None if path is None else Path(path)
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """
+    What was published.
+
+    Args:
+        name (`str`): folder or Hub repository.
+        config (`dict`): its config.json.
+        weights (`dict[str, torch.Tensor]`): its tensors, by the names they were published under.
+        is_pickle (`bool`): whether the weights came from a pickle.
+    """
+
+    name: str
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor] = field(repr=False)
+    is_pickle: bool = False
+
+    @classmethod
+    def read(
+        cls, name: str | Path, options: HubOptions | None = None, weight_files: tuple[str, ...] = WEIGHT_FILES
+    ) -> Checkpoint:
+        """
+        Reads config.json and the first of `weight_files` that there is. Pickles are read with `weights_only=True`.
+
+        Raises:
+            OSError: if there is no such folder or repository, or a file is missing.
+            ValueError: if a file is damaged.
+        """
+        name, options = str(name), options or HubOptions()
+        config_path = options.find(name, "config.json")
+        try:
+            config = json.loads(config_path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{name}: config.json is not valid JSON ({error}). Download it again.") from error
+        if not isinstance(config, dict):
+            raise ValueError(f"{name}: config.json must hold an object, but holds {type(config).__name__}.")
+        for file in weight_files:
+            path = options.find(name, file, required=False)
+            if path is not None:
+                break
+        else:
+            raise OSError(f"{name}: there are no weights; looked for {', '.join(weight_files)}.")
+        weights: dict[str, torch.Tensor] = {}
+        for shard in _shards(name, path, options):
+            weights |= _read_weights(shard)
+        return cls(name, config, weights, is_pickle=path.name.removesuffix(".index.json").endswith((".bin", ".pt")))
+
+
+def _shards(name: str, path: Path, options: HubOptions) -> list[Path]:
+    if not path.name.endswith(".index.json"):
+        return [path]
+    try:
+        files = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{name}: {path.name} is damaged ({error!r}). Download it again.") from error
+    return [options.find(name, file) for file in files]
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: the pickle is damaged, or holds more than tensors, which is not loaded since it could run code "
+            f"({str(error).splitlines()[0]}). Ask its author for safetensors."
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
+    if not isinstance(weights, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
+        raise ValueError(f"{path}: must hold a dict of tensors, but holds {type(weights).__name__}.")
+    return weights

@@ -1,0 +1,369 @@
+"""
+`EagleHead`: one or few decoder layers that predict the token after next from the target's hidden states.
+
+The arithmetic is that of EAGLE (arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840). Row t pairs the target's feature of
+position t with the embedding of the token at position t + 1, and predicts the token at position t + 2.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+from transformers.utils import ModelOutput
+
+from .configuration_eagle import EagleConfig
+from .formats import Checkpoint, HubOptions, check_weights, read_head
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The building blocks of a kind of decoder layer."""
+
+    decoder: type[nn.Module]
+    norm: type[nn.Module]
+    rotary: type[nn.Module]
+    has_qkv_bias: bool | None = None
+    """Whether q, k and v have biases although o has none; None: as `attention_bias` says for all four."""
+
+
+_LAYERS = {
+    "llama": _Layers(
+        modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm, modeling_llama.LlamaRotaryEmbedding
+    ),
+    "qwen2": _Layers(
+        modeling_qwen2.Qwen2DecoderLayer, modeling_qwen2.Qwen2RMSNorm, modeling_qwen2.Qwen2RotaryEmbedding, True
+    ),
+    "qwen3": _Layers(
+        modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm, modeling_qwen3.Qwen3RotaryEmbedding
+    ),
+}
+
+
+def layers_of(config: PreTrainedConfig) -> _Layers:
+    """
+    The building blocks for a head's `text_config`.
+
+    Raises:
+        ValueError: for a model type of which no heads are known.
+    """
+    if config.model_type not in _LAYERS:
+        raise ValueError(
+            f"`text_config.model_type`={config.model_type!r}: the layers of a head must be of one of "
+            f"{', '.join(map(repr, _LAYERS))}."
+        )
+    return _LAYERS[config.model_type]
+
+
+@dataclass
+class EagleOutput(ModelOutput):
+    """
+    Args:
+        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`): what is fed back for the next token.
+        logits (`torch.Tensor` of shape `[batch, rows, draft vocab]`, *optional*):
+            Of the token after next; None where the lm_head is the target's and was not given. Index i stands for the
+            target's token `head.target_ids[i]`.
+    """
+
+    hidden_states: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
+class EagleHead(PreTrainedModel):
+    """
+    An EAGLE head, to be passed as `generate(assistant_model=head)`.
+
+    It is a model of its own, but not a language model: besides tokens it reads the target's hidden states. Where the
+    format shares token embeddings or lm_head with the target, it holds neither.
+
+    Args:
+        config (`EagleConfig`): the head.
+    """
+
+    config_class = EagleConfig
+    base_model_prefix = ""
+    main_input_name = "inputs_embeds"
+    _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: EagleConfig):
+        super().__init__(config)
+        self.follows_target_dtype = True
+        text_config, kind = config.text_config, layers_of(config.text_config)
+        text_config._attn_implementation = config._attn_implementation  # what the layers read
+        hidden_size, eps = config.hidden_size, text_config.rms_norm_eps
+        is_eagle3 = config.eagle_version == 3
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size) if config.has_embeddings else None
+        target_size = config.target_hidden_size or hidden_size
+        self.input_norm = kind.norm(config.feature_size, eps=eps) if config.norm_before_fc else None
+        self.fc_norm = None
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(kind.norm(target_size, eps=eps) for _ in range(config.num_aux_features))
+        fc_size = config.feature_size if is_eagle3 else config.feature_size + hidden_size
+        self.fc = nn.Linear(fc_size, hidden_size, bias=config.fc_bias) if config.has_fc else None
+        first = Eagle3Layer(config) if is_eagle3 else Eagle1Layer(config)
+        rest = (kind.decoder(text_config, layer) for layer in range(1, text_config.num_hidden_layers))
+        self.layers = nn.ModuleList([first, *rest])
+        self.rotary_emb = kind.rotary(config=text_config)
+        self.norm = kind.norm(hidden_size, eps=eps) if is_eagle3 and config.final_norm else None
+        self.lm_head = nn.Linear(hidden_size, config.num_draft_tokens, bias=False) if config.has_lm_head else None
+        has_draft_vocabulary = config.draft_vocab_size is not None
+        self.register_buffer(
+            "d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if has_draft_vocabulary else None
+        )
+        self.post_init()
+
+    # ------------------------------------------------------------------------------------------------------- loading
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | PathLike,
+        *,
+        config: EagleConfig | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | PathLike | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        subfolder: str = "",
+        dtype: torch.dtype | str | None = None,
+        **kwargs: Any,
+    ) -> EagleHead:
+        """
+        Loads a head of any published format from a folder or the Hub: SafeAILab EAGLE-1, EAGLE-2 (and HASS) and
+        EAGLE-3, speculators, SpecForge, ModelOpt, AngelSlim, and our own.
+
+        Args:
+            pretrained_model_name_or_path (`str`): the folder or Hub repository.
+            config (`EagleConfig`, *optional*): in place of what the checkpoint's config says.
+            revision (`str`, *optional*), token (`str` or `bool`, *optional*), cache_dir (`str`, *optional*),
+                local_files_only (`bool`, *optional*), force_download (`bool`, *optional*), subfolder (`str`,
+                *optional*): where the files are, as in transformers' `from_pretrained`.
+            dtype (`torch.dtype`, *optional*): dtype of the weights. Without it they keep the checkpoint's, and the
+                head runs in the dtype of the target it drafts for.
+            kwargs: fields of `EagleConfig` to set otherwise than the checkpoint says, such as `aux_layer_ids=[2, 15,
+                27]`; what is left goes to transformers' `from_pretrained`, such as `device_map=`.
+
+        Raises:
+            OSError: if there is no such folder or repository, or it has no config or weights.
+            ValueError: if the checkpoint is damaged, or not that of an EAGLE head; the message names the key.
+        """
+        name = str(pretrained_model_name_or_path)
+        options = HubOptions(
+            revision=revision,
+            token=token,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            local_files_only=local_files_only,
+            force_download=force_download,
+            subfolder=subfolder,
+        )
+        reading = read_head(Checkpoint.read(name, options))
+        config = reading.config if config is None else config
+        for field in [field for field in kwargs if field in EagleConfig.__annotations__]:
+            setattr(config, field, kwargs.pop(field))
+            if field == "aux_layer_ids":
+                kwargs.setdefault("aux_layer_convention", "boundaries")
+        if "aux_layer_convention" in kwargs:
+            config.aux_layer_convention = kwargs.pop("aux_layer_convention")
+        with torch.device("meta"):
+            expected = cls(copy.deepcopy(config)).state_dict()
+        check_weights(name, expected, reading.weights)
+        if "torch_dtype" in kwargs:
+            dtype = kwargs.pop("torch_dtype")
+        keeps_dtype = dtype in (None, "auto")
+        head = super().from_pretrained(
+            None,
+            config=config,
+            state_dict=reading.weights,
+            dtype=reading.weights["layers.0.self_attn.q_proj.weight"].dtype if keeps_dtype else dtype,
+            **kwargs,
+        )
+        head.name_or_path = config._name_or_path = name
+        head.follows_target_dtype = keeps_dtype
+        return head
+
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """
+        The target's token for every index of the logits, `[draft vocab]` int64, from the offsets `d2t`; None if they
+        are the same.
+        """
+        if self.d2t is None:
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """
+        What a row takes from the target.
+
+        Args:
+            features (`torch.Tensor` of shape `[batch, rows, feature_size]`): EAGLE-3: the hidden states at the
+                boundaries, in ascending order; EAGLE-1: the last hidden state after the final norm.
+
+        Returns:
+            `torch.Tensor`: EAGLE-3: `[batch, rows, H]`; EAGLE-1: the features as they are, since its `fc` reads the
+            embedding too.
+        """
+        if self.config.eagle_version == 1:
+            return features
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return features if self.fc is None else self.fc(features)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        features: torch.Tensor | None = None,
+        hidden_states: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        lm_head: nn.Module | None = None,
+        logits_to_keep: int = 0,
+        **kwargs: Any,
+    ) -> EagleOutput:
+        """
+        Args:
+            input_ids (`torch.Tensor` of shape `[batch, rows]`, int64, *optional*):
+                For every row the token one position *behind* its feature; for heads with embeddings of their own.
+            features (`torch.Tensor` of shape `[batch, rows, feature_size]`, *optional*):
+                The target's features, see `fuse`.
+            hidden_states (`torch.Tensor` of shape `[batch, rows, H]`, *optional*):
+                Instead of features: the states fed back from the rows before.
+            inputs_embeds (`torch.Tensor` of shape `[batch, rows, H]`, *optional*):
+                Instead of `input_ids`: the tokens' embeddings, the target's where the head has none.
+            attention_mask (`torch.Tensor`, *optional*):
+                `[batch, keys]` with 0 for padding, or an additive mask `[batch, 1, rows, keys]`.
+            position_ids (`torch.Tensor` of shape `[batch, rows]`, int64, *optional*): positions of the features.
+            past_key_values (`Cache`, *optional*): the head's own K/V.
+            lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
+            logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all.
+
+        Raises:
+            ValueError: unless exactly one of each pair is given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either `input_ids` or `inputs_embeds`.")
+        if (features is None) == (hidden_states is None):
+            raise ValueError(
+                "Give either `features` (the target's) or `hidden_states` (fed back): a row has one of them."
+            )
+        if inputs_embeds is None:
+            if self.embed_tokens is None:
+                raise ValueError("`input_ids`: this head has no token embeddings. Pass the target's `inputs_embeds`.")
+            inputs_embeds = self.embed_tokens(input_ids)
+        fused = self.fuse(features) if hidden_states is None else hidden_states
+        if position_ids is None:
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(past, past + inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+        position_embeddings = self.rotary_emb(inputs_embeds, position_ids)
+        if self.config.eagle_version == 1:
+            states = self.fc(torch.cat([inputs_embeds, fused], dim=-1))
+        else:
+            states = fused
+        for index, layer in enumerate(self.layers):
+            first = {"embeddings": inputs_embeds} if index == 0 else {}
+            states = layer(
+                states,
+                **first,
+                attention_mask=self._mask(index, attention_mask, inputs_embeds, past_key_values, position_ids),
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        normed = states if self.norm is None else self.norm(states)
+        lm_head = self.lm_head if self.lm_head is not None else lm_head
+        logits = None if lm_head is None else lm_head(normed[:, -logits_to_keep:])
+        return EagleOutput(hidden_states=normed if self.config.norm_output else states, logits=logits)
+
+    def _mask(
+        self,
+        layer: int,
+        attention_mask: torch.Tensor | None,
+        inputs_embeds: torch.Tensor,
+        past_key_values: Cache | None,
+        position_ids: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """The mask of one layer: as given if it has four dimensions, else causal, within the layer's window."""
+        if attention_mask is not None and attention_mask.dim() == 4:
+            return attention_mask
+        config = self.config.text_config
+        types = getattr(config, "layer_types", None)
+        slides = getattr(config, "sliding_window", None) is not None
+        if types is not None:
+            slides = types[layer] == "sliding_attention"
+        create = create_sliding_window_causal_mask if slides else create_causal_mask
+        return create(
+            config=config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+
+
+def _widen_attention(attention: nn.Module, config: PreTrainedConfig, width: int) -> None:
+    """Makes the q, k and v of a decoder layer's attention read inputs of another width."""
+    bias = layers_of(config).has_qkv_bias
+    bias = config.attention_bias if bias is None else bias
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, nn.Linear(width, getattr(attention, name).out_features, bias=bias))
+
+
+class Eagle1Layer(nn.Module):
+    """The first layer of an EAGLE-1 head: a decoder layer without the norm before its attention."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        layer = layers_of(config.text_config).decoder(config.text_config, 0)
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.post_attention_layernorm = layer.post_attention_layernorm
+
+    def forward(self, states: torch.Tensor, embeddings: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """`states` and the result are `[batch, rows, H]`; the embeddings are in the states already."""
+        states = states + self.self_attn(hidden_states=states, **kwargs)[0]
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Eagle3Layer(nn.Module):
+    """The first layer of an EAGLE-3 head: its attention reads embedding and hidden state side by side."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        text_config, kind = config.text_config, layers_of(config.text_config)
+        layer = kind.decoder(text_config, 0)
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        _widen_attention(self.self_attn, text_config, 2 * config.hidden_size)
+        has_input_norm = config.norm_embeddings or config.norm_hidden_twice
+        self.input_layernorm = layer.input_layernorm if has_input_norm else None
+        self.hidden_norm = kind.norm(config.hidden_size, eps=text_config.rms_norm_eps)
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.norm_embeddings = config.norm_embeddings
+        self.norm_hidden_twice = config.norm_hidden_twice
+        self.norm_before_residual = config.norm_before_residual
+
+    def forward(self, states: torch.Tensor, embeddings: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """`states`, `embeddings` and the result are `[batch, rows, H]`."""
+        normed_embeddings = self.input_layernorm(embeddings) if self.norm_embeddings else embeddings
+        normed = self.hidden_norm(self.input_layernorm(states) if self.norm_hidden_twice else states)
+        residual = normed if self.norm_before_residual else states
+        states = residual + self.self_attn(hidden_states=torch.cat([normed_embeddings, normed], dim=-1), **kwargs)[0]
+        return states + self.mlp(self.post_attention_layernorm(states))
