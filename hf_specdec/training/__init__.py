@@ -1,0 +1,1 @@
+"""Training of EAGLE heads and small draft models."""

@@ -1,0 +1,221 @@
+"""
+EAGLE heads unrolled over a whole text: what drafting does step by step, for all rows at once.
+
+EAGLE-3's "training-time test" (arXiv 2503.01840, section 3.2). At step 0 every row t reads the target's feature, as in
+the catch-up forward of decoding. At step k it reads the state that itself produced at step k − 1, as on draft level k:
+it sees the rows up to t of step 0, whose features the target had computed by then, and its own rows of steps 1 … k,
+whose features are guesses. Its position is t + k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
+
+from ..eagle import EagleHead
+
+
+NAME = "hf_specdec_unrolled"
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+@dataclass
+class UnrollMemory:
+    """
+    The keys and values of the steps so far, and what may be seen of them.
+
+    Args:
+        causal (`torch.Tensor` of shape `[batch or 1, rows, rows]`, bool): which rows of step 0 a row may see, but for
+            windows: those of its own text that are not behind it.
+        recompute (`bool`): whether attention scores are computed anew in the backward pass instead of being kept.
+    """
+
+    causal: torch.Tensor
+    recompute: bool = False
+    step: int = 0
+    keys: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    values: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+
+    def visible(self, window: int | None) -> torch.Tensor:
+        """The rows of step 0 that the rows of the present step see, `[batch or 1, 1, rows, rows]` bool."""
+        index = (window, self.step if window is not None else 0)
+        if index not in self.masks:
+            mask = self.causal
+            if window is not None:
+                rows = torch.arange(mask.shape[-1], device=mask.device)
+                mask = mask & (rows[:, None] + self.step - rows[None, :] < window)
+            self.masks[index] = mask[:, None]
+        return self.masks[index]
+
+
+def unrolled_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    unrolled: UnrollMemory,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """
+    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, rows, head_dim]`, key
+    and value `[batch, kv heads, rows, head_dim]` of the present step, to the output `[batch, rows, heads, head_dim]`.
+    The mask comes from `unrolled`, which also remembers key and value.
+    """
+    layer, step = module.layer_idx, unrolled.step
+    unrolled.keys[layer, step], unrolled.values[layer, step] = key, value
+    visible = unrolled.visible(_window(module.config, layer))
+    if step == 0:
+        groups = module.num_key_value_groups
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+    else:
+        keys = [unrolled.keys[layer, index] for index in range(step + 1)]
+        values = [unrolled.values[layer, index] for index in range(step + 1)]
+        first = max(1, step + 1 - (_window(module.config, layer) or step + 1))
+        arguments = (query, visible, scaling, first, *keys, *values)
+        if unrolled.recompute and torch.is_grad_enabled():
+            output = checkpoint(_attend, *arguments, use_reentrant=False)
+        else:
+            output = _attend(*arguments)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    query: torch.Tensor, visible: torch.Tensor, scaling: float, first: int, *keys_and_values: torch.Tensor
+) -> torch.Tensor:
+    """
+    One softmax over the visible rows of step 0 and the row's own keys of the later steps from `first` on: a matrix of
+    scores for the former, one score per row and step for the latter.
+    """
+    count = len(keys_and_values) // 2
+    keys, values = keys_and_values[:count], keys_and_values[count:]
+    batch, heads, rows, size = query.shape
+    kv_heads = keys[0].shape[1]
+    query = query.reshape(batch, kv_heads, heads // kv_heads, rows, size)
+    # The heads that share keys are further rows of one multiplication: keys need no copies.
+    far = torch.matmul(query.flatten(2, 3), keys[0].transpose(-1, -2)).view(*query.shape[:-1], rows) * scaling
+    far = far.masked_fill(~visible[:, :, None], float("-inf"))
+    own = [(query * key[:, :, None]).sum(-1, keepdim=True) * scaling for key in keys[first:]]
+    scores = torch.cat([far, *own], dim=-1)
+    weights = _upcast(scores).softmax(dim=-1).to(query.dtype)
+    output = torch.matmul(weights[..., :rows].flatten(2, 3), values[0]).view_as(query)
+    for index, value in enumerate(values[first:]):
+        output = output + weights[..., rows + index, None] * value[:, :, None]
+    return output.reshape(batch, heads, rows, size)
+
+
+AttentionInterface.register(NAME, unrolled_attention)
+
+
+def unroll(
+    head: EagleHead,
+    features: torch.Tensor,
+    embeddings: torch.Tensor,
+    num_steps: int,
+    *,
+    position_ids: torch.Tensor | None = None,
+    segment_ids: torch.Tensor | None = None,
+    recompute: bool = False,
+) -> Iterator[torch.Tensor]:
+    """
+    The head's states at every unrolled step. Row t of step k equals what decoding computes on draft level k of a chain
+    that starts behind row t and drafts the tokens of the text.
+
+    Args:
+        head (`EagleHead`): in training or not; its attention implementation is lent for each step.
+        features (`torch.Tensor` of shape `[batch, tokens, feature_size]`): the target's, row t that of token t.
+        embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): those of the tokens themselves, unshifted.
+        num_steps (`int`): K.
+        position_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): defaults to 0, 1, …
+        segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): texts packed into a row; they do
+            not see each other.
+        recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `UnrollMemory`.
+
+    Yields:
+        `torch.Tensor` of shape `[batch, tokens, H]`: for k = 0 … K − 1 the states that the lm_head reads (after the
+        final norm if there is one). Row t of step k predicts token t + 2 + k; the last k + 1 rows mean nothing.
+
+    Raises:
+        ValueError: for rotary embeddings that depend on the length of the text.
+    """
+    check_trainable(head)
+    batch, tokens = features.shape[:2]
+    device = features.device
+    if position_ids is None:
+        position_ids = torch.arange(tokens, device=device)[None]
+    rows = torch.arange(tokens, device=device)
+    causal = (rows[:, None] >= rows[None, :])[None]
+    if segment_ids is not None:
+        causal = causal & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    memory = UnrollMemory(causal, recompute)
+    placeholder = torch.empty(1, 1, 1, 1, device=device)  # four dimensions: the head makes no mask of its own
+    states = None
+    for step in range(num_steps):
+        memory.step = step
+        source = {"features": features} if states is None else {"hidden_states": states}
+        with _attention_lent(head):
+            output = head(
+                **source,
+                inputs_embeds=embeddings.roll(-1 - step, dims=1),
+                attention_mask=placeholder,
+                position_ids=position_ids + step,
+                logits_to_keep=1,
+                unrolled=memory,
+            )
+        states = output.hidden_states
+        yield states if head.norm is None or head.config.norm_output else head.norm(states)
+
+
+def check_trainable(head: EagleHead) -> None:
+    """
+    Refuses what unrolling would get wrong.
+
+    Raises:
+        ValueError: for rotary embeddings that depend on the length of the text, or attention dropout.
+    """
+    config = head.config.text_config
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope_type in _LENGTH_DEPENDENT:
+        raise ValueError(
+            f"`text_config.rope_parameters` of the head has rope_type={rope_type!r}, whose frequencies depend on the "
+            "length of the text. Train with 'default', 'linear', 'llama3' or 'yarn'."
+        )
+    if getattr(config, "attention_dropout", 0.0):
+        raise ValueError(
+            f"`text_config.attention_dropout`={config.attention_dropout}: unrolled training has no dropout. Set 0."
+        )
+
+
+@contextmanager
+def _attention_lent(head: EagleHead) -> Iterator[None]:
+    config = head.config.text_config
+    before, config._attn_implementation = config._attn_implementation, NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _window(config: Any, layer: int) -> int | None:
+    """The sliding window of a layer, by the rule of `EagleHead`."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None and types[layer] != "sliding_attention":
+        return None
+    return window
+
+
+def _upcast(values: torch.Tensor) -> torch.Tensor:
+    return values if values.dtype == torch.float64 else values.float()
