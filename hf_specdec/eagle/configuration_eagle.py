@@ -94,23 +94,39 @@ class EagleConfig(PreTrainedConfig):
         # Neither is ever tied: both belong to the target, or the lm_head has the draft vocabulary.
         self.text_config.tie_word_embeddings = False
         kwargs.pop("tie_word_embeddings", None)
+        if self.num_aux_features is None:
+            self.num_aux_features = 0 if self.eagle_version == 1 else len(self.aux_layer_ids or (0, 0, 0))
+        if self.has_lm_head is None:
+            self.has_lm_head = self.eagle_version == 3
+        super().__post_init__(**kwargs)
+        self.check()
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: naming the field whose value is impossible, or does not fit another.
+        """
         if self.eagle_version not in (1, 3):
             raise ValueError(f"`eagle_version` must be 1 or 3, but is {self.eagle_version!r}.")
+        for field in ("target_hidden_size", "draft_vocab_size", "num_aux_features"):
+            value, least = getattr(self, field), 0 if field == "num_aux_features" else 1
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"`{field}` must be a whole number of at least {least}, but is {value!r}.")
         if self.aux_layer_convention not in LAYER_CONVENTIONS:
             raise ValueError(
                 f"`aux_layer_convention` must be one of {', '.join(map(repr, LAYER_CONVENTIONS))}, but is "
                 f"{self.aux_layer_convention!r}."
             )
-        if self.num_aux_features is None:
-            self.num_aux_features = 0 if self.eagle_version == 1 else len(self.aux_layer_ids or (0, 0, 0))
-        if self.aux_layer_ids is not None and len(self.aux_layer_ids) != self.num_aux_features:
+        ids = self.aux_layer_ids
+        if ids is None:
+            return
+        if not isinstance(ids, list | tuple) or not all(type(layer) is int and layer >= 0 for layer in ids):
+            raise ValueError(f"`aux_layer_ids` must be a list of layer numbers, but is {ids!r}.")
+        if len(ids) != self.num_aux_features:
             raise ValueError(
-                f"`aux_layer_ids`={self.aux_layer_ids} has {len(self.aux_layer_ids)} layers, but the head reads "
-                f"{self.num_aux_features} features. Give as many."
+                f"`aux_layer_ids`={list(ids)} has {len(ids)} layers, but the head reads {self.num_aux_features} "
+                "features. Give as many."
             )
-        if self.has_lm_head is None:
-            self.has_lm_head = self.eagle_version == 3
-        super().__post_init__(**kwargs)
 
     @property
     def hidden_size(self) -> int:
@@ -134,8 +150,9 @@ class EagleConfig(PreTrainedConfig):
 
     def aux_boundaries(self, num_layers: int) -> list[int]:
         """
-        The hidden states that the head reads, as boundaries: k is the residual stream after k of the target's
-        `num_layers` layers (transformers' `hidden_states[k]`, but before the final norm also at k = `num_layers`).
+        The hidden states that the head reads, ascending, as boundaries: k is the residual stream after k of the
+        target's `num_layers` layers (transformers' `hidden_states[k]`, but before the final norm also at k =
+        `num_layers`).
 
         Under "auto", the published ids are boundaries if they equal the default boundaries or name `num_layers`; they
         are layer outputs if they equal the default outputs or begin with 1; else they are taken as boundaries.
@@ -160,7 +177,7 @@ class EagleConfig(PreTrainedConfig):
                 f"a target with {num_layers} layers does not have. Check the target, or pass "
                 "`EagleHead.from_pretrained(…, aux_layer_ids=[…])`."
             )
-        return ids
+        return sorted(ids)
 
     def _are_outputs(self, ids: list[int], defaults: list[int], num_layers: int) -> bool:
         if self.aux_layer_convention != "auto":

@@ -14,54 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.models.llama import modeling_llama
-from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
 from transformers.utils import ModelOutput
 
 from .configuration_eagle import EagleConfig
 from .formats import Checkpoint, HubOptions, check_weights, read_head
-
-
-@dataclass(frozen=True)
-class _Layers:
-    """The building blocks of a kind of decoder layer."""
-
-    decoder: type[nn.Module]
-    norm: type[nn.Module]
-    rotary: type[nn.Module]
-    has_qkv_bias: bool | None = None
-    """Whether q, k and v have biases although o has none; None: as `attention_bias` says for all four."""
-
-
-_LAYERS = {
-    "llama": _Layers(
-        modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm, modeling_llama.LlamaRotaryEmbedding
-    ),
-    "qwen2": _Layers(
-        modeling_qwen2.Qwen2DecoderLayer, modeling_qwen2.Qwen2RMSNorm, modeling_qwen2.Qwen2RotaryEmbedding, True
-    ),
-    "qwen3": _Layers(
-        modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm, modeling_qwen3.Qwen3RotaryEmbedding
-    ),
-}
-
-
-def layers_of(config: PreTrainedConfig) -> _Layers:
-    """
-    The building blocks for a head's `text_config`.
-
-    Raises:
-        ValueError: for a model type of which no heads are known.
-    """
-    if config.model_type not in _LAYERS:
-        raise ValueError(
-            f"`text_config.model_type`={config.model_type!r}: the layers of a head must be of one of "
-            f"{', '.join(map(repr, _LAYERS))}."
-        )
-    return _LAYERS[config.model_type]
+from .layers import Eagle1Layer, Eagle3Layer, layers_of
 
 
 @dataclass
@@ -171,16 +130,9 @@ class EagleHead(PreTrainedModel):
             subfolder=subfolder,
         )
         reading = read_head(Checkpoint.read(name, options))
-        config = reading.config if config is None else config
-        for field in [field for field in kwargs if field in EagleConfig.__annotations__]:
-            setattr(config, field, kwargs.pop(field))
-            if field == "aux_layer_ids":
-                kwargs.setdefault("aux_layer_convention", "boundaries")
-        if "aux_layer_convention" in kwargs:
-            config.aux_layer_convention = kwargs.pop("aux_layer_convention")
-        with torch.device("meta"):
-            expected = cls(copy.deepcopy(config)).state_dict()
-        check_weights(name, expected, reading.weights)
+        changes = {field: kwargs.pop(field) for field in list(kwargs) if field in EagleConfig.__annotations__}
+        config = _changed(reading.config if config is None else config, changes)
+        check_weights(name, _expected_weights(cls, config, name), reading.weights)
         if "torch_dtype" in kwargs:
             dtype = kwargs.pop("torch_dtype")
         keeps_dtype = dtype in (None, "auto")
@@ -236,7 +188,9 @@ class EagleHead(PreTrainedModel):
         position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         lm_head: nn.Module | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | None = 0,
+        use_cache: bool = True,
+        return_dict: bool = True,
         **kwargs: Any,
     ) -> EagleOutput:
         """
@@ -254,7 +208,11 @@ class EagleHead(PreTrainedModel):
             position_ids (`torch.Tensor` of shape `[batch, rows]`, int64, *optional*): positions of the features.
             past_key_values (`Cache`, *optional*): the head's own K/V.
             lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
-            logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all.
+            logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all; None:
+                of none.
+            use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
+                result is an `EagleOutput`.
+            kwargs: go to the attention layers.
 
         Raises:
             ValueError: unless exactly one of each pair is given.
@@ -278,92 +236,81 @@ class EagleHead(PreTrainedModel):
             states = self.fc(torch.cat([inputs_embeds, fused], dim=-1))
         else:
             states = fused
+        # All masks come before the first layer: it makes the cache longer.
+        masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
         for index, layer in enumerate(self.layers):
             first = {"embeddings": inputs_embeds} if index == 0 else {}
             states = layer(
                 states,
                 **first,
-                attention_mask=self._mask(index, attention_mask, inputs_embeds, past_key_values, position_ids),
+                attention_mask=masks[index],
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 position_embeddings=position_embeddings,
                 **kwargs,
             )
-        normed = states if self.norm is None else self.norm(states)
-        lm_head = self.lm_head if self.lm_head is not None else lm_head
-        logits = None if lm_head is None else lm_head(normed[:, -logits_to_keep:])
-        return EagleOutput(hidden_states=normed if self.config.norm_output else states, logits=logits)
+        if self.config.norm_output and self.norm is not None:
+            states = self.norm(states)
+        logits = None
+        if logits_to_keep is not None and (self.lm_head is not None or lm_head is not None):
+            logits = self.compute_logits(states[:, -logits_to_keep:], lm_head)
+        return EagleOutput(hidden_states=states, logits=logits)
 
-    def _mask(
+    def compute_logits(self, hidden_states: torch.Tensor, lm_head: nn.Module | None = None) -> torch.Tensor:
+        """
+        Logits `[batch, rows, draft vocab]` for states as the forward returns them, `[batch, rows, H]`.
+
+        Args:
+            lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
+        """
+        if self.norm is not None and not self.config.norm_output:
+            hidden_states = self.norm(hidden_states)
+        return (self.lm_head if self.lm_head is not None else lm_head)(hidden_states)
+
+    def _masks(
         self,
-        layer: int,
         attention_mask: torch.Tensor | None,
         inputs_embeds: torch.Tensor,
         past_key_values: Cache | None,
         position_ids: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """The mask of one layer: as given if it has four dimensions, else causal, within the layer's window."""
-        if attention_mask is not None and attention_mask.dim() == 4:
-            return attention_mask
+    ) -> list[torch.Tensor | None]:
+        """The mask of each layer: as given if it has four dimensions, else causal, within the layer's window."""
         config = self.config.text_config
+        if attention_mask is not None and attention_mask.dim() == 4:
+            return [attention_mask] * config.num_hidden_layers
         types = getattr(config, "layer_types", None)
-        slides = getattr(config, "sliding_window", None) is not None
-        if types is not None:
-            slides = types[layer] == "sliding_attention"
-        create = create_sliding_window_causal_mask if slides else create_causal_mask
-        return create(
-            config=config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        if types is None:
+            has_window = getattr(config, "sliding_window", None) is not None
+            types = ["sliding_attention" if has_window else "full_attention"] * config.num_hidden_layers
+        create = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+        masks = {
+            kind: create[kind](
+                config=config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
+            for kind in set(types)
+        }
+        return [masks[kind] for kind in types]
 
 
-def _widen_attention(attention: nn.Module, config: PreTrainedConfig, width: int) -> None:
-    """Makes the q, k and v of a decoder layer's attention read inputs of another width."""
-    bias = layers_of(config).has_qkv_bias
-    bias = config.attention_bias if bias is None else bias
-    for name in ("q_proj", "k_proj", "v_proj"):
-        setattr(attention, name, nn.Linear(width, getattr(attention, name).out_features, bias=bias))
+def _changed(config: EagleConfig, changes: dict[str, Any]) -> EagleConfig:
+    """A copy with other values, which are checked as those of a new config are."""
+    config = copy.deepcopy(config)
+    if "aux_layer_ids" in changes:  # a user's ids are boundaries unless said otherwise
+        changes = {"aux_layer_convention": "boundaries"} | changes
+    for field, value in changes.items():
+        setattr(config, field, value)
+    config.check()
+    return config
 
 
-class Eagle1Layer(nn.Module):
-    """The first layer of an EAGLE-1 head: a decoder layer without the norm before its attention."""
-
-    def __init__(self, config: EagleConfig):
-        super().__init__()
-        layer = layers_of(config.text_config).decoder(config.text_config, 0)
-        self.self_attn, self.mlp = layer.self_attn, layer.mlp
-        self.post_attention_layernorm = layer.post_attention_layernorm
-
-    def forward(self, states: torch.Tensor, embeddings: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """`states` and the result are `[batch, rows, H]`; the embeddings are in the states already."""
-        states = states + self.self_attn(hidden_states=states, **kwargs)[0]
-        return states + self.mlp(self.post_attention_layernorm(states))
-
-
-class Eagle3Layer(nn.Module):
-    """The first layer of an EAGLE-3 head: its attention reads embedding and hidden state side by side."""
-
-    def __init__(self, config: EagleConfig):
-        super().__init__()
-        text_config, kind = config.text_config, layers_of(config.text_config)
-        layer = kind.decoder(text_config, 0)
-        self.self_attn, self.mlp = layer.self_attn, layer.mlp
-        _widen_attention(self.self_attn, text_config, 2 * config.hidden_size)
-        has_input_norm = config.norm_embeddings or config.norm_hidden_twice
-        self.input_layernorm = layer.input_layernorm if has_input_norm else None
-        self.hidden_norm = kind.norm(config.hidden_size, eps=text_config.rms_norm_eps)
-        self.post_attention_layernorm = layer.post_attention_layernorm
-        self.norm_embeddings = config.norm_embeddings
-        self.norm_hidden_twice = config.norm_hidden_twice
-        self.norm_before_residual = config.norm_before_residual
-
-    def forward(self, states: torch.Tensor, embeddings: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """`states`, `embeddings` and the result are `[batch, rows, H]`."""
-        normed_embeddings = self.input_layernorm(embeddings) if self.norm_embeddings else embeddings
-        normed = self.hidden_norm(self.input_layernorm(states) if self.norm_hidden_twice else states)
-        residual = normed if self.norm_before_residual else states
-        states = residual + self.self_attn(hidden_states=torch.cat([normed_embeddings, normed], dim=-1), **kwargs)[0]
-        return states + self.mlp(self.post_attention_layernorm(states))
+def _expected_weights(cls: type[EagleHead], config: EagleConfig, name: str) -> dict[str, torch.Tensor]:
+    """The parameters and buffers that a head of this config has, without memory."""
+    try:
+        with torch.device("meta"):
+            return cls(copy.deepcopy(config)).state_dict()
+    except (KeyError, TypeError) as error:  # rotary embeddings say no more than the name of what they lack
+        raise ValueError(f"{name}: config.json describes no head that can be built ({error!r}).") from error

@@ -7,6 +7,8 @@ What a head is, is told by its weights wherever the configs of published heads a
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
@@ -30,10 +32,39 @@ def read_head(checkpoint: Checkpoint) -> Reading:
     inner = checkpoint.config.get("model")
     if checkpoint.config.get("model_type") == "eagle" and isinstance(inner, dict):  # as vLLM wraps configs
         checkpoint = Checkpoint(checkpoint.name, inner, checkpoint.weights, checkpoint.is_pickle)
+    checkpoint = _without_prefix(checkpoint)
+    _refuse_other_models(checkpoint)
     for format in _FORMATS:
         if format.matches(checkpoint):
             return format.read(checkpoint)
     return safeailab.read(checkpoint)
+
+
+def _without_prefix(checkpoint: Checkpoint) -> Checkpoint:
+    """Heads converted for vLLM have `model.` before all names but those of `fc` and the lm_head."""
+    weights = checkpoint.weights
+    if not any(key in weights for key in ("fc.weight", "model.fc.weight")):
+        return checkpoint
+    if not any(key.startswith("model.") for key in weights):
+        return checkpoint
+    weights = {key.removeprefix("model."): tensor for key, tensor in weights.items()}
+    if len(weights) != len(checkpoint.weights):
+        raise ValueError(f"{checkpoint.name}: the checkpoint holds the same tensors with and without `model.`.")
+    return Checkpoint(checkpoint.name, checkpoint.config, weights, checkpoint.is_pickle)
+
+
+def _refuse_other_models(checkpoint: Checkpoint) -> None:
+    """Two kinds of models that are often passed in place of a head."""
+    if any(key.startswith("model.layers.0.") for key in checkpoint.weights):
+        raise ValueError(
+            f"{checkpoint.name}: the checkpoint is a whole language model (it has `model.layers.0.…` and no "
+            "`fc.weight`), not an EAGLE head. Load it with `AutoModelForCausalLM` and pass that as the draft."
+        )
+    if any(re.fullmatch(r"(medusa_head\.)?\d+\.0\.linear\.weight", key) for key in checkpoint.weights):
+        raise ValueError(
+            f"{checkpoint.name}: the checkpoint holds Medusa heads, not an EAGLE head. Use "
+            "`hf_specdec.MedusaHeads.from_pretrained`."
+        )
 
 
 def check_weights(name: str, expected: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> None:

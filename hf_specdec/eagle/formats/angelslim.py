@@ -6,8 +6,9 @@ lm_head over the draft vocabulary rules out.
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .reading import Keys, Reading
-from .safeailab import read_eagle3
+from .keys import Keys
+from .reading import Reading
+from .safeailab import read_either
 
 
 NAME = "angelslim"
@@ -19,9 +20,9 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> Reading:
-    """An EAGLE-3 head; embeddings in the checkpoint are a copy of the target's if they are as wide."""
+    """An EAGLE-3 head, with embeddings of its own if the checkpoint has any."""
     conventions = {}
     if checkpoint.config.get("tie_word_embeddings"):
         conventions["tie_word_embeddings"] = "ignored: the lm_head has the rows of the draft vocabulary"
     keys = Keys(checkpoint, {"midlayer.": "layers.0."})
-    return read_eagle3(keys, checkpoint.config, NAME, conventions=conventions)
+    return read_either(keys, checkpoint.config, NAME, conventions=conventions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass, field
+import zipfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils import cached_file
+from transformers.utils.hub import extract_commit_hash
 
 
 WEIGHT_FILES = (
@@ -84,31 +86,55 @@ class Checkpoint:
         """
         name, options = str(name), options or HubOptions()
         config_path = options.find(name, "config.json")
-        try:
-            config = json.loads(config_path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{name}: config.json is not valid JSON ({error}). Download it again.") from error
-        if not isinstance(config, dict):
-            raise ValueError(f"{name}: config.json must hold an object, but holds {type(config).__name__}.")
-        for file in weight_files:
-            path = options.find(name, file, required=False)
-            if path is not None:
-                break
-        else:
-            raise OSError(f"{name}: there are no weights; looked for {', '.join(weight_files)}.")
+        # All files are of the revision that the config is of, also if somebody pushes in between.
+        options = replace(options, revision=extract_commit_hash(str(config_path), None) or options.revision)
+        config = _read_config(name, config_path)
+        path = _find_first(name, weight_files, options)
         weights: dict[str, torch.Tensor] = {}
         for shard in _shards(name, path, options):
             weights |= _read_weights(shard)
         return cls(name, config, weights, is_pickle=path.name.removesuffix(".index.json").endswith((".bin", ".pt")))
 
 
+def _read_config(name: str, path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name}: config.json is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{name}: config.json must hold an object, but holds {type(config).__name__}.")
+    return config
+
+
+def _find_first(name: str, files: tuple[str, ...], options: HubOptions) -> Path:
+    for file in files:
+        path = options.find(name, file, required=False)
+        if path is not None:
+            return path
+    hint = ""
+    if options.find(name, "medusa_lm_head.pt", required=False) is not None:
+        hint = " It holds Medusa heads: use `hf_specdec.MedusaHeads.from_pretrained`."
+    elif options.find(name, "adapter_config.json", required=False) is not None:
+        hint = " It holds a PEFT adapter, not a head."
+    try:
+        return options.find(name, files[0])  # says whether it is not there, or the Hub cannot be reached
+    except OSError as error:
+        raise OSError(
+            f"{name}: there are no weights; looked for {', '.join(files)}.{hint} ({str(error).splitlines()[0]})"
+        ) from error
+
+
 def _shards(name: str, path: Path, options: HubOptions) -> list[Path]:
     if not path.name.endswith(".index.json"):
         return [path]
     try:
-        files = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name}: {path.name} is damaged ({error!r}). Download it again.") from error
+    outside = [file for file in files if not isinstance(file, str) or Path(file).name != file]
+    if outside or not files:
+        found = repr(outside[0]) if outside else "nothing"
+        raise ValueError(f"{name}: {path.name} must name files beside it, but names {found}. Download it again.")
     return [options.find(name, file) for file in files]
 
 
@@ -122,8 +148,14 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: the pickle is damaged, or holds more than tensors, which is not loaded since it could run code "
             f"({str(error).splitlines()[0]}). Ask its author for safetensors."
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
+    except (SafetensorError, RuntimeError, EOFError, OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
-    if not isinstance(weights, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
+    if not isinstance(weights, dict):
         raise ValueError(f"{path}: must hold a dict of tensors, but holds {type(weights).__name__}.")
+    for key, tensor in weights.items():
+        if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"{path}: must hold a dict of tensors, but `{key}` is {type(tensor).__name__}. If the tensors are one "
+                "level below, save that level."
+            )
     return weights

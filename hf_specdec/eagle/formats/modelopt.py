@@ -9,8 +9,9 @@ and the option `next_layer_regular`; from 0.43 on `layers.0.*`.
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .reading import Keys, Reading
-from .safeailab import read_eagle3
+from .keys import Keys
+from .reading import Reading, section
+from .safeailab import read_either
 
 
 NAME = "modelopt"
@@ -19,7 +20,7 @@ _OPTIONS = ("use_input_layernorm_in_first_layer", "use_last_layernorm", "use_mtp
 
 def matches(checkpoint: Checkpoint) -> bool:
     """Whether the config holds options that only ModelOpt writes."""
-    options = checkpoint.config.get("eagle_config") or {}
+    options = section(checkpoint.config, "eagle_config", checkpoint.name)
     return any(name in options for name in _OPTIONS)
 
 
@@ -29,7 +30,7 @@ def read(checkpoint: Checkpoint) -> Reading:
         ValueError: for heads that draft several tokens at once or have norms of another kind.
     """
     published, options = checkpoint.config, checkpoint.config["eagle_config"]
-    if options.get("parallel_draft_step", 1) > 1:
+    if (options.get("parallel_draft_step") or 1) != 1:
         raise ValueError(
             f"{checkpoint.name}: `parallel_draft_step`={options['parallel_draft_step']} in config.json: a head that "
             "drafts several tokens at once, which this version does not read. Export it with 1."
@@ -40,31 +41,32 @@ def read(checkpoint: Checkpoint) -> Reading:
             "which this version does not read."
         )
     is_old = any(key.startswith("midlayer.") for key in checkpoint.weights)
-    twice = not (is_old and "next_layer_regular" not in options)
-    has_norm = any(
-        key.endswith("0.input_layernorm.weight") or key == "midlayer.input_layernorm.weight"
-        for key in checkpoint.weights
-    )
+    keys = Keys(checkpoint, {"midlayer.": "layers.0."})
+    # A norm that is there is used, and one that the options ask for must be there.
+    has_norm = bool(options.get("use_input_layernorm_in_first_layer")) or ("layers.0.input_layernorm.weight" in keys)
+    twice = has_norm and not (is_old and "next_layer_regular" not in options)
     conventions = {
         "norm_hidden_twice": (
             "true: the head is of version 0.41 or newer, whose own module does so"
             if twice
-            else "false: the head is of version 0.40 or older"
+            else "false: the head is of version 0.40 or older, or has no such norm"
         )
     }
     differences = {}
     if not options.get("use_aux_hidden_state", True):
-        differences["num_aux_features"] = 0
+        differences |= {"num_aux_features": 0, "has_fc": "fc.weight" in keys}
         conventions["features"] = (
             "the target's last hidden state after its final norm: `use_aux_hidden_state` is false"
         )
-    return read_eagle3(
-        Keys(checkpoint, {"midlayer.": "layers.0."}),
+    else:
+        differences["aux_layer_ids"] = options.get("eagle_aux_hidden_state_layer_ids") or None
+    return read_either(
+        keys,
         published,
         NAME,
         conventions=conventions,
-        aux_layer_ids=options.get("eagle_aux_hidden_state_layer_ids") or None,
-        norm_hidden_twice=twice and has_norm,
+        norm_hidden_twice=twice,
         norm_embeddings=has_norm,
+        final_norm=bool(options.get("use_last_layernorm", True)) or "norm.weight" in keys,
         **differences,
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from huggingface_hub.errors import StrictDataclassError
+
 from ..configuration_eagle import EagleConfig
 from .checkpoint import Checkpoint
-from .reading import Keys, Reading
+from .keys import Keys
+from .reading import Reading
+from .vocabulary import draft_vocabulary
 
 
 NAME = "hf_specdec"
@@ -16,6 +20,17 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> Reading:
-    """Nothing to be told or assumed."""
+    """
+    Nothing to be told or assumed.
+
+    Raises:
+        ValueError: if a field of the config has an impossible value.
+    """
     keys = Keys(checkpoint)
-    return Reading(EagleConfig.from_dict(dict(checkpoint.config)), keys.weights, keys.ignored)
+    try:
+        config = EagleConfig.from_dict(dict(checkpoint.config))
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"{checkpoint.name}: config.json: {error}") from error
+    if "d2t" in keys and "lm_head.weight" in keys:
+        draft_vocabulary(keys, config.vocab_size)
+    return Reading(config, keys.weights, keys.ignored)

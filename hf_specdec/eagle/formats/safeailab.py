@@ -2,8 +2,8 @@
 The formats of SafeAILab EAGLE: `pytorch_model.bin` and a config that calls itself a Llama.
 
 EAGLE-1 (and EAGLE-2 and HASS, whose weights have the same form): `fc`, and a decoder layer without a norm before its
-attention. EAGLE-3: `midlayer`, `norm`, an lm_head over a draft vocabulary, and `d2t`/`t2d`. The other EAGLE-3 formats
-extend this one.
+attention. EAGLE-3: `midlayer`, `norm`, an lm_head over a draft vocabulary, and `d2t`/`t2d`. The other formats extend
+these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any
 
 from ..configuration_eagle import EagleConfig
 from .checkpoint import Checkpoint
-from .reading import Keys, Reading, layer_config, read_draft_vocabulary
+from .keys import Keys
+from .layers import layer_config
+from .reading import Reading
+from .vocabulary import draft_vocabulary, target_vocabulary
 
 
 NAME = "safeailab"
@@ -20,35 +23,53 @@ NAME = "safeailab"
 
 def read(checkpoint: Checkpoint) -> Reading:
     """A head of either version; which of them is told by the weights."""
-    keys = Keys(checkpoint, {"midlayer.": "layers.0."})
-    if is_eagle1(keys):
-        return read_eagle1(keys, checkpoint.config, f"{NAME}_eagle1")
-    return read_eagle3(keys, checkpoint.config, f"{NAME}_eagle3")
+    return read_either(Keys(checkpoint, {"midlayer.": "layers.0."}), checkpoint.config, NAME)
 
 
-def is_eagle1(keys: Keys) -> bool:
-    """Whether the attention reads the hidden state alone, `[q, H]`; that of EAGLE-3 reads the embedding too."""
-    hidden_size, _ = keys.shape("layers.0.self_attn.o_proj.weight")
-    _, width = keys.shape("layers.0.self_attn.q_proj.weight")
-    return width == hidden_size
+def read_either(keys: Keys, published: dict[str, Any], name: str, **eagle3: Any) -> Reading:
+    """
+    A head of the version that its weights tell; `eagle3` are arguments of `read_eagle3`. Layers that are not of this
+    kind are refused by the name of the tensor that they lack.
+    """
+    if keys.eagle_version() == 1:
+        return read_eagle1(keys, published, f"{name}_eagle1")
+    return read_eagle3(keys, published, f"{name}_eagle3", **eagle3)
 
 
-def read_eagle1(keys: Keys, published: dict[str, Any], source_format: str) -> Reading:
-    """Embeddings in the checkpoint are a copy of the target's, and left out; the lm_head is the target's."""
-    conventions = {
+def read_eagle1(
+    keys: Keys, published: dict[str, Any], source_format: str, conventions: dict[str, str] | None = None
+) -> Reading:
+    """
+    Embeddings in the checkpoint are a copy of the target's, and left out; the lm_head is the target's.
+
+    Args:
+        keys (`Keys`): the weights.
+        published (`dict`): the published config of the layers.
+        source_format (`str`): what it is called in the `EagleConfig`.
+        conventions (`dict[str, str]`, *optional*): what has been assumed so far.
+
+    Raises:
+        ValueError: if sizes do not fit.
+    """
+    conventions = dict(conventions or {}) | {
         "features": "the target's last hidden state after its final norm: the format's only one",
         "fc_bias": "as the weights say; the config is silent or wrong about it in some published heads",
     }
-    embeddings = keys.drop("embed_tokens.weight")
-    vocab_size = published["vocab_size"] if embeddings is None else len(embeddings)
+    vocab_size = target_vocabulary(keys, published, conventions)
+    for key in ("embed_tokens.weight", "lm_head.weight"):
+        keys.drop(key)
     text_config = layer_config(published, keys, vocab_size, conventions)
     hidden_size, width = keys.shape("fc.weight")
+    if width != 2 * text_config.hidden_size:
+        raise ValueError(
+            f"{keys.name}: `fc.weight` reads {width} values, but in an EAGLE-1 head of hidden size "
+            f"{text_config.hidden_size} it must read an embedding and a hidden state, {2 * text_config.hidden_size}."
+        )
     config = EagleConfig(
         text_config=text_config,
         eagle_version=1,
-        target_hidden_size=width - hidden_size,
+        target_hidden_size=hidden_size,
         fc_bias="fc.bias" in keys,
-        target_name=None,
         source_format=source_format,
         conventions=conventions,
     )
@@ -68,49 +89,86 @@ def read_eagle3(
     An EAGLE-3 head of any format.
 
     Args:
+        keys (`Keys`): the weights.
         published (`dict`): the published config.
-        layers (`dict`, *optional*): the part of it that describes the decoder layers, where that is another.
+        source_format (`str`): what it is called in the `EagleConfig`.
+        layers (`dict`, *optional*): the part of the config that describes the layers, where that is another.
         conventions (`dict[str, str]`, *optional*): what has been assumed so far.
         differences: fields of `EagleConfig` that this format sets.
+
+    Raises:
+        ValueError: if sizes do not fit.
     """
     conventions = dict(conventions or {})
     layers = published if layers is None else layers
-    vocab_size = layers.get("vocab_size") or keys.shape("lm_head.weight")[0]
-    draft_vocab_size = read_draft_vocabulary(keys, vocab_size)
+    vocab_size = target_vocabulary(keys, layers, conventions)
     text_config = layer_config(layers, keys, vocab_size, conventions)
-    hidden_size = text_config.hidden_size
-    target_hidden_size = published.get("target_hidden_size") or hidden_size
-    has_embeddings = "embed_tokens.weight" in keys
-    fields: dict[str, Any] = {"num_aux_features": 0, "has_fc": "fc.weight" in keys}
-    if fields["has_fc"]:
-        fields["num_aux_features"], rest = divmod(keys.shape("fc.weight")[1], target_hidden_size)
-        if rest:
-            raise ValueError(
-                f"{keys.name}: `fc.weight` reads {keys.shape('fc.weight')[1]} values, which is no multiple of the "
-                f"target's hidden size {target_hidden_size}. Check `target_hidden_size` in config.json."
-            )
-    fields["aux_layer_ids"] = published.get("eagle_aux_hidden_state_layer_ids")
-    fields["aux_layer_convention"] = "auto"
-    fields |= differences
+    fields: dict[str, Any] = {
+        "target_hidden_size": published.get("target_hidden_size") or text_config.hidden_size,
+        "has_fc": True,
+        "aux_layer_ids": published.get("eagle_aux_hidden_state_layer_ids"),
+        "aux_layer_convention": "auto",
+        "norm_before_fc": bool(published.get("norm_before_fc")) or "input_norm.weight" in keys,
+        "fc_norm": bool(published.get("fc_norm")) or any(key.startswith("fc_norm.") for key in keys.weights),
+    } | differences
+    target_size = fields["target_hidden_size"]
+    _check_target_size(keys, target_size, text_config.hidden_size)
+    if "num_aux_features" not in differences:
+        fields["num_aux_features"] = _num_features(keys, target_size)
+    has_lm_head = _has_lm_head(keys, published, conventions)
+    draft_vocab_size = draft_vocabulary(keys, vocab_size) if has_lm_head else None
     if fields["num_aux_features"] and "aux_layer_ids" not in conventions:
         conventions["aux_layer_ids"] = (
             "boundaries [2, L//2, L-3]: the config names none"
             if fields["aux_layer_ids"] is None
             else f"{fields['aux_layer_ids']}: boundaries or layer outputs, told from the numbers"
         )
-    config = EagleConfig(
-        text_config=text_config,
-        eagle_version=3,
-        target_hidden_size=target_hidden_size,
-        draft_vocab_size=draft_vocab_size,
-        fc_bias="fc.bias" in keys,
-        norm_before_fc=fields.pop("norm_before_fc", "input_norm.weight" in keys),
-        fc_norm="fc_norm.0.weight" in keys,
-        norm_embeddings=fields.pop("norm_embeddings", True),
-        final_norm="norm.weight" in keys,
-        has_embeddings=has_embeddings,
-        source_format=source_format,
-        conventions=conventions,
-        **fields,
-    )
+    try:
+        config = EagleConfig(
+            text_config=text_config,
+            eagle_version=3,
+            draft_vocab_size=draft_vocab_size,
+            fc_bias="fc.bias" in keys,
+            has_embeddings="embed_tokens.weight" in keys,
+            has_lm_head=has_lm_head,
+            source_format=source_format,
+            conventions=conventions,
+            **fields,
+        )
+    except ValueError as error:
+        raise ValueError(f"{keys.name}: {error}") from error
     return Reading(config, keys.weights, keys.ignored)
+
+
+def _num_features(keys: Keys, target_size: int) -> int:
+    _, width = keys.shape("fc.weight")
+    if width % target_size:
+        raise ValueError(
+            f"{keys.name}: `fc.weight` reads {width} values, which is no multiple of the target's hidden size "
+            f"{target_size}. Check `target_hidden_size` in config.json."
+        )
+    return width // target_size
+
+
+def _check_target_size(keys: Keys, target_size: Any, hidden_size: int) -> None:
+    if isinstance(target_size, bool) or not isinstance(target_size, int) or target_size < 1:
+        raise ValueError(
+            f"{keys.name}: `target_hidden_size`={target_size!r} in config.json must be a positive whole number."
+        )
+    if target_size != hidden_size and "embed_tokens.weight" not in keys:
+        raise ValueError(
+            f"{keys.name}: `embed_tokens.weight` is missing, and the target's embeddings (`target_hidden_size`="
+            f"{target_size} in config.json) do not fit the head's hidden size {hidden_size}."
+        )
+
+
+def _has_lm_head(keys: Keys, published: dict[str, Any], conventions: dict[str, str]) -> bool:
+    """
+    Some heads over the whole vocabulary come without an lm_head and use the target's, such as
+    nvidia/gpt-oss-120b-Eagle3, whose config has no `draft_vocab_size`.
+    """
+    has_draft_vocabulary = "d2t" in keys or published.get("draft_vocab_size") is not None
+    if "lm_head.weight" in keys or has_draft_vocabulary:
+        return True  # if it is missing, that is an error
+    conventions["lm_head"] = "the target's: the checkpoint has none, and no draft vocabulary"
+    return False

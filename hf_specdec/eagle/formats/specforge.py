@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .reading import Keys, Reading
-from .safeailab import read_eagle3
+from .keys import Keys
+from .reading import Reading, section
+from .safeailab import read_either
 
 
 NAME = "specforge"
+_RENAMED = {
+    "midlayer.": "layers.0.",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -17,18 +24,9 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint) -> Reading:
     """`norm_output` means here that a norm comes before the lm_head, which is always so: what is fed back is not."""
-    keys = Keys(
-        checkpoint,
-        {
-            "midlayer.": "layers.0.",
-            "aux_norm_low.": "fc_norm.0.",
-            "aux_norm_mid.": "fc_norm.1.",
-            "aux_norm_high.": "fc_norm.2.",
-        },
-    )
     published = checkpoint.config
-    ids = (published.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    ids = section(published, "eagle_config", checkpoint.name).get("eagle_aux_hidden_state_layer_ids")
     conventions = {}
     if "norm_output" in published:
         conventions["norm_output"] = "the state fed back is not normed: in this format the word means the last norm"
-    return read_eagle3(keys, published, NAME, conventions=conventions, aux_layer_ids=ids)
+    return read_either(Keys(checkpoint, _RENAMED), published, NAME, conventions=conventions, aux_layer_ids=ids or None)

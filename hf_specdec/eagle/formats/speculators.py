@@ -7,7 +7,8 @@ The config nests the decoder layers' (`transformer_layer_config`) and names ever
 from __future__ import annotations
 
 from .checkpoint import Checkpoint
-from .reading import Keys, Reading
+from .keys import Keys
+from .reading import Reading, section
 from .safeailab import read_eagle1, read_eagle3
 
 
@@ -37,9 +38,9 @@ def read(checkpoint: Checkpoint) -> Reading:
     for key in ("verifier_lm_head.weight", "verifier_norm.weight"):
         keys.drop(key)
     conventions = {"aux_layer_ids": "boundaries, as always in this format (none named: [2, L//2, L-3])"}
-    layers = published["transformer_layer_config"]
+    layers = section(published, "transformer_layer_config", checkpoint.name, required=True)
     shares_embeddings = not published.get("embed_requires_grad", False)
-    if shares_embeddings and published.get("target_hidden_size") in (None, layers["hidden_size"]):
+    if shares_embeddings and published.get("target_hidden_size") in (None, layers.get("hidden_size")):
         if keys.drop("embed_tokens.weight") is not None:
             conventions["embed_tokens"] = "the target's: they were frozen in training, so the copy is left out"
     if "norm_before_residual" not in published:
@@ -54,8 +55,7 @@ def read(checkpoint: Checkpoint) -> Reading:
         norm_before_residual=bool(published.get("norm_before_residual", False)),
         norm_output=bool(published.get("norm_output", False)),
     )
-    verifier = published.get("speculators_config", {}).get("verifier") or {}
-    reading.config.target_name = verifier.get("name_or_path")
+    reading.config.target_name = _verifier(checkpoint)
     return reading
 
 
@@ -68,7 +68,13 @@ def _read_eagle1(checkpoint: Checkpoint) -> Reading:
         )
     keys = Keys(checkpoint, {"fusion_fc.": "fc.", "transformer.": "layers.0."})
     keys.drop("lm_head.weight")
-    reading = read_eagle1(keys, published["transformer_layer_config"], f"{NAME}_eagle")
-    verifier = published.get("speculators_config", {}).get("verifier") or {}
-    reading.config.target_name = verifier.get("name_or_path")
+    layers = section(published, "transformer_layer_config", checkpoint.name, required=True)
+    reading = read_eagle1(keys, layers, f"{NAME}_eagle")
+    reading.config.target_name = _verifier(checkpoint)
     return reading
+
+
+def _verifier(checkpoint: Checkpoint) -> str | None:
+    """The name of the model that the head was trained for."""
+    options = section(checkpoint.config, "speculators_config", checkpoint.name)
+    return section(options, "verifier", checkpoint.name).get("name_or_path")

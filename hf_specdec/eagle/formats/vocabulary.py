@@ -1,0 +1,99 @@
+"""The two vocabularies of a head: the target's, and the tokens that it can draft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .keys import Keys
+
+
+def target_vocabulary(keys: Keys, published: dict[str, Any], conventions: dict[str, str]) -> int:
+    """
+    Tokens of the target's vocabulary: rows of the embeddings, length of `t2d`, or what the config says.
+
+    Args:
+        keys (`Keys`): the weights, before anything is taken out.
+        published (`dict`): the config that holds `vocab_size`.
+        conventions (`dict[str, str]`): gets what is assumed.
+
+    Raises:
+        ValueError: if none of them tells.
+    """
+    claimed = published.get("vocab_size")
+    if "embed_tokens.weight" in keys:
+        found, source = keys.shape("embed_tokens.weight")[0], "`embed_tokens.weight` has as many rows"
+    elif "t2d" in keys:
+        found, source = keys.shape("t2d", 1)[0], "`t2d` has as many entries"
+    elif claimed is not None:
+        if isinstance(claimed, bool) or not isinstance(claimed, int) or claimed < 1:
+            raise ValueError(f"{keys.name}: `vocab_size`={claimed!r} in config.json must be a positive whole number.")
+        return claimed
+    elif "lm_head.weight" in keys and "d2t" not in keys:
+        found, source = keys.shape("lm_head.weight")[0], "`lm_head.weight` has as many rows"
+    else:
+        raise ValueError(
+            f"{keys.name}: `vocab_size` is missing in config.json, and no tensor tells the size of the target's "
+            "vocabulary. Add it."
+        )
+    if claimed != found:
+        conventions["vocab_size"] = f"{found}: {source}, although config.json says {claimed}"
+    return found
+
+
+def draft_vocabulary(keys: Keys, vocab_size: int) -> int | None:
+    """
+    The size of the draft vocabulary, None if it is the target's. Checks `d2t` (offsets: target id = i + d2t[i]), and
+    takes out `t2d`, which says the same.
+
+    Raises:
+        ValueError: if a draft token's target token is outside the vocabulary or not what `t2d` says.
+    """
+    num_tokens, _ = keys.shape("lm_head.weight")
+    t2d = keys.drop("t2d")
+    if "d2t" not in keys:
+        if num_tokens != vocab_size:
+            raise ValueError(
+                f"{keys.name}: `lm_head.weight` has {num_tokens} rows and the vocabulary {vocab_size} tokens, but "
+                "there is no `d2t` to map them."
+            )
+        return None
+    target_ids = _target_ids(keys, num_tokens, vocab_size)
+    if t2d is not None:
+        named = t2d.bool().nonzero()[:, 0]
+        if not torch.equal(named, target_ids.sort().values):
+            raise ValueError(
+                f"{keys.name}: `t2d` and `d2t` name different target tokens ({len(named)} and {num_tokens}). One of "
+                "them is damaged."
+            )
+    if num_tokens == vocab_size and not keys.weights["d2t"].any():
+        keys.drop("d2t")  # every token is its own
+        return None
+    return num_tokens
+
+
+def _target_ids(keys: Keys, num_tokens: int, vocab_size: int) -> torch.Tensor:
+    d2t = keys.weights["d2t"]
+    if tuple(d2t.shape) != (num_tokens,):
+        raise ValueError(
+            f"{keys.name}: `d2t` has shape {tuple(d2t.shape)}, but `lm_head.weight` has {num_tokens} rows."
+        )
+    if d2t.is_floating_point() or d2t.dtype == torch.bool:
+        raise ValueError(f"{keys.name}: `d2t` must hold whole numbers, but is of dtype {d2t.dtype}.")
+    d2t = keys.weights["d2t"] = d2t.long()
+    target_ids = torch.arange(num_tokens) + d2t
+    outside = (target_ids < 0) | (target_ids >= vocab_size)
+    if outside.any():
+        wrong = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{keys.name}: `d2t` maps draft token {wrong} to {int(target_ids[wrong])}, outside the vocabulary of "
+            f"{vocab_size} tokens. It must hold offsets: target id = i + d2t[i]."
+        )
+    values, counts = target_ids.unique(return_counts=True)
+    if len(values) != num_tokens:
+        raise ValueError(
+            f"{keys.name}: `d2t` maps several draft tokens to target token {int(values[counts.argmax()])}. It must "
+            "hold offsets: target id = i + d2t[i]."
+        )
+    return target_ids
