@@ -8,6 +8,7 @@ Importing it lets `model.generate` take `tree=` and `speculative_config=` beside
 
 from .config import SpeculativeConfig
 from .drafters import Drafter, DraftRequest, NgramDraft
+from .eagle import EagleConfig, EagleHead
 from .hook import install
 from .metrics import SpeculationMetrics, last_metrics
 from .recording import SpeculativeGenerateOutput
@@ -20,6 +21,8 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "DynamicTree",
+    "EagleConfig",
+    "EagleHead",
     "NgramDraft",
     "SpeculationMetrics",
     "SpeculativeConfig",

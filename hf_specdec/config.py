@@ -133,7 +133,7 @@ class SpeculationPlan:
             default_tree (`TokenTree` or `DynamicTree`): the drafter's, used if `config` has none.
             has_probabilities (`bool`): whether the drafter knows q.
             do_sample (`bool`): whether the call samples.
-            vocab_size (`int`): the target's, which bounds the ranks.
+            vocab_size (`int`): tokens that the drafter can propose, which bounds the ranks.
 
         Raises:
             ValueError: where the drafter or the tree cannot do what is asked.

@@ -78,6 +78,7 @@ class TreeForward:
         offset: int = 0,
         position_depths: torch.Tensor | None = None,
         logits_to_keep: int = 0,
+        inputs: dict[str, Any] | None = None,
     ) -> ModelOutput:
         """
         Args:
@@ -91,6 +92,7 @@ class TreeForward:
             position_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64, *optional*):
                 Depths to take positions from, where they are not `query_depths`.
             logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many queries only; 0: of all.
+            inputs (`dict[str, torch.Tensor]`, *optional*): what this forward gets instead of `input_ids`.
 
         Returns:
             `ModelOutput`: the model's, with `logits` `[batch, queries, vocab]`.
@@ -107,6 +109,7 @@ class TreeForward:
             uniform_length=cache.uniform_length,
         )
         tokens = tokens.to(self.device)
+        own_inputs = inputs
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
             inputs[name] = types.expand(tokens.shape)
@@ -121,7 +124,9 @@ class TreeForward:
             "attention_mask": context.mask(self.dtype, self.device),
             "use_cache": True,
         }
-        if self.prepares_inputs:
+        if own_inputs is not None:
+            inputs |= own_inputs
+        elif self.prepares_inputs:
             inputs = self.model.prepare_inputs_for_generation(tokens, is_first_iteration=False, **inputs)
         else:
             inputs["input_ids"] = tokens

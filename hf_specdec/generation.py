@@ -31,7 +31,7 @@ class SpeculativeCall:
     Args:
         model (`PreTrainedModel`): the target.
         input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
-        drafter (`Drafter`): proposes the trees.
+        drafter (`Drafter`): proposes the trees; this call's own copy.
         plan (`SpeculationPlan`): how this call speculates.
         logits_processor (`LogitsProcessorList`), stopping_criteria (`StoppingCriteriaList`), generation_config
             (`GenerationConfig`), synced_gpus (`bool`), streamer (`BaseStreamer`, *optional*), model_kwargs (`dict`):
@@ -97,7 +97,7 @@ class SpeculativeCall:
         warpers = LogitsProcessorList(p for p in self.distribution.processors if type(p) in READS_SCORES_ONLY)
         vocab_size = self.target.model.config.get_text_config().vocab_size
         request = DraftRequest(self.plan, vocab_size, warpers, self.generation_config.prefill_chunk_size)
-        self.drafter = self.drafter.for_call(self.sequences, request)
+        self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
         self.distribution.begin_step(outputs.logits[:, -1:])
         scores = self.distribution.scores(rows, Walk.start(len(rows), rows))
@@ -135,6 +135,7 @@ class SpeculativeCall:
             start = self.distribution.lengths[row]
             self.log.add(row, start, len(path), None if draft is None else draft.num_valid(row))
             self.sequences.extend(row, walk.tokens[row][self.sequences.lengths[row] - start :])
+        self.drafter.commit(walk.paths)
         self.judge.advance()
 
     def _finish(self) -> torch.Tensor | SpeculativeGenerateOutput:
@@ -170,8 +171,10 @@ def speculative_decoding(
     On an exception, Ctrl-C included, the model's attention implementation and the random state are as they were, and a
     cache that was handed in is untouched.
     """
+    drafter = drafter.for_call()
     with ExitStack() as stack:
         stack.enter_context(_random_state_kept_on_error(model.device))
+        stack.enter_context(drafter.watching(model))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
         return SpeculativeCall(model, input_ids, drafter, plan, **call).run()
@@ -186,7 +189,7 @@ def plan_of_call(
         default_tree=drafter.default_tree,
         has_probabilities=drafter.has_probabilities,
         do_sample=bool(generation_config.do_sample),
-        vocab_size=vocab_size,
+        vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
     )
 
 

@@ -10,17 +10,20 @@ from transformers.generation.utils import GenerationMixin
 
 from . import attention
 from .config import SpeculativeConfig
-from .drafters import Drafter, as_drafter
+from .drafters import as_drafter, is_own_draft
 from .generation import plan_of_call, speculative_decoding
 from .refusals import check_call, check_inputs
 
 
 def is_speculative(generation_config: GenerationConfig, assistant_model: Any) -> bool:
-    """Whether a `generate` call is ours: it names a tree or a `SpeculativeConfig`, or its assistant is a `Drafter`."""
+    """
+    Whether a `generate` call is ours: it names a tree or a `SpeculativeConfig`, or its assistant is a drafter or head
+    of ours.
+    """
     return (
         generation_config.tree is not None
         or generation_config.speculative_config is not None
-        or isinstance(assistant_model, Drafter)
+        or is_own_draft(assistant_model)
     )
 
 

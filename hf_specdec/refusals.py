@@ -61,6 +61,7 @@ def check_call(
     vocab_size = model.config.get_text_config().vocab_size
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter.model, vocab_size)
+    drafter.check_target(model)
     plan_of_call(generation_config, config, drafter, vocab_size)
 
 

@@ -6,12 +6,19 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..eagle import EagleHead
 from .base import Drafter, DraftRequest
 from .draft_model import DraftModelDrafter
+from .eagle import EagleDrafter
 from .ngram import NgramDraft
 
 
-__all__ = ["DraftModelDrafter", "DraftRequest", "Drafter", "NgramDraft", "as_drafter"]
+__all__ = ["DraftModelDrafter", "EagleDrafter", "DraftRequest", "Drafter", "NgramDraft", "as_drafter", "is_own_draft"]
+
+
+def is_own_draft(assistant: Any) -> bool:
+    """Whether what a user passed as `assistant_model=` is of a kind that transformers itself does not know."""
+    return isinstance(assistant, Drafter | EagleHead)
 
 
 def as_drafter(assistant: Any) -> Drafter:
@@ -19,11 +26,13 @@ def as_drafter(assistant: Any) -> Drafter:
     The drafter for what a user passed as `assistant_model=`.
 
     Raises:
-        TypeError: if it is neither a drafter nor a language model.
+        TypeError: if it is neither a drafter nor a head nor a language model.
         ValueError: for a model tuned with a learned prompt.
     """
     if isinstance(assistant, Drafter):
         return assistant
+    if isinstance(assistant, EagleHead):
+        return EagleDrafter(assistant)
     peft_config = getattr(assistant, "active_peft_config", None)
     if peft_config is not None:
         if peft_config.is_prompt_learning:
@@ -35,6 +44,6 @@ def as_drafter(assistant: Any) -> Drafter:
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        "`assistant_model` must be a causal language model or a drafter such as `NgramDraft()`, but is "
-        f"{type(assistant).__name__}: {assistant!r}."
+        "`assistant_model` must be a causal language model, an `EagleHead`, or a drafter such as `NgramDraft()`, but "
+        f"is {type(assistant).__name__}: {assistant!r}."
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,16 @@ class DraftRequest:
     warpers: LogitsProcessorList
     prefill_chunk_size: int | None = None
 
+    @property
+    def warp_if_drawn(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Makes the scores of q from a draft's logits, if children are to be drawn from it."""
+        return self._warp if self.plan.draws_children else None
+
+    def _warp(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the warpers make of logits `[…, vocab]`, in float32."""
+        scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
+        return self.warpers(None, scores).view(logits.shape)
+
 
 class Drafter(CandidateGenerator):
     """
@@ -48,19 +60,35 @@ class Drafter(CandidateGenerator):
     default_tree: TokenTree | DynamicTree = TokenTree.chain(5)
     """The tree where the user gives none."""
 
+    num_tokens: int | None = None
+    """How many different tokens it can propose at a node; None if all of the target's."""
+
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
         """The models that run over trees during a call; their attention is switched while it lasts."""
         return ()
 
-    def for_call(self, sequences: Sequences, request: DraftRequest) -> Drafter:
+    def check_target(self, target: PreTrainedModel) -> None:
+        """
+        Refuses a target that this drafter cannot draft for, before anything runs.
+
+        Raises:
+            ValueError: naming `assistant_model`, what does not fit, and the remedy.
+        """
+
+    # ------------------------------------------------------------------------------------------------ in a call, in
+    # this order
+
+    def for_call(self) -> Drafter:
         """The drafter of one call."""
-        drafter = copy.copy(self)
-        drafter.start(sequences, request)
-        return drafter
+        return copy.copy(self)
+
+    def watching(self, target: PreTrainedModel) -> AbstractContextManager[Any]:
+        """Entered before the target's first forward and left after its last: for what is observed of these."""
+        return nullcontext()
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
-        """Prepares for a call; `sequences` holds the prompts."""
+        """Prepares for drafting; `sequences` holds the prompts, which the target has just forwarded."""
         self.request = request
 
     @abstractmethod
@@ -77,6 +105,12 @@ class Drafter(CandidateGenerator):
             `DraftTree` or None: None if no row has anything to propose.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `propose`.")
+
+    def commit(self, paths: list[list[int] | None]) -> None:
+        """
+        Told after every step, with or without drafts, which of the nodes that the target has just forwarded are
+        committed: for every row the accepted path from the root's child down, or None if not even the root is.
+        """
 
     # ------------------------------------------------------------------------ transformers' own interface: chains
 

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 from ..cache import TreeCache
 from ..forward import TreeForward, causal_chain, execution_device
 from ..sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree
+from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
-from .growth import grow_drawn, grow_dynamic, grow_static
+from .growth import LevelNodes, grow
 
 
 class DraftModelDrafter(Drafter):
@@ -85,12 +85,7 @@ class DraftModelDrafter(Drafter):
         if max(room) <= 0 or tree is None:
             return None
         logits = self._catch_up(sequences)
-        if self.request.plan.draws_children:
-            draft = grow_drawn(tree, logits, self._run_level, self._warp, max(room))
-        elif isinstance(tree, DynamicTree):
-            draft = grow_dynamic(tree, logits, self._run_level, max(room))
-        else:
-            draft = grow_static(tree, logits, self._run_level)
+        draft = grow(tree, logits, self._run_level, max(room), self.request.warp_if_drawn)
         return draft.to(sequences.device).within(room)
 
     def _room(self, sequences: Sequences, row: int) -> int:
@@ -127,14 +122,7 @@ class DraftModelDrafter(Drafter):
         last = torch.tensor(counts, device=self.device) - 1
         return outputs.logits[torch.arange(len(counts), device=self.device), last]
 
-    def _run_level(
-        self, tokens: torch.Tensor, ancestors: torch.Tensor, node_depths: torch.Tensor, offset: int
-    ) -> torch.Tensor:
-        """Logits `[batch, queries, vocab]` of one level's nodes, which lie `offset` behind the root's."""
-        queries = tokens.shape[1]
-        return self.forward(tokens, ancestors, node_depths[:, -queries:], node_depths, offset=offset).logits
-
-    def _warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """The scores of q: what the call's score-only processors make of the draft's logits, `[…, vocab]` float32."""
-        scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
-        return self.request.warpers(None, scores).view(logits.shape)
+    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        """Logits `[batch, queries, vocab]` of one level's nodes."""
+        query_depths = nodes.node_depths[:, -nodes.tokens.shape[1] :]
+        return self.forward(nodes.tokens, nodes.ancestors, query_depths, nodes.node_depths, offset=nodes.offset).logits

@@ -1,11 +1,8 @@
 """
 Growing a tree level by level from a draft's logits, whatever computes them.
 
-Every function takes `root_logits` (`[batch, vocab]`) and `run_level(tokens, ancestors, node_depths, offset)`, which
-forwards one level's nodes and returns their logits `[batch, queries, vocab]`: `tokens` is `[batch, queries]` int64;
-`ancestors` `[1 or batch, queries, nodes]` bool says which of the nodes forwarded so far (the queries last) each
-attends to besides the committed tokens; `node_depths` `[1, nodes]` int64 counts from 0 for the root's children;
-`offset` is how many nodes were forwarded before.
+Every function takes `root_logits` (`[batch, vocab]`) and `run_level`, which forwards one level's nodes (`LevelNodes`)
+and returns their logits `[batch, queries, vocab]`.
 """
 
 from __future__ import annotations
@@ -20,8 +17,53 @@ from ..argmax import argmax
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
 
 
-RunLevel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+@dataclass(frozen=True, eq=False)
+class LevelNodes:
+    """
+    The nodes of one level that are forwarded, since they get children.
+
+    Args:
+        tokens (`torch.Tensor` of shape `[batch, queries]`, int64): their tokens.
+        parents (`torch.Tensor` of shape `[1 or batch, queries]`, int64): the place of each one's parent among the
+            nodes forwarded in the level above; 0 for the root's children.
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which of all nodes forwarded so far
+            (the queries last) each attends to, besides the committed tokens.
+        node_depths (`torch.Tensor` of shape `[1, nodes]`, int64): depths of all nodes forwarded so far, from 0 for the
+            root's children.
+        offset (`int`): nodes forwarded before.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    ancestors: torch.Tensor
+    node_depths: torch.Tensor
+    offset: int
+
+
+RunLevel = Callable[[LevelNodes], torch.Tensor]
 Warp = Callable[[torch.Tensor], torch.Tensor]
+
+
+def grow(
+    tree: TokenTree | DynamicTree,
+    root_logits: torch.Tensor,
+    run_level: RunLevel,
+    depth: int,
+    warp_if_drawn: Warp | None = None,
+) -> DraftTree:
+    """
+    Fills a tree.
+
+    Args:
+        depth (`int`): levels that can be used (a static tree has no more).
+        warp_if_drawn (`Callable`, *optional*): children are drawn from the softmax of what it makes of the draft's
+            logits; without it they are the draft's best tokens.
+    """
+    if warp_if_drawn is not None:
+        return grow_drawn(tree, root_logits, run_level, warp_if_drawn, depth)
+    if isinstance(tree, DynamicTree):
+        return grow_dynamic(tree, root_logits, run_level, depth)
+    return grow_static(tree, root_logits, run_level)
 
 
 # -------------------------------------------------------------------------------------------------------- static trees
@@ -41,9 +83,7 @@ class _Level:
         num_forwarded (`int`): nodes of the level that have children themselves.
         forwarded (`torch.Tensor` of shape `[num_forwarded]`, int64, *optional*): their places in the level; None if
             all do.
-        ancestors (`torch.Tensor` of shape `[1, queries, nodes]`, bool) and node_depths (`[1, nodes]`): for
-            `run_level`.
-        offset (`int`): nodes forwarded before.
+        forwarded_parents, ancestors, node_depths, offset: of the nodes forwarded, as in `LevelNodes`.
     """
 
     num_candidates: int
@@ -51,9 +91,15 @@ class _Level:
     candidate: torch.Tensor | None
     num_forwarded: int
     forwarded: torch.Tensor | None
+    forwarded_parents: torch.Tensor
     ancestors: torch.Tensor
     node_depths: torch.Tensor
     offset: int
+
+    def nodes_to_forward(self, tokens: torch.Tensor) -> LevelNodes:
+        """Those of the level's nodes (`tokens`, `[batch, children]`) that have children."""
+        tokens = _pick(tokens, self.forwarded)
+        return LevelNodes(tokens, self.forwarded_parents, self.ancestors, self.node_depths, self.offset)
 
 
 @lru_cache(maxsize=256)
@@ -77,6 +123,7 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
                 candidate=None if candidates == list(range(num_candidates * len(parents))) else tensor(candidates),
                 num_forwarded=len(forwarded),
                 forwarded=None if forwarded == nodes else tensor([nodes.index(node) for node in forwarded]),
+                forwarded_parents=tensor([parents.index(tree.parents[node]) for node in forwarded])[None],
                 ancestors=tree.ancestors[forwarded][:, all_forwarded][None].to(device),
                 node_depths=tensor([tree.depths[node] - 1 for node in all_forwarded])[None],
                 offset=offset,
@@ -96,7 +143,7 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
             best = argmax(logits)
         levels.append(_pick(best, level.candidate))
         if level.num_forwarded:
-            logits = run_level(_pick(levels[-1], level.forwarded), level.ancestors, level.node_depths, level.offset)
+            logits = run_level(level.nodes_to_forward(levels[-1]))
     return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, root_logits.device))
 
 
@@ -127,7 +174,7 @@ def grow_drawn(
         valid.append(_pick(drawable.flatten(1), level.candidate) & parents_valid[:, level.parent])
         parents_valid = _pick(valid[-1], level.forwarded)
         if level.num_forwarded:
-            logits = run_level(_pick(tokens[-1], level.forwarded), level.ancestors, level.node_depths, level.offset)
+            logits = run_level(level.nodes_to_forward(tokens[-1]))
     with_children = [node for node, children in enumerate(tree.children) if children]
     index = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
     return DraftTree(
@@ -173,13 +220,15 @@ def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLev
     tokens, sums = [best], [log_q]
     above = [torch.full_like(best, -1)]
     expanded = torch.arange(top_k, device=device).expand(batch_size, -1)  # numbers of the candidates to expand
+    expanded_parents = torch.zeros_like(expanded)
     expanded_sums = log_q
     ancestors = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
     first_of_level = top_k
     for level in range(1, depth):
         all_tokens = torch.cat(tokens, dim=1)
         node_depths = torch.arange(level, device=device).repeat_interleave(top_k)[None]
-        logits = run_level(all_tokens.gather(1, expanded), ancestors, node_depths, (level - 1) * top_k)
+        nodes = all_tokens.gather(1, expanded)
+        logits = run_level(LevelNodes(nodes, expanded_parents, ancestors, node_depths, (level - 1) * top_k))
         best, log_q = _best_tokens(logits, top_k)
         level_sums = (expanded_sums[:, :, None] + log_q).flatten(1)
         tokens.append(best.flatten(1))
@@ -188,7 +237,8 @@ def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLev
         chosen = level_sums.topk(top_k, dim=-1)
         expanded, expanded_sums = chosen.indices + first_of_level, chosen.values
         first_of_level += top_k**2
-        ancestors = _attend_below(ancestors, chosen.indices // top_k)
+        expanded_parents = chosen.indices // top_k
+        ancestors = _attend_below(ancestors, expanded_parents)
     return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), torch.cat(above, 1), tree.num_nodes, depth)
 
 
@@ -263,14 +313,16 @@ def _grow_budgeted(
         path_log_q, parents_valid = path.gather(1, best), valid[-1].gather(1, best)
         parents = first_node + best
         first_node += budget
+        places_above = parent.gather(1, best)
         if ancestors is None:
             ancestors = torch.eye(best.shape[1], dtype=torch.bool, device=device).expand(batch_size, -1, -1)
             depths = [0] * best.shape[1]
         else:
-            ancestors = _attend_below(ancestors, parent.gather(1, best))
+            ancestors = _attend_below(ancestors, places_above)
             depths = depths + [level - 1] * best.shape[1]
         node_depths = torch.tensor([depths], device=device)
-        logits = run_level(tokens[-1].gather(1, best), ancestors, node_depths, num_forwarded)
+        nodes = tokens[-1].gather(1, best)
+        logits = run_level(LevelNodes(nodes, places_above, ancestors, node_depths, num_forwarded))
         num_forwarded += best.shape[1]
     parents_of_nodes = torch.nn.functional.pad(torch.cat(above, dim=1), (1, 0))
     return DraftTree(

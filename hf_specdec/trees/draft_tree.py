@@ -98,6 +98,9 @@ class DraftTree:
             replacement, in the order of `score_index`. None if the children were chosen deterministically.
         score_index (`list` of shape `[1 or batch][nodes + 1]`, *optional*): for every node, its place in `scores`, or
             -1.
+        vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*):
+            The token that every column of `scores` stands for, where these are not all of the target's.
+        vocab_size (`int`, *optional*): the target's, where there is a `vocabulary`.
     """
 
     tokens: torch.Tensor
@@ -105,6 +108,8 @@ class DraftTree:
     valid: torch.Tensor | None = None
     scores: torch.Tensor | None = None
     score_index: list[list[int]] | None = field(default=None, repr=False)
+    vocabulary: torch.Tensor | None = None
+    vocab_size: int | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
@@ -136,8 +141,22 @@ class DraftTree:
         return sum(token >= 0 for token in self.tokens_list[row])
 
     def scores_of(self, row: int, node: int) -> torch.Tensor:
-        """log q (up to a constant) from which the children of `node` were drawn, `[vocab]`."""
-        return self.scores[row, self.score_index[row if len(self.score_index) > 1 else 0][node]]
+        """
+        log q (up to a constant) from which the children of `node` were drawn, over the target's tokens, `[vocab]`.
+        """
+        scores = self.scores[row, self.score_index[row if len(self.score_index) > 1 else 0][node]]
+        if self.vocabulary is None:
+            return scores
+        return scores.new_full((self.vocab_size,), -torch.inf).scatter(0, self.vocabulary, scores)
+
+    def in_vocabulary(self, vocabulary: torch.Tensor | None, vocab_size: int) -> DraftTree:
+        """
+        The same tree, whose tokens and scores so far were numbered as the columns of `vocabulary` (`[draft vocab]`
+        int64, the target's token of each; None if they are the same).
+        """
+        if vocabulary is None:
+            return self
+        return replace(self, tokens=vocabulary[self.tokens], vocabulary=vocabulary, vocab_size=vocab_size)
 
     def to(self, device: torch.device) -> DraftTree:
         """The same tree on another device."""
@@ -151,6 +170,8 @@ class DraftTree:
             None if self.valid is None else self.valid.to(device),
             None if self.scores is None else self.scores.to(device),
             self.score_index,
+            None if self.vocabulary is None else self.vocabulary.to(device),
+            self.vocab_size,
         )
 
     def within(self, room: list[int]) -> DraftTree:

@@ -53,11 +53,9 @@ class TableModel:
             joint = joint[..., None] * self.scores[level].double().softmax(dim=-1)
         return joint
 
-    def run_level(
-        self, tokens: torch.Tensor, ancestors: torch.Tensor, node_depths: torch.Tensor, offset: int
-    ) -> torch.Tensor:
-        """What a draft model's forward of one level gives; see `hf_specdec.drafters.growth`."""
-        return self.scores[node_depths[:, -tokens.shape[1] :] + 1, tokens]
+    def run_level(self, nodes: growth.LevelNodes) -> torch.Tensor:
+        """What a draft model's forward of one level gives."""
+        return self.scores[nodes.node_depths[:, -nodes.tokens.shape[1] :] + 1, nodes.tokens]
 
     def grow(self, tree: TokenTree | DynamicTree, rows: int, depth: int = 99) -> DraftTree:
         """`rows` trees with children drawn from this model."""

@@ -1,0 +1,247 @@
+"""Drafting with an EAGLE head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from ..cache import TreeCache
+from ..eagle import EagleHead
+from ..features import decoder_layers, watch_features
+from ..forward import TreeForward, causal_chain, execution_device
+from ..sequences import Sequences
+from ..trees import DraftTree, DynamicTree, TokenTree, as_tree
+from .base import Drafter, DraftRequest
+from .growth import LevelNodes, grow
+
+
+LONGEST_FORWARD = 512
+"""
+Rows of a head's forward over a text, and rows that may wait for one while speculation is off: bounds their memory.
+"""
+
+
+class EagleDrafter(Drafter):
+    """
+    Drafts with an EAGLE head. Row t of the head pairs the target's feature of position t with the token at t + 1. In
+    its cache there are rows with the target's own features alone: every step first forwards the newly accepted tokens
+    with the features of the target's last forward, then grows the tree from states fed back, whose K/V the next step
+    overwrites.
+
+    Args:
+        head (`EagleHead`): the head.
+    """
+
+    has_probabilities = True
+
+    def __init__(self, head: EagleHead):
+        self.head = head
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return (self.head,)
+
+    @property
+    def default_tree(self) -> TokenTree | DynamicTree:
+        """What the head's config names; else SafeAILab's dynamic tree of 60, or a smaller one on a CPU."""
+        if self.head.config.default_tree is not None:
+            return as_tree(self.head.config.default_tree)
+        if self.head.device.type == "cpu":
+            return DynamicTree(depth=5, top_k=4, num_nodes=15)
+        return DynamicTree(depth=8, top_k=10, num_nodes=59)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.head.config.num_draft_tokens
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        config, text_config = self.head.config, target.config.get_text_config(decoder=True)
+        name, its_name = type(self.head).__name__, type(target).__name__
+        if config.vocab_size != text_config.vocab_size:
+            raise ValueError(
+                f"`assistant_model`: the {name} is for a vocabulary of {config.vocab_size} tokens, but the target "
+                f"{its_name} has {text_config.vocab_size}. Use a head that was trained for this target."
+            )
+        target_size = config.target_hidden_size or config.hidden_size
+        if target_size != text_config.hidden_size:
+            raise ValueError(
+                f"`assistant_model`: the {name} reads hidden states of size {target_size}, but those of the target "
+                f"{its_name} have {text_config.hidden_size}. Use a head that was trained for this target."
+            )
+        if self.head.embed_tokens is None and config.hidden_size != text_config.hidden_size:
+            raise ValueError(
+                f"`assistant_model`: the {name} has hidden size {config.hidden_size} and no token embeddings, but the "
+                f"target's are of size {text_config.hidden_size}. Use a checkpoint that holds `embed_tokens.weight`."
+            )
+        if config.aux_boundaries(text_config.num_hidden_layers):
+            decoder_layers(target)
+
+    # ------------------------------------------------------------------------------------------------------- a call
+
+    @contextmanager
+    def watching(self, target: PreTrainedModel) -> Iterator[None]:
+        self.target = target
+        self.head = _in_dtype_of(self.head, target)
+        num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
+        with watch_features(target, self.head.config.aux_boundaries(num_layers)) as self._features:
+            yield
+
+    def start(self, sequences: Sequences, request: DraftRequest) -> None:
+        super().start(sequences, request)
+        self.sequences = sequences
+        self.device = execution_device(self.head)
+        self._embedding, self._lm_head = self._parts_of_target()
+        features = self._features.take(self.device, self.head.dtype)
+        # Nothing is known of tokens whose K/V the call was given. Inputs that are no tokens have but one row: the one
+        # that pairs their last feature with the first token.
+        self._first = max(sequences.prompt_length - features.shape[1], -1)
+        features = features[:, features.shape[1] - (sequences.prompt_length - self._first) :]
+        self._waiting = [(features, [features.shape[1]] * sequences.batch_size)]
+        visible = None
+        shift = torch.full((sequences.batch_size,), self._first, device=self.device)
+        if sequences.visible is not None:
+            shift -= (~sequences.visible).sum(dim=1).to(self.device)
+            visible = sequences.visible[:, max(self._first, 0) :].to(self.device)
+        layers = self.head.config.text_config.num_hidden_layers
+        capacity = 2 * features.shape[1] + 256
+        self.cache = TreeCache(layers, sequences.batch_size, self.device, capacity=capacity)
+        self.forward = TreeForward(self.head, self.cache, visible, shift)
+        self._target_ids = self.head.target_ids
+        self._root_states = self._root_logits = None
+
+    def _parts_of_target(self) -> tuple[torch.nn.Module, torch.nn.Module | None]:
+        """The token embeddings, and the lm_head of a head that has none of its own."""
+        embedding = self.head.embed_tokens
+        return (
+            self.target.get_input_embeddings() if embedding is None else embedding,
+            self.target.get_output_embeddings() if self.head.lm_head is None else None,
+        )
+
+    def commit(self, paths: list[list[int] | None]) -> None:
+        features = self._features.take(self.device, self.head.dtype)
+        kept = [[] if path is None else [0, *path] for path in paths]
+        most = max(map(len, kept))
+        if kept[0] != list(range(features.shape[1])) or len(kept) > 1:
+            padded = [row + [0] * (most - len(row)) for row in kept]
+            nodes = torch.tensor(padded, dtype=torch.long, device=self.device)
+            features = features.gather(1, nodes[:, :, None].expand(-1, -1, features.shape[2]))
+        self._waiting.append((features, [len(row) for row in kept]))
+        if len(self._waiting) >= LONGEST_FORWARD:
+            self._catch_up()
+
+    # ------------------------------------------------------------------------------------------------------- propose
+
+    def propose(self, sequences: Sequences) -> DraftTree | None:
+        room = [sequences.room(row) for row in range(sequences.batch_size)]
+        tree = self.request.plan.tree
+        if isinstance(tree, TokenTree):
+            tree = tree.truncate(max(room))
+        if max(room) <= 0 or tree is None:
+            return None
+        self._catch_up()
+        self._states = self._root_states
+        draft = grow(tree, self._root_logits, self._run_level, max(room), self.request.warp_if_drawn)
+        draft = draft.in_vocabulary(self._target_ids, self.request.vocab_size)
+        return draft.to(sequences.device).within(room)
+
+    def _catch_up(self) -> None:
+        """
+        Forwards the rows whose features came in since the last time, and keeps state and logits of the last row of
+        every sequence: the root's, as the one that pairs the root's embedding with the feature before it.
+        """
+        if not self._waiting:
+            return
+        cached = self.cache.lengths
+        counts = [sum(counts) for counts in zip(*(counts for _, counts in self._waiting), strict=True)]
+        # A row that ended within an accepted path has more features than tokens.
+        ends = [length - 1 - self._first for length in self.sequences.lengths]
+        counts = [min(count, end - start) for count, end, start in zip(counts, ends, cached, strict=True)]
+        features = self._features_in_order()
+        self._waiting = []
+        most = max(counts)
+        for start in range(0, most, LONGEST_FORWARD):
+            self._forward_rows(features, cached, counts, start, min(start + LONGEST_FORWARD, most))
+
+    def _features_in_order(self) -> torch.Tensor:
+        """The waiting features of every sequence without gaps, `[batch, rows, feature_size]`."""
+        if len(self._waiting) == 1:
+            return self._waiting[0][0]
+        all_features = torch.cat([features for features, _ in self._waiting], dim=1)
+        places, offset = [[] for _ in self.sequences.lengths], 0
+        for features, counts in self._waiting:
+            for row, count in zip(places, counts, strict=True):
+                row.extend(range(offset, offset + count))
+            offset += features.shape[1]
+        most = max(map(len, places))
+        padded = [row + [0] * (most - len(row)) for row in places]
+        index = torch.tensor(padded, dtype=torch.long, device=self.device)
+        return all_features.gather(1, index[:, :, None].expand(-1, -1, all_features.shape[2]))
+
+    def _forward_rows(
+        self, features: torch.Tensor, cached: list[int], counts: list[int], start: int, end: int
+    ) -> None:
+        """Forwards waiting rows `start` to `end`; sequences with fewer repeat what lies behind their length."""
+        lengths = self.sequences.lengths
+        starts = [row + self._first + 1 + start for row in cached]
+        positions = torch.tensor(starts)[:, None] + torch.arange(end - start)
+        positions = torch.minimum(positions, torch.tensor(lengths)[:, None] - 1).to(self.sequences.device)
+        tokens = self.sequences.gather(positions).to(self.device)
+        self.cache.set_lengths([row + min(start, count) for row, count in zip(cached, counts, strict=True)])
+        inputs = {"features": features[:, start:end], "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
+        states = self.forward(tokens, *causal_chain(end - start, self.device), inputs=inputs).hidden_states
+        self.cache.set_lengths([row + min(end, count) for row, count in zip(cached, counts, strict=True)])
+        last = [count - 1 - start if start < count <= end else -1 for count in counts]
+        index = torch.tensor(last, device=self.device)[:, None, None]
+        root_states = states.gather(1, index.clamp(min=0).expand(-1, 1, states.shape[2]))
+        if min(last) < 0 and self._root_states is not None:
+            root_states = torch.where(index < 0, self._root_states, root_states)
+        self._root_states = root_states
+        if end == max(counts):
+            self._root_logits = self._logits(root_states)[:, 0]
+
+    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        """Logits `[batch, queries, draft vocab]` of one level's nodes, from the states of their parents."""
+        tokens = nodes.tokens if self._target_ids is None else self._target_ids[nodes.tokens]
+        queries, states = tokens.shape[1], self._states
+        if queries > 1 or states.shape[1] > 1:
+            parents = nodes.parents[:, :, None].expand(len(tokens), -1, states.shape[2])
+            states = states.gather(1, parents)
+        inputs = {"hidden_states": states, "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
+        query_depths = nodes.node_depths[:, -queries:]
+        output = self.forward(
+            tokens, nodes.ancestors, query_depths, nodes.node_depths, offset=nodes.offset, inputs=inputs
+        )
+        self._states = output.hidden_states
+        return self._logits(self._states)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings `[batch, tokens, H]`; the target's may be on another device."""
+        embeddings = self._embedding(tokens.to(self._embedding.weight.device))
+        return embeddings.to(device=self.device, dtype=self.head.dtype)
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        if self._lm_head is None:
+            return self.head.compute_logits(states)
+        weight = self._lm_head.weight
+        return self.head.compute_logits(states.to(weight.device, weight.dtype), self._lm_head).to(self.device)
+
+
+def _in_dtype_of(head: EagleHead, target: PreTrainedModel) -> EagleHead:
+    """
+    The head in the target's dtype, unless its own was asked for: a copy, kept for the next call, since another target
+    may be of another dtype.
+    """
+    dtype = target.dtype
+    if not head.follows_target_dtype or head.dtype == dtype:
+        return head
+    copies = head.__dict__.setdefault("_copies", {})
+    key = (dtype, head.device)
+    if key not in copies:
+        plain = copy.copy(head)  # `deepcopy` would copy the copies too
+        plain.__dict__ = {name: value for name, value in head.__dict__.items() if name != "_copies"}
+        copies[key] = copy.deepcopy(plain).to(dtype)
+    return copies[key]

@@ -1,0 +1,109 @@
+"""Reading a target's hidden states while it generates."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+class Features:
+    """
+    The hidden states of one call: every forward of the target adds its own, `take` takes them away.
+
+    Args:
+        boundaries (`list[int]`): which hidden states: k is the residual stream after k layers. Empty for the last
+            hidden state after the final norm.
+    """
+
+    def __init__(self, boundaries: list[int]):
+        self.boundaries = boundaries
+        self._thread = threading.get_ident()
+        self._states: dict[int, list[torch.Tensor]] = {boundary: [] for boundary in boundaries or [-1]}
+
+    def add(self, boundary: int, states: torch.Tensor) -> None:
+        """Adds what a forward computed, `[batch, tokens, Ht]`; those of other threads' calls are not ours."""
+        if threading.get_ident() == self._thread:
+            self._states[boundary].append(states)
+
+    def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """
+        The features of all tokens forwarded since the last time, `[batch, tokens, features · Ht]`: those of the
+        boundaries side by side, in their order.
+
+        Raises:
+            ValueError: if the target's layers did not show them.
+        """
+        parts = []
+        for states in self._states.values():
+            if not states:
+                raise ValueError(
+                    "`assistant_model`: the target's forward passed by the hooks that read its hidden states (a "
+                    "compiled model does not run them). Call `generate` on the model that was not compiled."
+                )
+            parts.append(torch.cat(states, dim=1) if len(states) > 1 else states[0])
+            states.clear()
+        parts = [part.to(device=device, dtype=dtype) for part in parts]
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+
+@contextmanager
+def watch_features(model: PreTrainedModel, boundaries: list[int]) -> Iterator[Features]:
+    """
+    Collects hidden states of the model's forwards by forward hooks on its decoder layers. (The numbering of
+    `output_hidden_states` differs between versions of transformers.)
+
+    Args:
+        boundaries (`list[int]`): see `Features`.
+    """
+    features, handles = Features(boundaries), []
+    try:
+        if not boundaries:
+            handles.append(model.get_decoder().register_forward_hook(_hook(features, -1)))
+        layers = decoder_layers(model) if boundaries else ()
+        for boundary in boundaries:
+            if boundary == 0:
+                hook = _before_hook(features)
+                handles.append(layers[0].register_forward_pre_hook(hook, with_kwargs=True))
+            else:
+                handles.append(layers[boundary - 1].register_forward_hook(_hook(features, boundary)))
+        yield features
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """
+    The model's decoder layers, from first to last.
+
+    Raises:
+        ValueError: if they cannot be told.
+    """
+    number = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.get_decoder().children():
+        if isinstance(module, nn.ModuleList) and len(module) == number:
+            return module
+    raise ValueError(
+        f"`assistant_model`: {type(model).__name__} has no list of its {number} decoder layers, from which a head "
+        "reads hidden states. Use a draft model or `NgramDraft()`."
+    )
+
+
+def _hook(features: Features, boundary: int) -> Callable:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        features.add(boundary, output if isinstance(output, torch.Tensor) else output[0])
+
+    return hook
+
+
+def _before_hook(features: Features) -> Callable:
+    def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        features.add(0, args[0] if args else kwargs["hidden_states"])
+
+    return hook

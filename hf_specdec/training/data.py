@@ -1,0 +1,211 @@
+"""Conversations and plain texts, read from files or `datasets`, as token ids with a loss mask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "model": "assistant"}
+_SHAPES = '{"messages": [{"role", "content"}, …]}, {"conversations": [{"from", "value"}, …]} or {"text": …}'
+
+
+@dataclass(frozen=True)
+class Text:
+    """
+    One text as tokens.
+
+    Args:
+        input_ids (`list[int]`): all of its tokens.
+        spans (`list[tuple[int, int]]`): half-open ranges of the tokens that the target would write.
+    """
+
+    input_ids: list[int]
+    spans: list[tuple[int, int]]
+
+    def to_json(self) -> str:
+        """One line of a file of tokens."""
+        return json.dumps({"input_ids": self.input_ids, "spans": self.spans}, separators=(",", ":"))
+
+
+def read_records(source: str | Path, split: str = "train", limit: int | None = None) -> Iterator[tuple[str, Any]]:
+    """
+    Goes through the records of a file (.jsonl, .json with a list, .txt as one text) or of a `datasets` data set.
+
+    Args:
+        source (`str`): a path, or a name for `datasets.load_dataset`.
+        split (`str`, *optional*, defaults to `"train"`): of a `datasets` data set.
+        limit (`int`, *optional*): the first so many only.
+
+    Yields:
+        Pairs of the record's place, for messages, and the record.
+
+    Raises:
+        FileNotFoundError: if the source looks like a file and is none.
+        ValueError: for lines that are no JSON.
+        ImportError: if `datasets` is needed and not there.
+    """
+    path = Path(source)
+    if path.is_file():
+        records = _read_file(path)
+    elif path.suffix in (".jsonl", ".json", ".txt"):
+        raise FileNotFoundError(f"`data`={str(source)!r}: there is no such file.")
+    else:
+        records = _read_dataset(str(source), split)
+    for number, (place, record) in enumerate(records):
+        if limit is not None and number >= limit:
+            return
+        yield place, record
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.suffix == ".txt":
+        yield str(path), {"text": path.read_text(encoding="utf-8")}
+        return
+    if path.suffix == ".json":
+        records = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(records, list):
+            raise ValueError(f"{path}: a .json file must hold a list of records. Use .jsonl for one record per line.")
+        yield from ((f"{path}, record {number}", record) for number, record in enumerate(records, 1))
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield f"{path}, line {number}", json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
+
+
+def _read_dataset(name: str, split: str) -> Iterator[tuple[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(
+            f"`data`={name!r} is no file here, and to load it as a data set `datasets` is missing: `pip install "
+            "datasets`, or `pip install 'hf-specdec[train]'`."
+        ) from error
+    data = datasets.load_dataset(name, split=split)
+    yield from ((f"{name}, {split}, record {number}", record) for number, record in enumerate(data))
+
+
+def messages_of(record: Any, place: str) -> list[dict[str, str]] | None:
+    """
+    The messages of a record, `{"role", "content"}` each; None if it is a plain text.
+
+    Raises:
+        ValueError: if it is neither, naming `place`.
+    """
+    if isinstance(record, dict):
+        turns = record.get("messages") or record.get("conversations")
+        if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
+            messages = []
+            for turn in turns:
+                role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+                if not isinstance(role, str) or not isinstance(content, str):
+                    raise ValueError(f"{place}: a turn needs a role and a text, but is {_short(turn)}.")
+                messages.append({"role": _ROLES.get(role.lower(), role.lower()), "content": content})
+            return messages
+        if isinstance(record.get("text"), str):
+            return None
+    raise ValueError(f"{place}: a record must look like {_SHAPES}, but is {_short(record)}.")
+
+
+def encode_record(
+    record: Any, place: str, tokenizer: PreTrainedTokenizerBase, *, loss_on_everything: bool = False
+) -> Text:
+    """
+    A record as tokens. What the assistant says (with the end of its turn) is under the loss mask, of plain texts and
+    with `loss_on_everything` all.
+
+    Args:
+        record: see `read_records`; or tokens already, as `Text.to_json` writes them.
+        place (`str`): for messages.
+        tokenizer (`PreTrainedTokenizerBase`): with a chat template, if the record is a conversation.
+
+    Raises:
+        ValueError: for records of other shapes, and conversations without a chat template.
+    """
+    if isinstance(record, dict) and "input_ids" in record:
+        ids = list(record["input_ids"])
+        spans = [(start, end) for start, end in record.get("spans", [(0, len(ids))])]
+    elif (messages := messages_of(record, place)) is None:
+        ids = tokenizer(record["text"])["input_ids"]
+        spans = [(0, len(ids))]
+    else:
+        ids, spans = encode_chat(messages, tokenizer, place)
+    return Text(ids, [(0, len(ids))] if loss_on_everything else spans)
+
+
+def encode_chat(
+    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, place: str = "a conversation"
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """
+    A conversation as the chat template writes it, and the ranges of the assistant's tokens.
+
+    The template is rendered up to every assistant's turn and behind it; where that is a beginning of the whole, the
+    turn lies between. Templates that write earlier turns otherwise (that drop thoughts, for one) are searched for the
+    turn's words.
+    """
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"{place} is a conversation, but the target's tokenizer has no chat template. Use records with a "
+            '"text", or a target that chats.'
+        )
+    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    ranges, position = [], 0
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(tokenizer, messages[:index], add_generation_prompt=True)
+        behind = _render(tokenizer, messages[: index + 1])
+        if before is not None and behind is not None and whole.startswith(before) and whole.startswith(behind):
+            ranges.append((len(before), len(behind)))
+            position = len(behind)
+            continue
+        words = message["content"].strip()
+        start = whole.find(words, position)
+        if start >= 0 and words:
+            ranges.append((start, position := start + len(words)))
+    encoding = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+    ids = encoding["input_ids"]
+    if not tokenizer.is_fast:
+        raise ValueError(f"`target`: {type(tokenizer).__name__} is a slow tokenizer, which knows no offsets. Use text.")
+    spans = [_token_span(encoding["offset_mapping"], ids, span, tokenizer) for span in ranges]
+    return ids, [(start, end) for start, end in spans if end > start]
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **options: Any) -> str | None:
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except (TemplateError, IndexError, ValueError):  # a template may refuse to end here
+        return None
+
+
+def _token_span(
+    offsets: list[tuple[int, int]], ids: list[int], span: tuple[int, int], tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, int]:
+    """Tokens that begin in a range of characters, up to the first end token."""
+    inside = [index for index, (start, end) in enumerate(offsets) if span[0] <= start < span[1] and end > start]
+    if not inside:
+        return 0, 0
+    first, last = inside[0], inside[-1]
+    for index in range(first, last + 1):
+        if ids[index] == tokenizer.eos_token_id:
+            return first, index + 1  # what the template puts behind the end is not written by the target
+    return first, last + 1
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:119] + "…"

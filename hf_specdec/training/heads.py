@@ -1,0 +1,124 @@
+"""New heads for a target: their config, and where their weights begin."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..eagle import EagleConfig, EagleHead
+from ..trees import DynamicTree
+from .vocabulary import offsets
+
+
+logger = logging.get_logger(__name__)
+
+# What a chain as deep as the unrolled steps allows, and few enough nodes for a forward that costs hardly more than
+# one of a single token.
+_DEFAULT_TREE = {"top_k": 6, "num_nodes": 24}
+
+
+def new_head_config(
+    target: PreTrainedModel,
+    *,
+    version: int = 3,
+    target_name: str | None = None,
+    draft_vocab_size: int | None = None,
+    num_layers: int = 1,
+    intermediate_size: int | None = None,
+    aux_layer_ids: list[int] | None = None,
+    depth: int = 7,
+) -> EagleConfig:
+    """
+    The config of a new head: layers of the "llama" kind, as wide as the target (whose embeddings it reads), with the
+    target's attention heads, and plain rotary embeddings with theta 10000.
+
+    Args:
+        target (`PreTrainedModel`): what the head is for.
+        version (`int`, *optional*, defaults to 3): 1 or 3.
+        target_name (`str`, *optional*): recorded in the config.
+        draft_vocab_size (`int`, *optional*): Vd, for version 3.
+        num_layers (`int`, *optional*, defaults to 1): decoder layers of the head.
+        intermediate_size (`int`, *optional*): width of its MLP; defaults to the target's.
+        aux_layer_ids (`list[int]`, *optional*): version 3: boundaries to read; defaults to [2, L // 2, L − 3], or for
+            targets of less than 6 layers to [1, L // 2, L − 1] without repetition.
+        depth (`int`, *optional*, defaults to 7): levels of the default tree.
+
+    Raises:
+        ValueError: for hidden states that the target does not have.
+    """
+    source = target.config.get_text_config(decoder=True)
+    embeddings = target.get_input_embeddings().weight
+    hidden_size, heads = source.hidden_size, source.num_attention_heads
+    if embeddings.shape[1] != hidden_size:
+        raise ValueError(
+            f"`target`: its embeddings are {embeddings.shape[1]} wide, its hidden states {hidden_size}. A new head "
+            "reads both as they are; such targets cannot be trained for yet."
+        )
+    text_config = {
+        "model_type": "llama",
+        "vocab_size": target.get_output_embeddings().weight.shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size or getattr(source, "intermediate_size", None) or 4 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(source, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(source, "head_dim", None) or hidden_size // heads,
+        "max_position_embeddings": getattr(source, "max_position_embeddings", 2048),
+        "rms_norm_eps": getattr(source, "rms_norm_eps", 1e-5),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    layers = source.num_hidden_layers
+    if version == 3 and aux_layer_ids is None:
+        default = [2, layers // 2, layers - 3] if layers >= 6 else [1, layers // 2, layers - 1]
+        aux_layer_ids = sorted({max(boundary, 0) for boundary in default})
+    tree = (
+        DynamicTree(depth=max(depth, 1), **_DEFAULT_TREE) if depth > 1 else DynamicTree(depth=1, top_k=4, num_nodes=4)
+    )
+    config = EagleConfig(
+        text_config=text_config,
+        eagle_version=version,
+        target_hidden_size=hidden_size,
+        aux_layer_ids=aux_layer_ids if version == 3 else None,
+        draft_vocab_size=draft_vocab_size if version == 3 else None,
+        fc_bias=version == 1,
+        default_tree=tree.to_dict(),
+        target_name=target_name,
+    )
+    config.aux_boundaries(layers)  # refuses what the target does not have
+    return config
+
+
+@torch.no_grad()
+def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tensor | None = None) -> EagleHead:
+    """
+    A head in float32 on the target's device. Its lm_head begins with the target's rows, its final norm with the
+    target's; the rest is random.
+
+    Args:
+        token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary, ascending.
+    """
+    head = EagleHead(config).float()
+    if token_ids is not None:
+        head.d2t.copy_(offsets(token_ids))
+    if head.lm_head is not None:
+        rows = target.get_output_embeddings().weight
+        head.lm_head.weight.copy_(rows if token_ids is None else rows[token_ids.to(rows.device)])
+        _copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
+    return head.to(target.device)
+
+
+def _copy_norm(source: nn.Module | None, destination: nn.Module | None) -> None:
+    """The weights of an RMS norm, unless the target's norm is of another kind: then 1, as they were."""
+    if source is None or destination is None or getattr(source, "weight", None) is None:
+        return
+    if source.weight.shape != destination.weight.shape:
+        return
+    before = destination.weight.clone()
+    destination.weight.copy_(source.weight)
+    trial = torch.randn(4, len(before), generator=torch.Generator().manual_seed(0))
+    expected = source(trial.to(source.weight)).float().cpu()
+    if not torch.allclose(destination(trial).float(), expected, rtol=0.05, atol=0.05 * float(expected.std())):
+        destination.weight.copy_(before)
+        logger.info("The final norm of the target is no plain RMS norm: that of the head begins with ones.")

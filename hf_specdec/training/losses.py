@@ -1,0 +1,60 @@
+"""The soft cross-entropy that all objectives share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+_ROWS_AT_ONCE = 4096
+
+
+def soft_cross_entropy(
+    states: torch.Tensor, to_logits: Callable[[torch.Tensor], torch.Tensor], target_logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    −Σ_x p(x) log q(x) for every row, with p the softmax of the target's logits.
+
+    Logits are a hundred times wider than states: those of some texts at a time are computed, and again in the
+    backward pass.
+
+    Args:
+        states (`torch.Tensor` of shape `[batch, rows, H]`): what the lm_head reads.
+        to_logits: the lm_head, or whatever makes `[…, vocab]` of states.
+        target_logits (`torch.Tensor` of shape `[batch, rows, vocab]`): over the same tokens.
+
+    Returns:
+        Two `torch.Tensor` of shape `[batch, rows]`: the cross-entropy (float32, or float64 for such states), and
+        the draft's best token as an index, int64.
+    """
+    texts = max(1, _ROWS_AT_ONCE // max(states.shape[1], 1))
+    losses, predictions = [], []
+    for part, target_part in zip(states.split(texts), target_logits.split(texts), strict=True):
+        if torch.is_grad_enabled():
+            loss, predicted = checkpoint(_part, part, to_logits, target_part, use_reentrant=False)
+        else:
+            loss, predicted = _part(part, to_logits, target_part)
+        losses.append(loss)
+        predictions.append(predicted)
+    return torch.cat(losses), torch.cat(predictions)
+
+
+def _part(
+    states: torch.Tensor, to_logits: Callable[[torch.Tensor], torch.Tensor], target_logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = upcast(to_logits(states))
+    p = upcast(target_logits).softmax(dim=-1).to(logits.dtype)
+    loss = -(p * logits.log_softmax(dim=-1)).sum(dim=-1)
+    return loss, logits.detach().argmax(dim=-1)
+
+
+def upcast(values: torch.Tensor) -> torch.Tensor:
+    """In float32 at least: half precision cannot hold a softmax over many tokens."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean of `values` where `mask` is on; 0 where it is on nowhere. Without a host sync."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,129 @@
+"""Texts as rows of one length: packed, or padded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch.utils.data import Dataset
+
+from .data import Text
+
+
+class Row(dict):
+    """`input_ids`, `loss_mask`, `position_ids` and `segment_ids` of a row, each `[tokens]`."""
+
+
+def make_row(texts: Sequence[Text]) -> Row:
+    """Texts one behind the other. Positions begin anew with each; `segment_ids` numbers them."""
+    ids, mask, positions, segments = [], [], [], []
+    for number, text in enumerate(texts):
+        length = len(text.input_ids)
+        ids += text.input_ids
+        loss = [False] * length
+        for start, end in text.spans:
+            loss[start:end] = [True] * (end - start)
+        mask += loss
+        positions += range(length)
+        segments += [number] * length
+    return Row(
+        input_ids=torch.tensor(ids),
+        loss_mask=torch.tensor(mask, dtype=torch.bool),
+        position_ids=torch.tensor(positions),
+        segment_ids=torch.tensor(segments),
+    )
+
+
+def cut(text: Text, max_length: int, min_length: int = 4) -> list[Text]:
+    """
+    A text in pieces of `max_length` tokens at most; pieces that have nothing to learn from are left out, as are rests
+    below `min_length` tokens.
+    """
+    pieces = []
+    for start in range(0, len(text.input_ids), max_length):
+        end = min(start + max_length, len(text.input_ids))
+        spans = [(max(a, start) - start, min(b, end) - start) for a, b in text.spans if a < end and b > start]
+        if end - start >= min_length and any(b > 2 for a, b in spans):  # row 0 predicts token 2
+            pieces.append(Text(text.input_ids[start:end], spans))
+    return pieces
+
+
+def pack(texts: Sequence[Text], max_length: int, seed: int = 0, open_rows: int = 64) -> list[list[Text]]:
+    """
+    Puts texts of `max_length` tokens at most into rows of `max_length`: in random order (always the same for a seed),
+    each into the fullest of the open rows that has room for it.
+    """
+    order = list(range(len(texts)))
+    random.Random(seed).shuffle(order)
+    full: list[list[Text]] = []
+    rows: list[tuple[int, list[Text]]] = []  # tokens left, texts
+    for index in order:
+        length = len(texts[index].input_ids)
+        fitting = [place for place, (left, _) in enumerate(rows) if left >= length]
+        if fitting:
+            place = min(fitting, key=lambda place: rows[place][0])
+            rows[place] = (rows[place][0] - length, [*rows[place][1], texts[index]])
+        else:
+            rows.append((max_length - length, [texts[index]]))
+            if len(rows) > open_rows:
+                place = min(range(len(rows)), key=lambda place: rows[place][0])
+                full.append(rows.pop(place)[1])
+    return full + [row for _, row in rows]
+
+
+class Rows(Dataset):
+    """
+    The rows that the trainer goes through; `lengths` are their tokens.
+
+    Args:
+        texts (list of `Text`): of at most `max_length` tokens (see `cut`).
+        max_length (`int`): tokens of a row.
+        packed (`bool`): several texts in a row, or one.
+    """
+
+    def __init__(self, texts: Sequence[Text], max_length: int, packed: bool, seed: int = 0):
+        self.groups = pack(texts, max_length, seed) if packed else [[text] for text in texts]
+        self.lengths = [sum(len(text.input_ids) for text in group) for group in self.groups]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, index: int) -> Row:
+        return make_row(self.groups[index])
+
+
+class Collator:
+    """
+    Rows as a batch `[rows, tokens]`, padded on the right; padding is a text of its own without loss.
+
+    Args:
+        pad_token_id (`int`): any token.
+        length (`int`, *optional*): pad to so many tokens; defaults to the longest row of the batch.
+    """
+
+    def __init__(self, pad_token_id: int, length: int | None = None):
+        self.pad_token_id, self.length = pad_token_id, length
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """The same four keys as `Row`."""
+        length = self.length or max(len(row["input_ids"]) for row in rows)
+        columns: dict[str, list[torch.Tensor]] = {name: [] for name in rows[0]}
+        for row in rows:
+            pads = length - len(row["input_ids"])
+            padding = {
+                "input_ids": torch.full((pads,), self.pad_token_id),
+                "loss_mask": torch.zeros(pads, dtype=torch.bool),
+                "position_ids": torch.arange(pads),
+                "segment_ids": torch.full((pads,), int(row["segment_ids"][-1]) + 1),
+            }
+            for name, values in padding.items():
+                columns[name].append(torch.cat([row[name], values]))
+        return {name: torch.stack(values) for name, values in columns.items()}
+
+
+def split_texts(texts: Sequence[Text], eval_texts: int, seed: int = 0) -> tuple[list[Text], list[Text]]:
+    """Texts for training and held-out ones, drawn at random; always the same for a seed."""
+    held_out = set(random.Random(seed).sample(range(len(texts)), min(eval_texts, len(texts) // 2)))
+    train = [text for index, text in enumerate(texts) if index not in held_out]
+    return train, [text for index, text in enumerate(texts) if index in held_out]

@@ -1,0 +1,99 @@
+"""What the frozen target says of a batch of texts: features, embeddings, logits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..features import watch_features
+from .vocabulary import draft_indices
+
+
+@dataclass
+class Reading:
+    """
+    Args:
+        features (`torch.Tensor` of shape `[batch, tokens, feature_size]`, *optional*): see `EagleHead.fuse`.
+        embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): those of the tokens.
+        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t is about token t + 1.
+        best (`torch.Tensor` of shape `[batch, tokens]`, int64): the index of the target's best token among those of
+            the draft, −1 if it is not one of them.
+        lm_head (`nn.Module`): the target's.
+    """
+
+    features: torch.Tensor | None
+    embeddings: torch.Tensor
+    logits: torch.Tensor
+    best: torch.Tensor
+    lm_head: nn.Module
+
+
+class TargetReader:
+    """
+    Reads a target without gradients, in its own dtype.
+
+    Args:
+        target (`PreTrainedModel`): frozen by this.
+        boundaries (`list[int]`, *optional*): the hidden states that a head reads (see `watch_features`); None for
+            objectives that need none.
+        token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary.
+        packed (`bool`): whether rows hold several texts, told by positions that begin anew.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        boundaries: list[int] | None,
+        token_ids: torch.Tensor | None = None,
+        packed: bool = False,
+    ):
+        self.target = target.eval().requires_grad_(False)
+        self.boundaries = boundaries
+        self.packed = packed
+        self.token_ids = None if token_ids is None else token_ids.to(target.device)
+        vocab_size = target.get_output_embeddings().weight.shape[0]
+        self._indices = draft_indices(token_ids, vocab_size, target.device)
+
+    @torch.no_grad()
+    def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> Reading:
+        """Both `[batch, tokens]`, int64; padding belongs on the right, where no token of the text sees it."""
+        target, features = self.target, None
+        inputs = {"input_ids": input_ids, "use_cache": False}
+        if self.packed:
+            inputs["position_ids"] = position_ids
+        # The target has a dtype of its own already; autocast would only cast its weights again for every batch.
+        with torch.autocast(input_ids.device.type, enabled=False):
+            with nullcontext() if self.boundaries is None else watch_features(target, self.boundaries) as watched:
+                logits = target(**inputs).logits
+            if watched is not None:
+                features = watched.take(logits.device, logits.dtype)
+            embeddings = target.get_input_embeddings()(input_ids)
+        best = logits.argmax(dim=-1)
+        if self._indices is not None:
+            best = self._indices[best]
+            logits = logits.index_select(-1, self.token_ids)
+        return Reading(features, embeddings, logits, best, target.get_output_embeddings())
+
+
+@torch.no_grad()
+def supports_packing(target: PreTrainedModel) -> bool:
+    """
+    Whether the target keeps texts in one row apart when their positions begin anew. Models that make their masks by
+    transformers' common functions do; this one is tried.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = target.get_output_embeddings().weight.shape[0]
+    ids = torch.randint(0, vocab_size, (1, 24), generator=generator).to(target.device)
+    positions = torch.cat([torch.arange(11), torch.arange(13)])[None].to(target.device)
+    try:
+        together = target(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 11:].float()
+    except (TypeError, ValueError):  # takes no positions
+        return False
+    alone = target(input_ids=ids[:, 11:], use_cache=False).logits.float()
+    # Half precision rounds otherwise for other shapes; a text that sees the one before is off by far more.
+    difference = (together - alone).norm() / (alone - alone.mean(-1, keepdim=True)).norm()
+    return bool(difference < (1e-3 if target.dtype in (torch.float32, torch.float64) else 0.05))

@@ -1,0 +1,104 @@
+"""EAGLE-3's objective: the unrolled "training-time test" (arXiv 2503.01840, section 3.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..eagle import EagleHead
+from .losses import masked_mean, soft_cross_entropy
+from .metrics import DepthCounts
+from .reading import Reading
+from .unroll import check_trainable, unroll
+
+
+class TttObjective(nn.Module):
+    """
+    Σ_k decay^k · soft cross-entropy of step k against the target's logits over the draft vocabulary, renormalised;
+    over rows whose predicted token is under the loss mask and for which the draft vocabulary has the target's best
+    token.
+
+    Args:
+        head (`EagleHead`): of version 3, with an lm_head of its own.
+        num_steps (`int`, *optional*, defaults to 7): K, unrolled steps.
+        decay (`float`, *optional*, defaults to 0.8): weight of a step relative to the one before.
+        recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `unroll`.
+
+    Raises:
+        ValueError: for a head that cannot be trained so.
+    """
+
+    def __init__(self, head: EagleHead, num_steps: int = 7, decay: float = 0.8, recompute: bool = False):
+        super().__init__()
+        if head.config.eagle_version != 3 or head.lm_head is None:
+            raise ValueError(
+                f"`head` is of EAGLE version {head.config.eagle_version}, "
+                f"{'without' if head.lm_head is None else 'with'} an lm_head; this objective trains EAGLE-3 heads "
+                "that have one. Use `Eagle1Objective` for version 1."
+            )
+        check_trainable(head)
+        self.model = head
+        self.num_steps, self.decay, self.recompute = num_steps, decay, recompute
+
+    def forward(
+        self,
+        reading: Reading,
+        input_ids: torch.Tensor,
+        loss_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        segment_ids: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """
+        Args:
+            reading (`Reading`): of the same texts.
+            input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
+            loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
+
+        Returns:
+            `dict`: `loss`, a scalar, and `counts`, `[batch, 4, K]` float32, see `DepthCounts`.
+        """
+        steps = unroll(
+            self.model,
+            reading.features,
+            reading.embeddings,
+            self.num_steps,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            recompute=self.recompute,
+        )
+        total, counts = 0.0, []
+        for step, states in enumerate(steps):
+            loss, right, mask, has_loss = self._step(step, states, reading, loss_mask, segment_ids)
+            total = total + self.decay**step * masked_mean(loss, has_loss)
+            counts.append([values.sum(dim=1) for values in (right, mask, loss * has_loss, has_loss)])
+        columns = [torch.stack([step[index] for step in counts], dim=1) for index in range(4)]
+        return {"loss": total, "counts": DepthCounts(*columns).stacked()}
+
+    def _step(
+        self,
+        step: int,
+        states: torch.Tensor,
+        reading: Reading,
+        loss_mask: torch.Tensor,
+        segment_ids: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Row t of step k is about token t + 2 + k, as is the target's row t + 1 + k; all `[batch, rows]`."""
+        rows = max(loss_mask.shape[1] - 2 - step, 0)
+        mask = predicted_mask(loss_mask, segment_ids, step)
+        best = reading.best[:, 1 + step : 1 + step + rows]
+        target_logits = reading.logits[:, 1 + step : 1 + step + rows]
+        loss, predicted = soft_cross_entropy(states[:, :rows], self.model.lm_head, target_logits)
+        return loss, (predicted == best) & mask, mask, mask & (best >= 0)
+
+
+def predicted_mask(loss_mask: torch.Tensor, segment_ids: torch.Tensor | None, step: int) -> torch.Tensor:
+    """
+    `[batch, tokens − 2 − step]` bool: whether the token that row t of `step` predicts is under the loss mask, and of
+    the text that the row belongs to.
+    """
+    mask = loss_mask[:, 2 + step :]
+    if segment_ids is not None:
+        mask = mask & (segment_ids[:, 2 + step :] == segment_ids[:, : mask.shape[1]])
+    return mask
