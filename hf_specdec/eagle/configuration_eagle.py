@@ -89,6 +89,8 @@ class EagleConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         if not isinstance(self.text_config, PreTrainedConfig):
+            if not isinstance(self.text_config, dict | None):
+                raise ValueError(f"`text_config` must be a config or a dict, but is {self.text_config!r}.")
             fields = dict(self.text_config or {})
             self.text_config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
         # Neither is ever tied: both belong to the target, or the lm_head has the draft vocabulary.

@@ -53,6 +53,9 @@ class HubOptions:
             subfolder=self.subfolder,
             _raise_exceptions_for_missing_entries=required,
         )
+        if path is None and required:
+            where = "" if self.revision is None else f" at revision {self.revision!r}"
+            raise OSError(f"{name}: there is no {file}{where}.")
         return None if path is None else Path(path)
 
 

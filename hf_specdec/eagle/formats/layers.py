@@ -64,7 +64,7 @@ def layer_config(
     fields |= _window(published, fields["num_hidden_layers"], kind, keys.name, conventions)
     try:
         return AutoConfig.for_model(kind, **fields)
-    except (StrictDataclassError, TypeError) as error:
+    except (StrictDataclassError, KeyError, TypeError) as error:
         raise ValueError(f"{keys.name}: config.json does not describe decoder layers: {error}") from error
 
 
