@@ -2,11 +2,12 @@
 
 from transformers import AutoConfig, AutoModel
 
+from .card import Measurement
 from .configuration_eagle import EagleConfig
 from .modeling_eagle import EagleHead, EagleOutput
 
 
-__all__ = ["EagleConfig", "EagleHead", "EagleOutput"]
+__all__ = ["EagleConfig", "EagleHead", "EagleOutput", "Measurement"]
 
 AutoConfig.register(EagleConfig.model_type, EagleConfig, exist_ok=True)
 AutoModel.register(EagleConfig, EagleHead, exist_ok=True)

@@ -54,6 +54,7 @@ class EagleConfig(PreTrainedConfig):
             Whether the head has an lm_head of its own; else it uses the target's. Defaults to what the version has.
         default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
         target_name (`str`, *optional*): the model that the head was trained for.
+        recipe (`dict`, *optional*): how the head was trained: names and values, for its model card.
         source_format (`str`, *optional*): the published format that the head was read from.
         conventions (`dict[str, str]`, *optional*): what had to be assumed when it was read, and why.
 
@@ -84,6 +85,7 @@ class EagleConfig(PreTrainedConfig):
     has_lm_head: bool | None = None
     default_tree: Any = None
     target_name: str | None = None
+    recipe: dict[str, Any] | None = None
     source_format: str | None = None
     conventions: dict[str, str] | None = None
 

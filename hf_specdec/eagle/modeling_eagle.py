@@ -7,20 +7,18 @@ position t with the embedding of the token at position t + 1, and predicts the t
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import ModelOutput
 
 from .configuration_eagle import EagleConfig
-from .formats import Checkpoint, HubOptions, check_weights, read_head
 from .layers import Eagle1Layer, Eagle3Layer, layers_of
+from .pretrained import EaglePreTrainedModel
 
 
 @dataclass
@@ -37,7 +35,7 @@ class EagleOutput(ModelOutput):
     logits: torch.Tensor | None = None
 
 
-class EagleHead(PreTrainedModel):
+class EagleHead(EaglePreTrainedModel):
     """
     An EAGLE head, to be passed as `generate(assistant_model=head)`.
 
@@ -47,15 +45,6 @@ class EagleHead(PreTrainedModel):
     Args:
         config (`EagleConfig`): the head.
     """
-
-    config_class = EagleConfig
-    base_model_prefix = ""
-    main_input_name = "inputs_embeds"
-    _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
@@ -83,69 +72,6 @@ class EagleHead(PreTrainedModel):
             "d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if has_draft_vocabulary else None
         )
         self.post_init()
-
-    # ------------------------------------------------------------------------------------------------------- loading
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | PathLike,
-        *,
-        config: EagleConfig | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | PathLike | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        subfolder: str = "",
-        dtype: torch.dtype | str | None = None,
-        **kwargs: Any,
-    ) -> EagleHead:
-        """
-        Loads a head of any published format from a folder or the Hub: SafeAILab EAGLE-1, EAGLE-2 (and HASS) and
-        EAGLE-3, speculators, SpecForge, ModelOpt, AngelSlim, and our own.
-
-        Args:
-            pretrained_model_name_or_path (`str`): the folder or Hub repository.
-            config (`EagleConfig`, *optional*): in place of what the checkpoint's config says.
-            revision (`str`, *optional*), token (`str` or `bool`, *optional*), cache_dir (`str`, *optional*),
-                local_files_only (`bool`, *optional*), force_download (`bool`, *optional*), subfolder (`str`,
-                *optional*): where the files are, as in transformers' `from_pretrained`.
-            dtype (`torch.dtype`, *optional*): dtype of the weights. Without it they keep the checkpoint's, and the
-                head runs in the dtype of the target it drafts for.
-            kwargs: fields of `EagleConfig` to set otherwise than the checkpoint says, such as `aux_layer_ids=[2, 15,
-                27]`; what is left goes to transformers' `from_pretrained`, such as `device_map=`.
-
-        Raises:
-            OSError: if there is no such folder or repository, or it has no config or weights.
-            ValueError: if the checkpoint is damaged, or not that of an EAGLE head; the message names the key.
-        """
-        name = str(pretrained_model_name_or_path)
-        options = HubOptions(
-            revision=revision,
-            token=token,
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            local_files_only=local_files_only,
-            force_download=force_download,
-            subfolder=subfolder,
-        )
-        reading = read_head(Checkpoint.read(name, options))
-        changes = {field: kwargs.pop(field) for field in list(kwargs) if field in EagleConfig.__annotations__}
-        config = _changed(reading.config if config is None else config, changes)
-        check_weights(name, _expected_weights(cls, config, name), reading.weights)
-        if "torch_dtype" in kwargs:
-            dtype = kwargs.pop("torch_dtype")
-        keeps_dtype = dtype in (None, "auto")
-        head = super().from_pretrained(
-            None,
-            config=config,
-            state_dict=reading.weights,
-            dtype=reading.weights["layers.0.self_attn.q_proj.weight"].dtype if keeps_dtype else dtype,
-            **kwargs,
-        )
-        head.name_or_path = config._name_or_path = name
-        head.follows_target_dtype = keeps_dtype
-        return head
 
     @property
     def target_ids(self) -> torch.Tensor | None:
@@ -294,23 +220,3 @@ class EagleHead(PreTrainedModel):
             for kind in set(types)
         }
         return [masks[kind] for kind in types]
-
-
-def _changed(config: EagleConfig, changes: dict[str, Any]) -> EagleConfig:
-    """A copy with other values, which are checked as those of a new config are."""
-    config = copy.deepcopy(config)
-    if "aux_layer_ids" in changes:  # a user's ids are boundaries unless said otherwise
-        changes = {"aux_layer_convention": "boundaries"} | changes
-    for field, value in changes.items():
-        setattr(config, field, value)
-    config.check()
-    return config
-
-
-def _expected_weights(cls: type[EagleHead], config: EagleConfig, name: str) -> dict[str, torch.Tensor]:
-    """The parameters and buffers that a head of this config has, without memory."""
-    try:
-        with torch.device("meta"):
-            return cls(copy.deepcopy(config)).state_dict()
-    except (KeyError, TypeError) as error:  # rotary embeddings say no more than the name of what they lack
-        raise ValueError(f"{name}: config.json describes no head that can be built ({error!r}).") from error

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support.eagle import (
+from support.goldens import trained_target
+from support.heads import (
     EAGLE_1,
     Rows,
     arrays,
@@ -15,7 +16,6 @@ from support.eagle import (
     publish_shards,
     published,
 )
-from support.goldens import trained_target
 
 from hf_specdec.eagle import EagleHead
 

@@ -5,7 +5,8 @@ made here, the goldens would show it.
 
 import pytest
 import torch
-from support.eagle import (
+from support.goldens import trained_target
+from support.heads import (
     EAGLE_1,
     MODELOPT,
     Rows,
@@ -15,7 +16,6 @@ from support.eagle import (
     head_of,
     largest_difference,
 )
-from support.goldens import trained_target
 
 
 VISIBLE = 0.1

@@ -23,6 +23,19 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 
+# What safetensors, zip and the unpickler raise on damaged files, as flipping their bytes showed.
+_DAMAGE = (
+    SafetensorError,
+    zipfile.BadZipFile,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
@@ -151,7 +164,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: the pickle is damaged, or holds more than tensors, which is not loaded since it could run code "
             f"({str(error).splitlines()[0]}). Ask its author for safetensors."
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
     if not isinstance(weights, dict):
         raise ValueError(f"{path}: must hold a dict of tensors, but holds {type(weights).__name__}.")
