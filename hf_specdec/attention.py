@@ -88,11 +88,12 @@ class TreeContext:
         rows = len(self.lengths)
         nodes = self._nodes[:, None].expand(rows, queries, self.num_slots)
         in_tree = self.ancestors.expand(rows, -1, -1).gather(2, nodes.clamp(0, num_nodes - 1))
-        committed = nodes < 0
-        if self.visible is not None:
-            behind_prompt = self.num_slots - self.visible.shape[1]
-            committed = committed & torch.nn.functional.pad(self.visible, (0, behind_prompt), value=True)[:, None]
-        return committed | (in_tree & (nodes >= 0) & (nodes < num_nodes))
+        allowed = (nodes < 0) | (in_tree & (nodes >= 0) & (nodes < num_nodes))
+        if self.visible is None:
+            return allowed
+        # Padding may be among the nodes, too: in the first forward of a head, whose nodes are a prompt's tokens.
+        visible = torch.nn.functional.pad(self.visible, (0, max(self.num_slots - self.visible.shape[1], 0)), value=True)
+        return allowed & visible[:, None, : self.num_slots]
 
     @cached_property
     def _nodes(self) -> torch.Tensor:

@@ -24,12 +24,15 @@ class Features:
     def __init__(self, boundaries: list[int]):
         self.boundaries = boundaries
         self._thread = threading.get_ident()
-        self._states: dict[int, list[torch.Tensor]] = {boundary: [] for boundary in boundaries or [-1]}
+        self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [None]]
 
-    def add(self, boundary: int, states: torch.Tensor) -> None:
-        """Adds what a forward computed, `[batch, tokens, Ht]`; those of other threads' calls are not ours."""
+    def add(self, place: int, states: torch.Tensor) -> None:
+        """
+        Adds what a forward computed for one of the boundaries, `[batch, tokens, Ht]`; those of other threads' calls
+        are not ours.
+        """
         if threading.get_ident() == self._thread:
-            self._states[boundary].append(states)
+            self._states[place].append(states)
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """
@@ -40,7 +43,7 @@ class Features:
             ValueError: if the target's layers did not show them.
         """
         parts = []
-        for states in self._states.values():
+        for states in self._states:
             if not states:
                 raise ValueError(
                     "`assistant_model`: the target's forward passed by the hooks that read its hidden states (a "
@@ -64,14 +67,14 @@ def watch_features(model: PreTrainedModel, boundaries: list[int]) -> Iterator[Fe
     features, handles = Features(boundaries), []
     try:
         if not boundaries:
-            handles.append(model.get_decoder().register_forward_hook(_hook(features, -1)))
+            handles.append(model.get_decoder().register_forward_hook(_hook(features, 0)))
         layers = decoder_layers(model) if boundaries else ()
-        for boundary in boundaries:
+        for place, boundary in enumerate(boundaries):
             if boundary == 0:
-                hook = _before_hook(features)
+                hook = _before_hook(features, place)
                 handles.append(layers[0].register_forward_pre_hook(hook, with_kwargs=True))
             else:
-                handles.append(layers[boundary - 1].register_forward_hook(_hook(features, boundary)))
+                handles.append(layers[boundary - 1].register_forward_hook(_hook(features, place)))
         yield features
     finally:
         for handle in handles:
@@ -95,15 +98,15 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def _hook(features: Features, boundary: int) -> Callable:
+def _hook(features: Features, place: int) -> Callable:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        features.add(boundary, output if isinstance(output, torch.Tensor) else output[0])
+        features.add(place, output if isinstance(output, torch.Tensor) else output[0])
 
     return hook
 
 
-def _before_hook(features: Features) -> Callable:
+def _before_hook(features: Features, place: int) -> Callable:
     def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        features.add(0, args[0] if args else kwargs["hidden_states"])
+        features.add(place, args[0] if args else kwargs["hidden_states"])
 
     return hook

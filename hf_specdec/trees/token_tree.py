@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -71,7 +72,7 @@ class TokenTree:
         if not isinstance(text, str):
             raise TypeError(f"`tree` must be a string here, but is {type(text).__name__}: {text!r}.")
         try:
-            value = ast.literal_eval(text.strip())
+            value = _literal(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ValueError(
                 f"`tree` cannot be read: {_shorten(text)!r}. Write a list of rank paths such as '[(0,), (1,), (0, "
@@ -239,6 +240,23 @@ def _checked(paths: Iterable[Iterable[int]]) -> tuple[Path, ...]:
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NODES:
         raise ValueError(f"`{name}` must be made of integers from 1 to {MAX_NODES}, but holds {value!r}.")
+
+
+_literal_lock = threading.Lock()
+
+
+def _literal(text: str) -> Any:
+    """
+    `ast.literal_eval`, one thread at a time: two at once can fail in Python 3.11 with a `SystemError` about their
+    depth of recursion (github.com/python/cpython/issues/106905), and one beside a stranger's may have to try again.
+    """
+    with _literal_lock:
+        for _ in range(10):
+            try:
+                return ast.literal_eval(text)
+            except SystemError:
+                continue
+        return ast.literal_eval(text)
 
 
 def _shorten(text: str, length: int = 80) -> str:

@@ -1,157 +1,70 @@
-"""Heads of the goldens, and the few lines of decoding that they are checked with."""
+"""Heads for tests: tiny ones for a target of any family, and a drafter that keeps what it proposes."""
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import DynamicCache
+from transformers import PreTrainedModel
 
-from hf_specdec.eagle import EagleHead
-
-from .goldens import trained_target
-
-
-GOLDENS = Path(__file__).parent.parent / "goldens"
-EAGLE_1 = "safeailab_eagle1"
-EAGLE_3 = ("safeailab_eagle3", "speculators_eagle3", "specforge_eagle3", "modelopt_eagle3", "modelopt_eagle3_yarn")
-ALL = (EAGLE_1, *EAGLE_3)
-MODELOPT = ("modelopt_eagle3", "modelopt_eagle3_yarn")
+from hf_specdec import DraftTree, EagleConfig, EagleHead
+from hf_specdec.drafters import EagleDrafter
+from hf_specdec.sequences import Sequences
 
 
-@lru_cache
-def arrays(golden: str) -> dict[str, torch.Tensor]:
-    """The reference's numbers."""
-    return load_file(GOLDENS / golden / "golden.safetensors")
-
-
-def head_of(golden: str, **options) -> EagleHead:
-    """The golden's head, in float32 whatever is on disk."""
-    return EagleHead.from_pretrained(GOLDENS / golden, **{"dtype": torch.float32} | options).eval()
-
-
-def features_of(head: EagleHead, input_ids: torch.Tensor) -> torch.Tensor:
-    """What the head reads of the target over `[1, T]` tokens: `[1, T, feature_size]`."""
-    target = trained_target()
-    hidden_states = target.model(input_ids, output_hidden_states=True).hidden_states
-    boundaries = head.config.aux_boundaries(target.config.num_hidden_layers)
-    return torch.cat([hidden_states[k] for k in boundaries], dim=-1) if boundaries else hidden_states[-1]
-
-
-class Rows:
-    """
-    A head that is fed row after row, with its own cache.
-
-    Its `states` are the layer's output, before the final norm, which the goldens hold; `fed_back` is what the head
-    wants back.
-    """
+class RecordingDrafter(EagleDrafter):
+    """An `EagleDrafter` that appends every tree it proposes to `trees`, and the rows' lengths then to `lengths`."""
 
     def __init__(self, head: EagleHead):
-        self.head, self.cache = head, DynamicCache()
-        self.states = self.fed_back = self.logits = None
+        super().__init__(head)
+        self.trees: list[DraftTree] = []
+        self.lengths: list[list[int]] = []
 
-    @torch.no_grad()
-    def feed(self, tokens: torch.Tensor, features: torch.Tensor | None = None, position: int | None = None) -> Rows:
-        """`tokens` `[1, rows]`; without features the state of the last row is fed back."""
-        target, layer_output = trained_target(), []
-        hook = self.head.layers[-1].register_forward_hook(lambda module, args, output: layer_output.append(output))
-        first = self.cache.get_seq_length() if position is None else position
-        try:
-            output = self.head(
-                inputs_embeds=target.get_input_embeddings()(tokens),
-                features=features,
-                hidden_states=self.fed_back[:, -1:] if features is None else None,
-                position_ids=torch.arange(first, first + tokens.shape[1])[None],
-                past_key_values=self.cache,
-                lm_head=target.lm_head,
-            )
-        finally:
-            hook.remove()
-        self.states, self.fed_back, self.logits = layer_output[0], output.hidden_states, output.logits
-        return self
-
-    def best_token(self) -> torch.Tensor:
-        """The target's id of the most likely token after the last row, `[1, 1]`."""
-        best = self.logits[:, -1:].argmax(-1)
-        return best if self.head.target_ids is None else self.head.target_ids[best]
+    def propose(self, sequences: Sequences) -> DraftTree | None:
+        draft = super().propose(sequences)
+        if draft is not None:
+            self.trees.append(draft)
+            self.lengths.append(list(sequences.lengths))
+        return draft
 
 
-def golden_rows(head: EagleHead, golden: str, features: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """What the head makes of a golden's prompt and forced chain, under the names of its arrays."""
-    expected = arrays(golden)
-    if features is None:
-        features = features_of(head, expected["input_ids"])
-    rows = Rows(head).feed(expected["head_input_ids"], features)
-    found = {"head_hidden": rows.states, "head_logits": rows.logits}
-    states, logits = [], []
-    for token in expected["chain_tokens"][0]:
-        rows.feed(token[None, None])
-        states.append(rows.states[0, 0])
-        logits.append(rows.logits[0, 0])
-    return found | {"chain_hidden": torch.stack(states), "chain_logits": torch.stack(logits)}
-
-
-def largest_difference(found: dict[str, torch.Tensor], golden: str, suffix: str = "") -> dict[str, float]:
-    """The largest absolute difference to each of the golden's arrays."""
-    expected = arrays(golden)
-    return {name: (found[name] - expected[name + suffix]).abs().max().item() for name in found}
-
-
-@torch.no_grad()
-def draft_chain(head: EagleHead, features: torch.Tensor, text: torch.Tensor, committed: int, depth: int) -> list[int]:
+def tiny_head(
+    target: PreTrainedModel,
+    seed: int = 0,
+    eagle_version: int = 3,
+    draft_vocab_size: int | None = None,
+    sharpness: float = 3.0,
+    layers: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> EagleHead:
     """
-    The tokens that the head drafts greedily after `committed` tokens and the bonus token behind them.
-
-    Args:
-        features (`torch.Tensor` of shape `[1, tokens, feature_size]`): the target's over the text.
-        text (`torch.Tensor` of shape `[1, tokens]`): the text, at least `committed + 1` long.
+    A random head for a tiny target, in its dtype. `layers` goes to the config of its decoder layers. Its draft
+    vocabulary are every second of the target's tokens and what is left.
     """
-    rows = Rows(head).feed(text[:, 1 : committed + 1], features[:, :committed])
-    drafted = [rows.best_token()]
-    while len(drafted) < depth:
-        drafted.append(rows.feed(drafted[-1]).best_token())
-    return [int(token) for token in drafted]
-
-
-def published(golden: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The golden's config.json and weights as they were published, to be changed."""
-    folder = GOLDENS / golden
-    config = json.loads((folder / "config.json").read_text())
-    if (folder / "pytorch_model.bin").exists():
-        return config, torch.load(folder / "pytorch_model.bin")
-    return config, load_file(folder / "model.safetensors")
-
-
-def publish(folder: Path, config: dict, weights: dict[str, torch.Tensor], file: str = "model.safetensors") -> Path:
-    """Writes a checkpoint; `file` may be `pytorch_model.bin`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    if file.endswith(".safetensors"):
-        save_file({key: tensor.contiguous() for key, tensor in weights.items()}, folder / file)
-    else:
-        torch.save(weights, folder / file)
-    return folder
-
-
-def publish_shards(folder: Path, config: dict, weights: dict[str, torch.Tensor], suffix: str, count: int = 3) -> Path:
-    """Writes a checkpoint in several files with an index; `suffix` is "safetensors" or "bin"."""
-    stem, keys, files = "model" if suffix == "safetensors" else "pytorch_model", sorted(weights), {}
-    for shard in range(count):
-        part = {key: weights[key] for key in keys[shard::count]}
-        name = f"{stem}-{shard + 1:05d}-of-{count:05d}.{suffix}"
-        publish(folder, config, part, name)
-        files |= dict.fromkeys(part, name)
-    index = {"metadata": {"total_size": 0}, "weight_map": files}
-    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
-    return folder
-
-
-def equal_weights(one: EagleHead, other: EagleHead) -> bool:
-    """Whether two heads hold the same bits under the same names."""
-    mine, yours = one.state_dict(), other.state_dict()
-    return mine.keys() == yours.keys() and all(
-        mine[key].dtype == yours[key].dtype and torch.equal(mine[key], yours[key]) for key in mine
+    config = target.config.get_text_config(decoder=True)
+    hidden_size, vocab_size = config.hidden_size, config.vocab_size
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24}
+    text_config = {
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": 1,
+        **sizes,
+        **(layers or {}),
+    }
+    overrides = {"aux_layer_ids": [0, 1, 2]} | overrides if eagle_version == 3 else overrides
+    head_config = EagleConfig(
+        text_config=text_config, eagle_version=eagle_version, draft_vocab_size=draft_vocab_size, **overrides
     )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = EagleHead(head_config).to(target.dtype).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(sharpness)
+    if draft_vocab_size is not None:
+        order = sorted(range(vocab_size), key=lambda token: (token % 2 == 0, token))
+        ids = torch.tensor(sorted(order[:draft_vocab_size]))
+        head.d2t.copy_(ids - torch.arange(draft_vocab_size))
+    return head

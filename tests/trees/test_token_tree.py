@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +332,27 @@ def test_topology_of_the_root_alone() -> None:
     assert (topology.num_nodes, topology.depth) == (0, 0)
     assert topology.ancestors.tolist() == [[[True]]]
     assert topology.children_of(0, 0) == []
+
+
+def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's parser counts the recursion of all threads together; and a stranger may be at it, too."""
+    inside, most, evaluate = [], [], ast.literal_eval
+
+    def watched(text: str) -> Any:
+        inside.append(text)
+        time.sleep(0.01)
+        most.append(len(inside))
+        inside.pop()
+        if len(most) % 3 == 0:
+            raise SystemError("AST constructor recursion depth mismatch (before=48, after=44)")
+        return evaluate(text)
+
+    monkeypatch.setattr(ast, "literal_eval", watched)
+    trees: list[TokenTree] = []
+    threads = [threading.Thread(target=lambda: trees.append(TokenTree.parse("[(0,), (0, 0)]"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert trees == [TokenTree.chain(2)] * 6
+    assert max(most) == 1
