@@ -6,6 +6,7 @@ processors.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.sampling import (
     TREE,
     VOCAB,
     a_draft,
+    a_head,
     error_of_p,
     expected_tokens,
     fit_samples,
@@ -43,7 +45,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree, last_metrics
+from hf_specdec import DraftTree, NgramDraft, SpeculativeConfig, TokenTree, last_metrics
 
 
 def _check(
@@ -125,6 +127,24 @@ def test_ngrams(setting: str):
 @pytest.mark.parametrize("setting", ["plain", "custom"])
 def test_ngrams_in_a_static_tree(setting: str):
     _check(SpeculativeConfig(tree=TREE), NgramDraft(max_ngram=2, min_ngram=1), setting)
+
+
+@pytest.mark.parametrize("setting", ["plain", "top-k", "custom"])
+@pytest.mark.parametrize("draft_vocab_size", [None, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_heads(method: str, draft_vocab_size: int | None, setting: str):
+    _check(METHODS[method], a_head(draft_vocab_size), setting)
+
+
+def test_a_draft_vocabulary_that_is_forgotten_does_not_fit(monkeypatch: pytest.MonkeyPatch):
+    """q is over the draft vocabulary; to take its columns for the target's tokens biases the output."""
+
+    def in_vocabulary(draft: DraftTree, vocabulary: torch.Tensor, vocab_size: int) -> DraftTree:
+        scores = torch.nn.functional.pad(draft.scores, (0, vocab_size - len(vocabulary)), value=-torch.inf)
+        return replace(draft, tokens=vocabulary[draft.tokens], scores=scores)
+
+    monkeypatch.setattr(DraftTree, "in_vocabulary", in_vocabulary)
+    assert fit_samples(METHODS["rejection, irregular"], a_head(5), "plain").p_value < 1e-6
 
 
 STRONG = {"rows": 20_000, "detectable": 0.06}

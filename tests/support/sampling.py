@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
+from hf_specdec import DynamicTree, EagleHead, SpeculativeConfig, TokenTree
 
 from .exact import Fit, FrequencyPenalty, enumerate_tokens, fit, sample_tokens
+from .heads import tiny_head
 from .models import noisy_copy, tiny_model
 
 
@@ -81,6 +82,13 @@ def a_draft(name: str) -> PreTrainedModel:
     if name == "itself":
         return the_target()
     return noisy_copy(the_target(), noise=0.4) if name == "noisy" else small_model(seed=50)
+
+
+@cache
+def a_head(draft_vocab_size: int | None) -> EagleHead:
+    """A random EAGLE-3 head for the target, over all tokens or some."""
+    layers = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return tiny_head(the_target(), draft_vocab_size=draft_vocab_size, aux_layer_ids=[0, 1], layers=layers)
 
 
 @cache
