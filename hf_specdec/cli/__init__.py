@@ -22,6 +22,7 @@ def build_app() -> "Typer":
     import typer
 
     from .demo import demo
+    from .train import train
 
     app = typer.Typer(
         name="hf-specdec",
@@ -32,6 +33,7 @@ def build_app() -> "Typer":
     )
     app.callback()(_keep_subcommands)
     app.command("demo")(demo)
+    app.command("train")(train)
     return app
 
 

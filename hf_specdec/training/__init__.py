@@ -1,1 +1,15 @@
-"""Training of EAGLE heads and small draft models."""
+"""
+Training of EAGLE-3 heads, EAGLE-1 heads and small draft models for a target, on transformers' `Trainer`.
+
+```python
+from hf_specdec.training import TrainOptions, train
+
+train(TrainOptions(output="head", target="HuggingFaceTB/SmolLM2-135M-Instruct", self_generate=20000))
+```
+"""
+
+from .options import TrainOptions
+from .recipe import TrainResult, train
+
+
+__all__ = ["TrainOptions", "TrainResult", "train"]

@@ -26,14 +26,17 @@ class Text:
     Args:
         input_ids (`list[int]`): all of its tokens.
         spans (`list[tuple[int, int]]`): half-open ranges of the tokens that the target would write.
+        job (`int`, *optional*): of a text that the target wrote, which one it was asked for.
     """
 
     input_ids: list[int]
     spans: list[tuple[int, int]]
+    job: int | None = None
 
     def to_json(self) -> str:
-        """One line of a file of tokens."""
-        return json.dumps({"input_ids": self.input_ids, "spans": self.spans}, separators=(",", ":"))
+        """One line of a file of tokens, without the line's end."""
+        fields = {"input_ids": self.input_ids, "spans": self.spans} | ({} if self.job is None else {"job": self.job})
+        return json.dumps(fields, separators=(",", ":"))
 
 
 def read_records(source: str | Path, split: str = "train", limit: int | None = None) -> Iterator[tuple[str, Any]]:
@@ -178,7 +181,9 @@ def encode_chat(
     encoding = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
     ids = encoding["input_ids"]
     if not tokenizer.is_fast:
-        raise ValueError(f"`target`: {type(tokenizer).__name__} is a slow tokenizer, which knows no offsets. Use text.")
+        raise ValueError(
+            f"`target`: {type(tokenizer).__name__} is a slow tokenizer, which knows no offsets. Use text."
+        )
     spans = [_token_span(encoding["offset_mapping"], ids, span, tokenizer) for span in ranges]
     return ids, [(start, end) for start, end in spans if end > start]
 

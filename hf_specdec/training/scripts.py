@@ -69,7 +69,9 @@ class Template:
         prefix, to_answer = once.split(words[0], 1)
         to_user = whole.split(words[1], 1)[1].split(words[2], 1)[0]
         encode = self.tokenizer
-        return tuple(tuple(encode(piece, add_special_tokens=False)["input_ids"]) for piece in (prefix, to_answer, to_user))
+        return tuple(
+            tuple(encode(piece, add_special_tokens=False)["input_ids"]) for piece in (prefix, to_answer, to_user)
+        )
 
     def both_sides(self, turns: int = 1) -> list[Part]:
         """A conversation of which the target writes both sides, `turns` questions with their answers."""

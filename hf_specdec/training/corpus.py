@@ -1,0 +1,150 @@
+"""The texts of a run: read or written once, kept in the run's folder, the same again when it continues."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from .data import Text, encode_record, messages_of, read_records
+from .options import TrainOptions
+from .packing import cut
+from .scripts import Part, Template
+from .self_generate import Writer, read_written, write_texts
+
+
+logger = logging.get_logger(__name__)
+
+
+class Corpus:
+    """
+    The texts of a run, in `folder`: `encoded.jsonl` of given data; `written-<process>.jsonl` of what the target
+    writes, a line as soon as a text ends.
+
+    Args:
+        options (`TrainOptions`): what is asked for.
+        folder (`Path`): made if it is not there.
+        target, tokenizer: the target's.
+        rank, world_size (`int`): of this process; every one writes its share.
+        wait (callable): returns when all processes are there.
+    """
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        folder: Path,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        rank: int = 0,
+        world_size: int = 1,
+        wait: Callable[[], None] = lambda: None,
+    ):
+        self.options, self.folder, self.target, self.tokenizer = options, folder, target, tokenizer
+        self.rank, self.world_size, self.wait = rank, world_size, wait
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def texts(self, deadline: float | None = None) -> list[Text] | None:
+        """
+        All texts, cut to the run's length; None if the target had not written all of them at `deadline` (in
+        `time.monotonic()`): what there is stays, and the next run continues.
+
+        Raises:
+            ValueError: if there is nothing to learn from.
+        """
+        complete = self._encode() if self.options.data is not None else self._write(deadline)
+        if not complete:
+            return None
+        texts = [piece for text in self._stored() for piece in cut(text, self.options.max_length)]
+        if len(texts) < 2:
+            raise ValueError(
+                f"The data has {len(texts)} texts with something to predict; at least 2 are needed, one to train on "
+                "and one to hold out."
+            )
+        return texts
+
+    def _stored(self) -> list[Text]:
+        """In an order that does not depend on which process wrote what."""
+        if self.options.data is not None:
+            return read_written(self.folder / "encoded.jsonl")
+        files = sorted(self.folder.glob("written-*.jsonl"))
+        texts = itertools.chain.from_iterable(read_written(file) for file in files)
+        return sorted(texts, key=lambda text: (text.job, text.input_ids))
+
+    def _encode(self) -> bool:
+        path = self.folder / "encoded.jsonl"
+        if self.rank == 0 and not path.is_file():
+            options, scratch = self.options, self.folder / "encoding.jsonl"
+            scratch.unlink(missing_ok=True)
+            records = read_records(options.data, options.data_split, options.data_limit)
+            texts = (
+                encode_record(record, place, self.tokenizer, loss_on_everything=options.loss_on_everything)
+                for place, record in records
+            )
+            write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
+            scratch.rename(path)
+        self.wait()
+        return True
+
+    def _write(self, deadline: float | None) -> bool:
+        options = self.options
+        done = {text.job for text in self._stored()}
+        self.wait()  # nobody writes before everybody has read
+        jobs, total = self._jobs()
+        missing = [job for job in range(total) if job not in done]
+        mine = missing[self.rank :: self.world_size]
+        if mine:
+            rows = options.generation_batch_size or (256 if self.target.device.type == "cuda" else 16)
+            writer = Writer(
+                self.target,
+                min(options.max_length, _longest(self.target)),
+                min(rows, len(mine)),
+                # Another seed for what is left after a kill: else the same conversations would begin again.
+                seed=(options.seed * 1_000_003 + len(done)) * 1_009 + self.rank,
+            )
+            texts = writer.write(
+                ((job, jobs(job)) for job in mine), lambda: deadline is not None and time.monotonic() >= deadline
+            )
+            write_texts(
+                self.folder / f"written-{self.rank:05d}.jsonl",
+                texts,
+                len(mine) + len(done),
+                len(done),
+                progress=options.progress and self.rank == 0,
+            )
+        self.wait()
+        return len({text.job for text in self._stored()}) == total
+
+    def _jobs(self) -> tuple[Callable[[int], list[Part]], int]:
+        """How conversation i goes, and how many there are."""
+        template = Template(self.tokenizer, self.target)
+        if self.options.self_generate is not None:
+            return lambda job: template.both_sides(1 + job % self.options.turns), self.options.self_generate
+        prompts = list(_read_prompts(self.options))
+        return lambda job: template.answer(*prompts[job]), len(prompts)
+
+
+def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] | None, str | None]]:
+    """Messages up to the last question, or texts. A .txt file has a question per line."""
+    path = Path(options.prompts)
+    if path.suffix == ".txt" and path.is_file():
+        lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+        questions = itertools.islice((line for line in lines if line), options.data_limit)
+        yield from (([{"role": "user", "content": line}], None) for line in questions)
+        return
+    for place, record in read_records(options.prompts, options.data_split, options.data_limit):
+        messages = messages_of(record, place)
+        if messages is None:
+            yield None, record["text"]
+            continue
+        last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is None:
+            raise ValueError(f"{place}: there is no user's turn to answer.")
+        yield messages[: last + 1], None
+
+
+def _longest(target: PreTrainedModel) -> int:
+    return getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None) or 1 << 20

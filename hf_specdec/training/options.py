@@ -1,0 +1,136 @@
+"""What a training run is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+KINDS = ("eagle3", "eagle1", "draft")
+# Two runs into one folder must agree on these: checkpoints and the order of the data depend on them.
+_IDENTITY = (
+    "kind target data data_split data_limit prompts self_generate turns max_length eval_texts loss_on_everything "
+    "draft_vocab_size num_layers hidden_size intermediate_size aux_layer_ids unroll_steps decay epochs learning_rate "
+    "batch_tokens seed"
+).split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """
+    Options of `train`. The data is one of `data`, `prompts` and `self_generate`.
+
+    Args:
+        output (`str`): folder of the result, with data and checkpoints below it. Named again, it is continued.
+        kind (`str`, *optional*, defaults to `"eagle3"`): "eagle3", "eagle1", or "draft", a small language model.
+        target (`str`, *optional*): Hub id or folder. Defaults to SmolLM2-135M-Instruct from the package.
+        data (`str`, *optional*): file of conversations or texts, or a name for `datasets` (see `read_records`).
+        data_split (`str`, *optional*, defaults to `"train"`): of a `datasets` data set.
+        data_limit (`int`, *optional*): the first so many records (or prompts).
+        prompts (`str`, *optional*): as `data`; the target answers the last question of each record.
+        self_generate (`int`, *optional*): so many conversations of which the target writes both sides.
+        turns (`int`, *optional*, defaults to 1): most questions of such a conversation.
+        max_length (`int`, *optional*, defaults to 1024): most tokens of a text, and tokens of a packed row.
+        generation_batch_size (`int`, *optional*): rows in which the target writes; 256 on a GPU, else 16.
+        eval_texts (`int`, *optional*, defaults to 64): held-out texts.
+        loss_on_everything (`bool`, *optional*, defaults to `False`): learn from questions too.
+        draft_vocab_size (`int`, *optional*): EAGLE-3: tokens that the head can propose. Defaults to 8192 (32000 for
+            vocabularies from 65536 on), or all if there are no more; 0 for all.
+        num_layers (`int`, *optional*): decoder layers; defaults to 1 for heads and 2 for draft models.
+        hidden_size (`int`, *optional*): of a draft model; heads have the target's.
+        intermediate_size (`int`, *optional*): width of the MLP.
+        aux_layer_ids (`tuple[int, ...]`, *optional*): EAGLE-3: boundaries to read, see `new_head_config`.
+        unroll_steps (`int`, *optional*, defaults to 7): K, unrolled steps of EAGLE-3; depths counted for the others.
+        decay (`float`, *optional*, defaults to 0.8): weight of an unrolled step relative to the one before.
+        epochs (`float`, *optional*, defaults to 3.0): passes over the data.
+        learning_rate (`float`, *optional*): defaults to 0.7 / H for EAGLE-3 (1.2e-3 for H = 576, 1.7e-4 for 4096),
+            0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3.
+        batch_tokens (`int`, *optional*, defaults to 16384): tokens of an optimizer step, over all processes.
+        rows_at_once (`int`, *optional*): rows of a forward on one device; gradients are summed over several. Defaults
+            to 8192 tokens on a GPU, 2048 else.
+        seed (`int`, *optional*, defaults to 0): of weights, data order and what the target writes.
+        dtype (`str`, *optional*): of the target; bfloat16 on a GPU, else float32.
+        cpu (`bool`, *optional*, defaults to `False`): leave a GPU unused.
+        recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `unroll`.
+        save_minutes (`float`, *optional*, defaults to 5.0): minutes between checkpoints.
+        eval_steps (`int`, *optional*): steps between evaluations; defaults to a tenth of the run.
+        logging_steps (`int`, *optional*, defaults to 10): steps between log lines.
+        max_seconds (`float`, *optional*): stop after so long with a checkpoint, to be continued later.
+        progress (`bool`, *optional*, defaults to `True`): progress bars.
+
+    Raises:
+        ValueError: for values and combinations that make no run, naming them.
+    """
+
+    output: str
+    kind: str = "eagle3"
+    target: str | None = None
+    data: str | None = None
+    data_split: str = "train"
+    data_limit: int | None = None
+    prompts: str | None = None
+    self_generate: int | None = None
+    turns: int = 1
+    max_length: int = 1024
+    generation_batch_size: int | None = None
+    eval_texts: int = 64
+    loss_on_everything: bool = False
+    draft_vocab_size: int | None = None
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    aux_layer_ids: tuple[int, ...] | None = None
+    unroll_steps: int = 7
+    decay: float = 0.8
+    epochs: float = 3.0
+    learning_rate: float | None = None
+    batch_tokens: int = 16384
+    rows_at_once: int | None = None
+    seed: int = 0
+    dtype: str | None = None
+    cpu: bool = False
+    recompute: bool = False
+    save_minutes: float = 5.0
+    eval_steps: int | None = None
+    logging_steps: int = 10
+    max_seconds: float | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"`kind`={self.kind!r} is not one of {', '.join(map(repr, KINDS))}.")
+        given = [name for name in ("data", "prompts", "self_generate") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"Give one of `data`, `prompts` and `self_generate`, the number of texts that the target is to write; "
+                f"there {'is ' + ' and '.join(f'`{name}`' for name in given) if given else 'is none of them'}."
+            )
+        for name in (
+            "data_limit self_generate turns max_length generation_batch_size num_layers hidden_size intermediate_size "
+            "unroll_steps epochs learning_rate batch_tokens rows_at_once eval_steps logging_steps save_minutes "
+            "max_seconds decay"
+        ).split():
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}`={value!r} must be more than 0.")
+        if self.eval_texts < 0 or (self.draft_vocab_size or 0) < 0:
+            raise ValueError("`eval_texts` and `draft_vocab_size` must not be negative.")
+        if self.max_length < 16:
+            raise ValueError(f"`max_length`={self.max_length}: texts of less than 16 tokens teach nothing.")
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        if self.kind != "draft" and self.hidden_size is not None:
+            raise ValueError(
+                f"`hidden_size`={self.hidden_size}: a head is as wide as its target, whose embeddings it reads. Leave "
+                "it out, or choose `kind='draft'`."
+            )
+        if self.kind != "eagle3":
+            for name in ("draft_vocab_size", "aux_layer_ids"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"`{name}` is for `kind='eagle3'` alone, not for {self.kind!r}.")
+
+    def identity(self) -> dict[str, Any]:
+        """What runs into one folder have in common."""
+        values = asdict(self)
+        return {name: list(v) if isinstance(v := values[name], tuple) else v for name in _IDENTITY}

@@ -1,0 +1,65 @@
+"""What a run says while it trains: a bar, and a short line per log record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
+
+
+class ShortLines(ProgressCallback):
+    """
+    Trainer's bars, with one line per log record instead of a dictionary of all figures (`log.jsonl` has those).
+
+    Args:
+        report (callable): takes a line.
+        bars (`bool`): whether there are bars.
+    """
+
+    def __init__(self, report: Callable[[str], None], bars: bool):
+        super().__init__()
+        self.report, self.bars = report, bars
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        if self.bars:
+            super().on_train_begin(*args, **kwargs)
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.bars:
+            super().on_step_end(*args, **kwargs)
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        if self.bars:
+            super().on_prediction_step(*args, **kwargs)
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.bars:
+            super().on_train_end(*args, **kwargs)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if state.is_world_process_zero and logs and (line := log_line(logs, state)):
+            tqdm.write(line) if self.bars else self.report(line)
+
+
+def log_line(logs: dict[str, float], state: TrainerState) -> str | None:
+    """A line of what was learned; None for records of other things."""
+    prefix = "eval_" if "eval_loss" in logs else ""
+    if f"{prefix}loss" not in logs or f"{prefix}acceptance_length" not in logs:
+        return None
+    shares = [value for name, value in logs.items() if name.startswith(f"{prefix}top1_")]
+    rate = "" if prefix else f"  lr {logs.get('learning_rate', 0.0):.1e}"
+    return (
+        f"{'held out' if prefix else 'training'}  step {state.global_step}/{state.max_steps or '?'}  "
+        f"loss {logs[f'{prefix}loss']:.3f}  top-1 {' '.join(f'{share:.2f}' for share in shares)}  "
+        f"acceptance length {logs[f'{prefix}acceptance_length']:.2f}{rate}"
+    )

@@ -1,0 +1,284 @@
+"""A whole run: target, texts, draft vocabulary, head, trainer, and the folder that comes out."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_callback import ProgressCallback
+from transformers.utils import logging
+
+from ..smollm2 import smollm2_folder
+from .checkpoints import LogFile, TimeLimits, check_identity, newest_complete
+from .corpus import Corpus
+from .data import Text
+from .distill import DistillObjective, new_draft_model
+from .eagle1 import Eagle1Objective
+from .heads import new_head, new_head_config
+from .options import TrainOptions
+from .packing import Collator, Rows, make_row, split_texts
+from .progress import ShortLines
+from .reading import TargetReader, supports_packing
+from .trainer import DraftTrainer
+from .ttt import TttObjective
+from .vocabulary import choose_vocabulary, count_tokens
+
+
+logger = logging.get_logger(__name__)
+
+_RATE_TIMES_WIDTH = {"eagle3": 0.7, "eagle1": 0.12, "draft": 0.5}
+_HIGHEST_RATE = 2e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """
+    Args:
+        output (`Path`): the folder.
+        finished (`bool`): whether nothing is left to do; else run again to continue.
+        step, total_steps (`int`): optimizer steps; both 0 while the target still writes.
+        before, after (`dict[str, float]`): of the held-out texts, `eval_…`; `after` is empty until it is finished.
+    """
+
+    output: Path
+    finished: bool
+    step: int = 0
+    total_steps: int = 0
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+def train(options: TrainOptions, report: Callable[[str], None] = logger.info) -> TrainResult:
+    """
+    Trains a head or a draft model, or continues to.
+
+    `options.output` becomes what `EagleHead.from_pretrained` (or `AutoModelForCausalLM`) reads, besides `data/`,
+    `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls this.
+
+    Args:
+        options (`TrainOptions`): the run.
+        report (callable, *optional*): takes a line now and then, where there are no progress bars. Defaults to the
+            log.
+
+    Raises:
+        ImportError: if `accelerate` is missing.
+        ValueError: for data, targets and sizes that make no run; the message names the option.
+    """
+    started = time.monotonic()
+    if importlib.util.find_spec("accelerate") is None:
+        raise ImportError("Training needs accelerate: `pip install accelerate`, or `pip install 'hf-specdec[train]'`.")
+    from accelerate import PartialState
+
+    deadline = None if options.max_seconds is None else started + options.max_seconds
+    output = Path(options.output)
+    state = PartialState(cpu=options.cpu)
+    output.mkdir(parents=True, exist_ok=True)
+    with state.main_process_first():
+        check_identity(output, options.identity())
+    done = _read_json(output / "result.json")
+    if done is not None and done["finished"]:
+        logger.info(f"{output} holds a finished run.")
+        return TrainResult(**done | {"output": output})
+    target, tokenizer = _load_target(options, state)
+    corpus = Corpus(
+        options, output / "data", target, tokenizer, state.process_index, state.num_processes, state.wait_for_everyone
+    )
+    texts = corpus.texts(deadline)
+    if texts is None:
+        return TrainResult(output=output, finished=False, before={}, after={})
+    return _Run(options, output, target, tokenizer, texts, report).finish(deadline)
+
+
+class _Run:
+    """What is left once there are texts."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        output: Path,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: list[Text],
+        report: Callable[[str], None],
+    ):
+        self.options, self.output, self.target, self.tokenizer = options, output, target, tokenizer
+        set_seed(options.seed)
+        packed = supports_packing(target)
+        if not packed:
+            logger.warning(f"{type(target).__name__} does not keep packed texts apart: one text per row.")
+        train, held_out = split_texts(texts, options.eval_texts, options.seed)
+        token_ids = self._vocabulary(train)
+        boundaries = None
+        if options.kind == "draft":
+            model = new_draft_model(
+                target,
+                num_layers=options.num_layers or 2,
+                hidden_size=options.hidden_size,
+                intermediate_size=options.intermediate_size,
+            ).to(target.device)
+            objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
+        else:
+            config = self._head_config(token_ids)
+            boundaries = config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
+            head = new_head(target, config, token_ids)
+            if options.kind == "eagle3":
+                objective = TttObjective(head, options.unroll_steps, options.decay, options.recompute)
+            else:
+                objective = Eagle1Objective(head, options.unroll_steps)
+        arguments = self._arguments(len(train_rows := Rows(train, options.max_length, packed, options.seed)))
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.trainer = DraftTrainer(
+            reader=TargetReader(target, boundaries, token_ids, packed),
+            model=objective,
+            args=arguments,
+            data_collator=Collator(pad, options.max_length if packed else None),
+            train_dataset=train_rows,
+            eval_dataset=Rows(held_out, options.max_length, packed, options.seed) if held_out else None,
+        )
+        for callback in (ProgressCallback, PrinterCallback):
+            self.trainer.remove_callback(callback)
+        self.trainer.add_callback(ShortLines(report, options.progress))
+
+    def finish(self, deadline: float | None) -> TrainResult:
+        """Trains until the end or the deadline, and saves what there is."""
+        trainer, output = self.trainer, self.output
+        with trainer.accelerator.main_process_first():
+            checkpoint = newest_complete(output, clean=trainer.args.should_save)
+        before = _read_json(output / "before.json")
+        if before is None and trainer.eval_dataset is not None:
+            before = trainer.evaluate()
+            self._write_json("before.json", before)
+        trainer.add_callback(TimeLimits(self.options.save_minutes * 60, deadline))
+        trainer.add_callback(LogFile(output))
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        step, total = trainer.state.global_step, trainer.state.max_steps
+        finished = step >= total
+        after = trainer.evaluate() if finished and trainer.eval_dataset is not None else {}
+        if trainer.args.should_save:
+            self._save()
+        result = {"finished": finished, "step": step, "total_steps": total, "before": before or {}, "after": after}
+        self._write_json("result.json", result)
+        trainer.accelerator.wait_for_everyone()
+        return TrainResult(output=output, **result)
+
+    def _save(self) -> None:
+        """The head in the target's dtype, in which it will run; checkpoints keep float32."""
+        model = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).model).to(self.target.dtype)
+        model.save_pretrained(self.output)
+        if self.options.kind == "draft":
+            self.tokenizer.save_pretrained(self.output)
+
+    def _vocabulary(self, texts: list[Text]) -> torch.Tensor | None:
+        if self.options.kind != "eagle3":
+            return None
+        vocab_size = self.target.get_output_embeddings().weight.shape[0]
+        size = self.options.draft_vocab_size
+        if size is None:
+            size = 32000 if vocab_size >= 65536 else 8192
+            size = 0 if size >= vocab_size else size
+        if size in (0, vocab_size):
+            return None
+        rows = (make_row([text]) for text in texts)
+        masked, everywhere = count_tokens(((row["input_ids"], row["loss_mask"]) for row in rows), vocab_size)
+        ends = self.target.generation_config.eos_token_id
+        ends = [ends] if isinstance(ends, int) else ends or []
+        token_ids = choose_vocabulary(masked, everywhere, size, ends)
+        share = masked[token_ids].sum() / masked.sum()
+        logger.info(f"The draft vocabulary of {size} tokens holds {share:.2%} of the tokens to be predicted.")
+        return token_ids
+
+    def _head_config(self, token_ids: torch.Tensor | None) -> Any:
+        options = self.options
+        return new_head_config(
+            self.target,
+            version=1 if options.kind == "eagle1" else 3,
+            target_name=options.target or "HuggingFaceTB/SmolLM2-135M-Instruct",
+            draft_vocab_size=None if token_ids is None else len(token_ids),
+            num_layers=options.num_layers or 1,
+            intermediate_size=options.intermediate_size,
+            aux_layer_ids=None if options.aux_layer_ids is None else list(options.aux_layer_ids),
+            depth=options.unroll_steps,
+        )
+
+    def _arguments(self, num_rows: int) -> TrainingArguments:
+        options = self.options
+        cuda = self.target.device.type == "cuda"
+        rate = options.learning_rate
+        if rate is None:
+            width = options.hidden_size or self.target.get_input_embeddings().weight.shape[1]
+            rate = min(_RATE_TIMES_WIDTH[options.kind] / width, _HIGHEST_RATE)
+        arguments = TrainingArguments(
+            output_dir=str(self.output),
+            use_cpu=options.cpu or not torch.cuda.is_available(),
+            bf16=cuda,
+            num_train_epochs=options.epochs,
+            learning_rate=rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=0.015,
+            adam_beta1=0.9,
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            max_grad_norm=0.5,
+            save_strategy="steps",
+            save_steps=1_000_000_000,  # `TimeLimits` says when
+            save_total_limit=2,
+            logging_steps=options.logging_steps,
+            logging_first_step=True,
+            seed=options.seed,
+            data_seed=options.seed,
+            remove_unused_columns=False,
+            label_names=["loss_mask"],
+            ddp_find_unused_parameters=False,
+            dataloader_pin_memory=cuda,
+            report_to="none",
+            disable_tqdm=not options.progress,
+        )
+        rows = max(1, options.batch_tokens // (options.max_length * arguments.world_size))
+        at_once = options.rows_at_once or max(1, (8192 if cuda else 2048) // options.max_length)
+        at_once = min(rows, at_once)
+        arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = at_once
+        arguments.gradient_accumulation_steps = max(1, rows // at_once)
+        steps = max(1, round(options.epochs * num_rows / (rows * arguments.world_size)))
+        arguments.eval_strategy = "steps"
+        arguments.eval_steps = options.eval_steps or max(1, steps // 10)
+        if options.eval_texts == 0:
+            arguments.eval_strategy = "no"
+        return arguments
+
+    def _write_json(self, name: str, values: dict[str, Any]) -> None:
+        if self.trainer.args.should_save:
+            (self.output / name).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _load_target(options: TrainOptions, state: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    name = options.target
+    if name is None:
+        with state.main_process_first():
+            name = str(smollm2_folder())
+    cuda = state.device.type == "cuda"
+    dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"`dtype`={options.dtype!r} is not one of 'float32', 'bfloat16', 'float16'.")
+    target = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(state.device)
+    return target.eval(), AutoTokenizer.from_pretrained(name)

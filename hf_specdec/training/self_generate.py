@@ -1,0 +1,262 @@
+"""
+Texts that the target writes itself: training data that is its own distribution by construction.
+
+All rows of a batch are decoded for as long as there is work. A row whose conversation ends begins the next one in
+place: what it said before becomes left padding. Conversations in flight are always the last tokens of their rows, so
+that the cache is cut on the left now and then. No row ever waits for another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+from transformers import DynamicCache, PreTrainedModel
+
+from .data import Text
+from .scripts import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """
+    How the target writes. Questions are drawn at temperature 1. A share of the answers is greedy and one nearly so,
+    because heads are mostly used on such text; the others have temperatures drawn evenly from a range.
+
+    Args:
+        greedy_share (`float`, *optional*, defaults to 0.3): answers at temperature 0.
+        cool_share (`float`, *optional*, defaults to 0.2): answers at temperature 0.3.
+        low, high (`float`, *optional*, defaults to 0.6 and 1.0): the range of the others.
+        min_p (`float`, *optional*, defaults to 0.02): tokens below this share of the best token's probability are not
+            drawn.
+    """
+
+    greedy_share: float = 0.3
+    cool_share: float = 0.2
+    low: float = 0.6
+    high: float = 1.0
+    min_p: float = 0.02
+
+    def temperature(self, writer: str, numbers: random.Random) -> float:
+        """One for a part of a conversation. Plain texts are written as answers are."""
+        if writer == "user":
+            return 1.0
+        draw = numbers.random()
+        if draw < self.greedy_share:
+            return 0.0
+        return 0.3 if draw < self.greedy_share + self.cool_share else numbers.uniform(self.low, self.high)
+
+
+@dataclass
+class _Slot:
+    """A row of the batch and the conversation in it."""
+
+    job: int = -1
+    parts: deque[Part] = field(default_factory=deque)
+    part: Part | None = None
+    given: deque[int] = field(default_factory=deque)
+    temperature: float = 0.0
+    ids: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    written_from: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.part is None
+
+
+class Writer:
+    """
+    Lets a target write.
+
+    Args:
+        target (`PreTrainedModel`): a decoder with a key-value cache.
+        max_length (`int`): most tokens of a conversation.
+        batch_size (`int`): rows.
+        max_question (`int`, *optional*, defaults to 200): most tokens of a question.
+        sampling (`Sampling`, *optional*): temperatures.
+        seed (`int`, *optional*, defaults to 0): of all draws.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        max_length: int,
+        batch_size: int,
+        max_question: int = 200,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+    ):
+        self.target = target.eval()
+        self.max_length, self.batch_size, self.max_question = max_length, batch_size, max_question
+        self.sampling = sampling or Sampling()
+        self._numbers = random.Random(seed)
+        self._generator = torch.Generator(target.device).manual_seed(seed)
+
+    @torch.inference_mode()
+    def write(
+        self, jobs: Iterable[tuple[int, list[Part]]], should_stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[Text]:
+        """
+        Args:
+            jobs: number and parts of each conversation.
+            should_stop: asked now and then; conversations in flight are lost.
+
+        Yields:
+            `Text`: one for every job, as they end, in any order. Without `spans` where nothing was written, and empty
+                where what is given alone is too long.
+        """
+        queue, too_long = iter(jobs), []
+        slots = [_Slot() for _ in range(self.batch_size)]
+        device = self.target.device
+        cache, width = DynamicCache(), 0
+        mask = torch.zeros(self.batch_size, 2 * self.max_length + 1, dtype=torch.long, device=device)
+        step = 0
+        while True:
+            for slot in slots:
+                if slot.is_idle:
+                    self._begin(slot, queue, too_long)
+            yield from too_long
+            too_long.clear()
+            busy = [slot for slot in slots if not slot.is_idle]
+            if not busy or (step % 16 == 0 and should_stop()):
+                return
+            if width == mask.shape[1]:
+                width = _cut_left(cache, mask, width, max(len(slot.ids) for slot in slots) or 1)
+            tokens = [slot.given.popleft() if slot.given else 0 for slot in slots]
+            lengths = [len(slot.ids) for slot in slots]
+            for slot, token in zip(slots, tokens, strict=True):
+                slot.ids.append(token)  # idle rows too: they see themselves, and nobody reads them
+            table = torch.tensor([tokens, lengths, [0 if s.is_idle else 1 for s in slots]]).to(device)
+            if step and any(length == 0 for length in lengths):
+                mask[table[1] == 0, :width] = 0  # what a row said before its present conversation
+            mask[:, width] = 1
+            width += 1
+            logits = self.target(
+                input_ids=table[0, :, None],
+                position_ids=table[1, :, None],
+                attention_mask=mask[:, :width],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
+            drawn = self._draw(logits, [slot.temperature for slot in slots])
+            for slot, token in zip(slots, drawn, strict=True):
+                if slot.is_idle:
+                    slot.ids.clear()
+                elif not slot.given and (text := self._take(slot, token)) is not None:
+                    yield text
+            step += 1
+
+    def _begin(self, slot: _Slot, queue: Iterator[tuple[int, list[Part]]], too_long: list[Text]) -> None:
+        for job, parts in queue:
+            if 0 < len(parts[0].given) < self.max_length - 1:
+                slot.job, slot.parts, slot.ids, slot.spans = job, deque(parts), [], []
+                self._next_part(slot)
+                return
+            too_long.append(Text([], [], job))
+        slot.part = None
+
+    def _next_part(self, slot: _Slot) -> None:
+        slot.part = slot.parts.popleft()
+        slot.given = deque(slot.part.given)
+        slot.written_from = len(slot.ids) + len(slot.given)
+        slot.temperature = self.sampling.temperature(slot.part.writer, self._numbers)
+
+    def _take(self, slot: _Slot, token: int) -> Text | None:
+        """Takes the token that a row drew. Returns the text if that was its end."""
+        part, length = slot.part, len(slot.ids)
+        limit = slot.written_from + (self.max_question if part.writer == "user" else self.max_length)
+        ended = token in part.ends
+        if not ended or part.keeps_end:
+            slot.given.append(token)  # fed at the next step
+            length += 1
+        if not ended and length < min(limit, self.max_length):
+            return None
+        is_empty = length - slot.written_from < (2 if part.keeps_end else 1)
+        if part.writer != "user" and not is_empty:
+            slot.spans.append((slot.written_from, length))
+        too_long = length + (len(slot.parts[0].given) if slot.parts else 0) >= self.max_length - 1
+        if slot.parts and not is_empty and not too_long:
+            pending = list(slot.given)
+            self._next_part(slot)
+            slot.given.extendleft(reversed(pending))
+            slot.written_from += len(pending)
+            return None
+        slot.part = None
+        ids = slot.ids + list(slot.given)
+        slot.given.clear()
+        return Text(ids, slot.spans, slot.job)
+
+    def _draw(self, logits: torch.Tensor, temperatures: list[float]) -> list[int]:
+        """A token per row by the Gumbel trick, at a temperature of its own; 0 is the best one."""
+        logits = logits.float()
+        temperature = torch.tensor(temperatures).to(logits.device)[:, None]
+        floor = logits.max(dim=-1, keepdim=True).values + temperature * math.log(self.sampling.min_p)
+        noise = torch.empty_like(logits).exponential_(generator=self._generator).log_().neg_()
+        scores = logits.masked_fill(logits < floor, float("-inf")) + temperature * noise
+        return scores.argmax(dim=-1).tolist()
+
+
+def _cut_left(cache: DynamicCache, mask: torch.Tensor, width: int, keep: int) -> int:
+    """Keeps the last `keep` tokens of all rows; returns the new width."""
+    for layer in cache.layers:
+        layer.keys = layer.keys[:, :, width - keep :].clone()
+        layer.values = layer.values[:, :, width - keep :].clone()
+    mask[:, :keep] = mask[:, width - keep : width].clone()
+    mask[:, keep:] = 0
+    return keep
+
+
+def read_written(path: Path) -> list[Text]:
+    """The texts in a file of `write_texts`; a last line that was cut off by a kill is taken out of the file."""
+    if not path.is_file():
+        return []
+    texts, good = [], 0
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            fields = json.loads(line)
+            texts.append(Text(fields["input_ids"], [tuple(span) for span in fields["spans"]], fields.get("job")))
+            good += len(line)
+    if good < path.stat().st_size:
+        with path.open("rb+") as file:
+            file.truncate(good)
+    return texts
+
+
+def write_texts(
+    path: Path,
+    texts: Iterable[Text],
+    total: int,
+    done: int = 0,
+    progress: bool = True,
+    description: str = "Target writes",
+) -> int:
+    """
+    Appends texts to a file as they come, one line each, under a progress bar; what a kill loses is in flight.
+
+    Returns:
+        `int`: how many there are in the file, `done` among them.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tokens = 0
+    with (
+        path.open("a", encoding="utf-8") as file,
+        tqdm(total=total, initial=done, desc=description, unit="text", disable=not progress) as bar,
+    ):
+        for text in texts:
+            file.write(text.to_json() + "\n")
+            file.flush()
+            done += 1
+            tokens += len(text.input_ids)
+            bar.update(1)
+            bar.set_postfix(tokens=tokens, refresh=False)
+    return done

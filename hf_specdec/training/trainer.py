@@ -1,0 +1,101 @@
+"""transformers' `Trainer`, with a frozen target beside the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import EvalPrediction, Trainer
+
+from .checkpoints import mark_complete
+from .metrics import summarise
+from .reading import TargetReader
+
+
+class DraftTrainer(Trainer):
+    """
+    Trains an objective (`TttObjective`, `Eagle1Objective`, `DistillObjective`) on what a target says of every batch.
+
+    The target is no part of the model: it has no gradients, no optimizer state, no place in checkpoints, and is not
+    wrapped for several processes. A checkpoint holds the head or draft model as `save_pretrained` writes it, beside
+    what `Trainer` needs to continue.
+
+    Args:
+        reader (`TargetReader`): of the frozen target, on this process' device.
+        kwargs: those of `Trainer`.
+    """
+
+    loss_is_scaled_for_ga = False  # the loss is a mean over a batch
+
+    def __init__(self, *, reader: TargetReader, **kwargs: Any):
+        super().__init__(compute_metrics=_metrics, **kwargs)
+        self.reader = reader
+        self.model_accepts_loss_kwargs = False
+        self._sums: torch.Tensor | None = None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The objective's loss. Counts are summed on the device until the next log line."""
+        output = model(reading=self.reader(inputs["input_ids"], inputs["position_ids"]), **inputs)
+        if model.training:
+            sums = output["counts"].sum(dim=0)
+            self._sums = sums if self._sums is None else self._sums + sums
+        return (output["loss"], output) if return_outputs else output["loss"]
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """The loss, and the counts `[rows, 4, depths]` as predictions."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, output = self.compute_loss(model, inputs, return_outputs=True)
+        if prediction_loss_only:
+            return loss.detach(), None, None
+        return loss.detach(), output["counts"], output["counts"][:, 0]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds top-1 per depth and the simulated acceptance length since the last line."""
+        if "loss" in logs and self._sums is not None:
+            logs = logs | summarise(self.accelerator.reduce(self._sums, reduction="sum"))
+            self._sums = None
+        super().log(logs, start_time)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if self.args.should_save:
+            self.accelerator.unwrap_model(self.model).model.save_pretrained(output_dir or self.args.output_dir)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        trained = self.accelerator.unwrap_model(model or self.model).model
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(Path(resume_from_checkpoint).glob("*.safetensors")):
+            weights |= load_file(file)
+        result = trained.load_state_dict(weights, strict=False)
+        # A tied lm_head is saved once.
+        missing = [name for name in result.missing_keys if name not in (trained._tied_weights_keys or ())]
+        if missing or result.unexpected_keys:
+            raise ValueError(
+                f"{resume_from_checkpoint} is of another model: missing {missing}, not known "
+                f"{result.unexpected_keys}. Train into another folder."
+            )
+
+
+def _metrics(prediction: EvalPrediction) -> dict[str, float]:
+    return summarise(torch.as_tensor(prediction.predictions).sum(dim=0))
