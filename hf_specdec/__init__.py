@@ -10,6 +10,7 @@ from .config import SpeculativeConfig
 from .drafters import Drafter, DraftRequest, NgramDraft
 from .eagle import EagleConfig, EagleHead
 from .hook import install
+from .medusa import MedusaConfig, MedusaHeads
 from .metrics import SpeculationMetrics, last_metrics
 from .recording import SpeculativeGenerateOutput
 from .trees import DraftTree, DynamicTree, TokenTree, Topology
@@ -23,6 +24,8 @@ __all__ = [
     "DynamicTree",
     "EagleConfig",
     "EagleHead",
+    "MedusaConfig",
+    "MedusaHeads",
     "NgramDraft",
     "SpeculationMetrics",
     "SpeculativeConfig",

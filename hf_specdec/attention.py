@@ -92,7 +92,9 @@ class TreeContext:
         if self.visible is None:
             return allowed
         # Padding may be among the nodes, too: in the first forward of a head, whose nodes are a prompt's tokens.
-        visible = torch.nn.functional.pad(self.visible, (0, max(self.num_slots - self.visible.shape[1], 0)), value=True)
+        visible = torch.nn.functional.pad(
+            self.visible, (0, max(self.num_slots - self.visible.shape[1], 0)), value=True
+        )
         return allowed & visible[:, None, : self.num_slots]
 
     @cached_property

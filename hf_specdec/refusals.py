@@ -61,8 +61,8 @@ def check_call(
     vocab_size = model.config.get_text_config().vocab_size
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter.model, vocab_size)
-    drafter.check_target(model)
-    plan_of_call(generation_config, config, drafter, vocab_size)
+    plan = plan_of_call(generation_config, config, drafter, vocab_size)
+    drafter.check(model, plan.tree)
 
 
 def check_inputs(

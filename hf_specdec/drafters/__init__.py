@@ -7,9 +7,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..eagle import EagleHead
+from ..medusa import MedusaHeads
 from .base import Drafter, DraftRequest
 from .draft_model import DraftModelDrafter
 from .eagle import EagleDrafter
+from .medusa import MedusaDrafter
 from .ngram import NgramDraft
 
 
@@ -18,7 +20,7 @@ __all__ = ["DraftModelDrafter", "EagleDrafter", "DraftRequest", "Drafter", "Ngra
 
 def is_own_draft(assistant: Any) -> bool:
     """Whether what a user passed as `assistant_model=` is of a kind that transformers itself does not know."""
-    return isinstance(assistant, Drafter | EagleHead)
+    return isinstance(assistant, Drafter | EagleHead | MedusaHeads)
 
 
 def as_drafter(assistant: Any) -> Drafter:
@@ -33,6 +35,8 @@ def as_drafter(assistant: Any) -> Drafter:
         return assistant
     if isinstance(assistant, EagleHead):
         return EagleDrafter(assistant)
+    if isinstance(assistant, MedusaHeads):
+        return MedusaDrafter(assistant)
     peft_config = getattr(assistant, "active_peft_config", None)
     if peft_config is not None:
         if peft_config.is_prompt_learning:

@@ -68,12 +68,12 @@ class Drafter(CandidateGenerator):
         """The models that run over trees during a call; their attention is switched while it lasts."""
         return ()
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         """
-        Refuses a target that this drafter cannot draft for, before anything runs.
+        Refuses a target that this drafter cannot draft for, or a tree that it cannot fill, before anything runs.
 
         Raises:
-            ValueError: naming `assistant_model`, what does not fit, and the remedy.
+            ValueError: naming the argument, what does not fit, and the remedy.
         """
 
     # ------------------------------------------------------------------------------------------------ in a call, in
@@ -136,3 +136,20 @@ class Drafter(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Nothing to adapt: the tree is the call's."""
+
+
+def in_dtype_of(head: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
+    """
+    The head in the target's dtype, unless its own was asked for: a copy, kept for the next call, since another target
+    may be of another dtype.
+    """
+    dtype = target.dtype
+    if not head.follows_target_dtype or head.dtype == dtype:
+        return head
+    copies = head.__dict__.setdefault("_copies", {})
+    key = (dtype, head.device)
+    if key not in copies:
+        plain = copy.copy(head)  # `deepcopy` would copy the copies too
+        plain.__dict__ = {name: value for name, value in head.__dict__.items() if name != "_copies"}
+        copies[key] = copy.deepcopy(plain).to(dtype)
+    return copies[key]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ from ..features import decoder_layers, watch_features
 from ..forward import TreeForward, causal_chain, execution_device
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, as_tree
-from .base import Drafter, DraftRequest
+from .base import Drafter, DraftRequest, in_dtype_of
 from .growth import LevelNodes, grow
 
 
@@ -58,7 +57,7 @@ class EagleDrafter(Drafter):
     def num_tokens(self) -> int:
         return self.head.config.num_draft_tokens
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         config, text_config = self.head.config, target.config.get_text_config(decoder=True)
         name, its_name = type(self.head).__name__, type(target).__name__
         if config.vocab_size != text_config.vocab_size:
@@ -85,7 +84,7 @@ class EagleDrafter(Drafter):
     @contextmanager
     def watching(self, target: PreTrainedModel) -> Iterator[None]:
         self.target = target
-        self.head = _in_dtype_of(self.head, target)
+        self.head = in_dtype_of(self.head, target)
         num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
         with watch_features(target, self.head.config.aux_boundaries(num_layers)) as self._features:
             yield
@@ -228,20 +227,3 @@ class EagleDrafter(Drafter):
             return self.head.compute_logits(states)
         weight = self._lm_head.weight
         return self.head.compute_logits(states.to(weight.device, weight.dtype), self._lm_head).to(self.device)
-
-
-def _in_dtype_of(head: EagleHead, target: PreTrainedModel) -> EagleHead:
-    """
-    The head in the target's dtype, unless its own was asked for: a copy, kept for the next call, since another target
-    may be of another dtype.
-    """
-    dtype = target.dtype
-    if not head.follows_target_dtype or head.dtype == dtype:
-        return head
-    copies = head.__dict__.setdefault("_copies", {})
-    key = (dtype, head.device)
-    if key not in copies:
-        plain = copy.copy(head)  # `deepcopy` would copy the copies too
-        plain.__dict__ = {name: value for name, value in head.__dict__.items() if name != "_copies"}
-        copies[key] = copy.deepcopy(plain).to(dtype)
-    return copies[key]

@@ -7,19 +7,28 @@ What a head is, is told by its weights wherever the configs of published heads a
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import save_file
 
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
 from .checkpoint import Checkpoint, HubOptions
 from .reading import Reading
+from .target import Target
 
 
-__all__ = ["Checkpoint", "HubOptions", "Reading", "check_weights", "read_head"]
+if TYPE_CHECKING:
+    from ..modeling_eagle import EagleHead
+
+__all__ = ["WRITERS", "Checkpoint", "HubOptions", "Reading", "Target", "check_weights", "read_head", "write_head"]
 
 # SafeAILab's has no marks of its own and comes last.
 _FORMATS = (native, speculators, modelopt, specforge, angelslim)
+WRITERS = {module.NAME: module for module in (safeailab, speculators, specforge)}
 
 
 def read_head(checkpoint: Checkpoint) -> Reading:
@@ -38,6 +47,37 @@ def read_head(checkpoint: Checkpoint) -> Reading:
         if format.matches(checkpoint):
             return format.read(checkpoint)
     return safeailab.read(checkpoint)
+
+
+def write_head(head: EagleHead, folder: str | Path, format: str, target: Target | None = None) -> Path:
+    """
+    Writes a head in another format than ours (which `head.save_pretrained` writes).
+
+    Args:
+        head (`EagleHead`): the head.
+        folder (`str`): where to; made if there is none.
+        format (`str`): one of `WRITERS`.
+        target (`Target`, *optional*): for what the format copies from it, or depends on it.
+
+    Returns:
+        `Path`: the file with the weights.
+
+    Raises:
+        ValueError: if the format is unknown, cannot hold the head, or needs the target.
+    """
+    if format not in WRITERS:
+        raise ValueError(f"`format` must be one of {', '.join(map(repr, WRITERS))}, but is {format!r}.")
+    writing = WRITERS[format].write(head, target)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / writing.file
+    weights = {key: tensor.contiguous() for key, tensor in writing.weights.items()}
+    if path.suffix == ".safetensors":
+        save_file(weights, path, metadata={"format": "pt"})
+    else:
+        torch.save(weights, path)
+    (folder / "config.json").write_text(json.dumps(writing.config, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def _without_prefix(checkpoint: Checkpoint) -> Checkpoint:
@@ -67,7 +107,9 @@ def _refuse_other_models(checkpoint: Checkpoint) -> None:
         )
 
 
-def check_weights(name: str, expected: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
+def check_weights(
+    name: str, expected: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], kind: str = "an EAGLE head"
+) -> None:
     """
     Compares what a checkpoint holds with what its head needs.
 
@@ -75,6 +117,7 @@ def check_weights(name: str, expected: dict[str, torch.Tensor], weights: dict[st
         name (`str`): the checkpoint's.
         expected (`dict[str, torch.Tensor]`): the head's parameters and buffers (shapes and kinds of dtype count).
         weights (`dict[str, torch.Tensor]`): the checkpoint's, under the head's names.
+        kind (`str`, *optional*): what the checkpoint is expected to hold.
 
     Raises:
         ValueError: naming the keys that are missing, unknown, of another shape or dtype, or not finite.
@@ -90,7 +133,7 @@ def check_weights(name: str, expected: dict[str, torch.Tensor], weights: dict[st
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             problems.append(f"`{key}` holds values that are not finite")
     if problems:
-        raise ValueError(f"{name} does not hold the weights of an EAGLE head: {'; '.join(sorted(problems))}.")
+        raise ValueError(f"{name} does not hold the weights of {kind}: {'; '.join(sorted(problems))}.")
 
 
 def _shape(tensor: torch.Tensor) -> str:

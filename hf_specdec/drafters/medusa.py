@@ -1,0 +1,115 @@
+"""Drafting with Medusa heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from ..features import watch_features
+from ..forward import execution_device
+from ..medusa import MedusaHeads
+from ..sequences import Sequences
+from ..trees import DraftTree, DynamicTree, TokenTree, Topology, as_tree
+from .base import Drafter, DraftRequest, in_dtype_of
+from .growth import LevelNodes, grow_dynamic
+
+
+class MedusaDrafter(Drafter):
+    """
+    Drafts with Medusa heads. All of them read one feature, that of the last token before the root; so the tokens that
+    head d proposes stand below every node of depth d, and a child's rank is the head's, whatever its parent.
+
+    Args:
+        heads (`MedusaHeads`): the heads.
+    """
+
+    def __init__(self, heads: MedusaHeads):
+        self.heads = heads
+
+    @property
+    def default_tree(self) -> TokenTree | DynamicTree:
+        """
+        What the config names; else a dynamic tree, whose shape follows the heads' own probabilities: of 63 nodes like
+        the static trees of the reference, of fewer on a CPU.
+        """
+        if self.heads.config.default_tree is not None:
+            return as_tree(self.heads.config.default_tree)
+        depth = min(self.heads.config.num_heads, 4)
+        nodes = 15 if self.heads.device.type == "cpu" else 63
+        top_k = min(10, self.heads.config.vocab_size)
+        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.heads.config.vocab_size
+
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
+        config, text_config = self.heads.config, target.config.get_text_config(decoder=True)
+        for name, what in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
+            if getattr(config, name) != getattr(text_config, name):
+                raise ValueError(
+                    f"`assistant_model`: the {type(self.heads).__name__} are for a {what} of {getattr(config, name)}, "
+                    f"but that of the target {type(target).__name__} is {getattr(text_config, name)}. Use heads that "
+                    "were trained for this target."
+                )
+        if tree.depth > config.num_heads:
+            raise ValueError(
+                f"`tree` is {tree.depth} levels deep, but there are only {config.num_heads} Medusa heads, one for each "
+                "level. Use a shallower one."
+            )
+
+    # ------------------------------------------------------------------------------------------------------- a call
+
+    @contextmanager
+    def watching(self, target: PreTrainedModel) -> Iterator[None]:
+        self.heads = in_dtype_of(self.heads, target)
+        with watch_features(target, []) as self._features:
+            yield
+
+    def start(self, sequences: Sequences, request: DraftRequest) -> None:
+        super().start(sequences, request)
+        self.device = execution_device(self.heads)
+        self._last = self._features.take(self.device, self.heads.dtype)[:, -1]
+
+    def commit(self, paths: list[list[int] | None]) -> None:
+        features = self._features.take(self.device, self.heads.dtype)
+        nodes = torch.tensor([path[-1] if path else 0 for path in paths], device=self.device)
+        last = features[torch.arange(len(paths), device=self.device), nodes]
+        if None in paths:
+            kept = torch.tensor([path is None for path in paths], device=self.device)[:, None]
+            last = torch.where(kept, self._last, last)
+        self._last = last
+
+    def propose(self, sequences: Sequences) -> DraftTree | None:
+        room = [sequences.room(row) for row in range(sequences.batch_size)]
+        tree = self.request.plan.tree
+        if isinstance(tree, TokenTree):
+            tree = tree.truncate(max(room))
+        if max(room) <= 0 or tree is None:
+            return None
+        if isinstance(tree, TokenTree):
+            draft = self._fill(tree)
+        else:
+            draft = self._grow(tree, max(room))
+        return draft.to(sequences.device).within(room)
+
+    def _fill(self, tree: TokenTree) -> DraftTree:
+        levels = []
+        for depth, head in zip(range(1, tree.depth + 1), self.heads.heads, strict=False):
+            ranks = tree.ranks[tree.level_offsets[depth] : tree.level_offsets[depth + 1]]
+            best = head(self._last).topk(max(ranks) + 1, dim=-1).indices
+            levels.append(best[:, torch.tensor(ranks, device=self.device)])
+        return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, self.device))
+
+    def _grow(self, tree: DynamicTree, depth: int) -> DraftTree:
+        logits = self.heads(self._last)
+
+        def run_level(nodes: LevelNodes) -> torch.Tensor:
+            queries = nodes.tokens.shape[1]
+            level = nodes.offset // queries + 1
+            return logits[level][:, None].expand(-1, queries, -1)
+
+        return grow_dynamic(tree, logits[0], run_level, depth)

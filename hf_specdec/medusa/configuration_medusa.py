@@ -1,0 +1,30 @@
+"""`MedusaConfig`: what a set of Medusa heads is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+class MedusaConfig(PreTrainedConfig):
+    """
+    The configuration of `MedusaHeads`.
+
+    Args:
+        hidden_size (`int`): hidden size H of the target.
+        vocab_size (`int`): tokens of the target's vocabulary.
+        num_heads (`int`): heads; head d predicts the token d + 2 positions behind its feature.
+        num_layers (`int`, *optional*, defaults to 1): residual blocks of each head.
+        default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
+        target_name (`str`, *optional*): the model that the heads were trained for.
+    """
+
+    model_type = "hf_specdec_medusa"
+
+    hidden_size: int = 4096
+    vocab_size: int = 32000
+    num_heads: int = 5
+    num_layers: int = 1
+    default_tree: Any = None
+    target_name: str | None = None

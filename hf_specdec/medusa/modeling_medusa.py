@@ -1,0 +1,167 @@
+"""
+`MedusaHeads`: heads that predict several tokens at once from the target's last hidden state (arXiv 2401.10774).
+
+Published checkpoints hold `medusa_lm_head.pt` and a config that says little: heads, blocks and sizes are counted in the
+weights (the reference builds five heads whatever its config says).
+"""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..eagle.formats import Checkpoint, HubOptions, check_weights
+from .configuration_medusa import MedusaConfig
+
+
+WEIGHT_FILES = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+)
+
+
+class MedusaHead(nn.Module):
+    """One head: residual blocks x + silu(W x + b), then logits without bias."""
+
+    def __init__(self, config: MedusaConfig):
+        super().__init__()
+        size = config.hidden_size
+        self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(config.num_layers))
+        self.lm_head = nn.Linear(size, config.vocab_size, bias=False)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Features `[…, H]` to logits `[…, vocab]`."""
+        for block in self.blocks:
+            features = features + nn.functional.silu(block(features))
+        return self.lm_head(features)
+
+
+class MedusaHeads(PreTrainedModel):
+    """
+    Medusa heads, to be passed as `generate(assistant_model=heads)`.
+
+    Args:
+        config (`MedusaConfig`): their number and sizes.
+    """
+
+    config_class = MedusaConfig
+    base_model_prefix = ""
+    main_input_name = "features"
+
+    def __init__(self, config: MedusaConfig):
+        super().__init__(config)
+        self.follows_target_dtype = True
+        self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.num_heads))
+        self.post_init()
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            features (`torch.Tensor` of shape `[…, H]`): the target's last hidden state, after its final norm.
+
+        Returns:
+            `torch.Tensor` of shape `[heads, …, vocab]`: logits; head d at position t predicts the token at t + 2 + d.
+        """
+        return torch.stack([head(features) for head in self.heads])
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | PathLike,
+        *,
+        config: MedusaConfig | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | PathLike | None = None,
+        local_files_only: bool = False,
+        force_download: bool = False,
+        subfolder: str = "",
+        dtype: torch.dtype | str | None = None,
+        **kwargs: Any,
+    ) -> MedusaHeads:
+        """
+        Loads heads from a folder or the Hub: as FasterDecoding/Medusa publishes them, or as `save_pretrained` writes
+        them. Pickles are read with `weights_only=True`.
+
+        Args:
+            pretrained_model_name_or_path (`str`): the folder or Hub repository.
+            config (`MedusaConfig`, *optional*): in place of what the checkpoint says.
+            revision (`str`, *optional*), token (`str` or `bool`, *optional*), cache_dir (`str`, *optional*),
+                local_files_only (`bool`, *optional*), force_download (`bool`, *optional*), subfolder (`str`,
+                *optional*): where the files are, as in transformers' `from_pretrained`.
+            dtype (`torch.dtype`, *optional*): dtype of the weights. Without it they keep the checkpoint's, and the
+                heads run in the dtype of the target they draft for.
+            kwargs: go to transformers' `from_pretrained`, such as `device_map=`.
+
+        Raises:
+            OSError: if there is no such folder or repository, or it has no config or weights.
+            ValueError: if the checkpoint is damaged, or not that of Medusa heads; the message names the key.
+        """
+        name = str(pretrained_model_name_or_path)
+        options = HubOptions(
+            revision=revision,
+            token=token,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            local_files_only=local_files_only,
+            force_download=force_download,
+            subfolder=subfolder,
+        )
+        checkpoint = Checkpoint.read(name, options, WEIGHT_FILES)
+        weights = _renamed(checkpoint)
+        config = _config_of(checkpoint, weights) if config is None else config
+        with torch.device("meta"):
+            expected = cls(config).state_dict()
+        check_weights(name, expected, weights, kind="Medusa heads")
+        keeps_dtype = dtype in (None, "auto")
+        heads = super().from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=weights["heads.0.lm_head.weight"].dtype if keeps_dtype else dtype,
+            **kwargs,
+        )
+        heads.name_or_path = heads.config._name_or_path = name
+        heads.follows_target_dtype = keeps_dtype
+        return heads
+
+
+def _renamed(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """
+    The weights under the names they have here. Published ones are numbered: `{head}.{block}.linear.…` are the blocks,
+    and the block after the last is the lm_head, `{head}.{block}.weight`.
+    """
+    weights = {}
+    for key, tensor in checkpoint.weights.items():
+        plain = key.removeprefix("medusa_head.")
+        if match := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", plain):
+            plain = "heads.{}.blocks.{}.{}".format(*match.groups())
+        elif match := re.fullmatch(r"(\d+)\.\d+\.weight", plain):
+            plain = f"heads.{match[1]}.lm_head.weight"
+        weights[plain] = tensor
+    return weights
+
+
+def _config_of(checkpoint: Checkpoint, weights: dict[str, torch.Tensor]) -> MedusaConfig:
+    if checkpoint.config.get("model_type") == MedusaConfig.model_type:
+        return MedusaConfig.from_dict(dict(checkpoint.config))
+    lm_head = weights.get("heads.0.lm_head.weight")
+    if lm_head is None or lm_head.dim() != 2:
+        raise ValueError(
+            f"{checkpoint.name}: the checkpoint has no `0.1.weight`, the first head's matrix of logits `[vocab, H]`. It "
+            f"holds no Medusa heads, but: {', '.join(sorted(checkpoint.weights)[:6])}, …"
+        )
+    return MedusaConfig(
+        hidden_size=lm_head.shape[1],
+        vocab_size=lm_head.shape[0],
+        num_heads=1 + max(int(key.split(".")[1]) for key in weights if re.match(r"heads\.\d+\.", key)),
+        num_layers=len({key.split(".")[3] for key in weights if key.startswith("heads.0.blocks.")}),
+        target_name=checkpoint.config.get("base_model_name_or_path"),
+    )
