@@ -57,8 +57,8 @@ class MedusaDrafter(Drafter):
                 )
         if tree.depth > config.num_heads:
             raise ValueError(
-                f"`tree` is {tree.depth} levels deep, but there are only {config.num_heads} Medusa heads, one for each "
-                "level. Use a shallower one."
+                f"`tree` is {tree.depth} levels deep, but there are only {config.num_heads} Medusa heads, one for "
+                "each level. Use a shallower one."
             )
 
     # ------------------------------------------------------------------------------------------------------- a call

@@ -1,8 +1,8 @@
 """
 `MedusaHeads`: heads that predict several tokens at once from the target's last hidden state (arXiv 2401.10774).
 
-Published checkpoints hold `medusa_lm_head.pt` and a config that says little: heads, blocks and sizes are counted in the
-weights (the reference builds five heads whatever its config says).
+Published checkpoints hold `medusa_lm_head.pt` and a config that says little: heads, blocks and sizes are counted in
+the weights (the reference builds five heads whatever its config says).
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _config_of(checkpoint: Checkpoint, weights: dict[str, torch.Tensor]) -> Medu
     lm_head = weights.get("heads.0.lm_head.weight")
     if lm_head is None or lm_head.dim() != 2:
         raise ValueError(
-            f"{checkpoint.name}: the checkpoint has no `0.1.weight`, the first head's matrix of logits `[vocab, H]`. It "
-            f"holds no Medusa heads, but: {', '.join(sorted(checkpoint.weights)[:6])}, …"
+            f"{checkpoint.name}: the checkpoint has no `0.1.weight`, the first head's matrix of logits `[vocab, H]`. "
+            f"It holds no Medusa heads, but: {', '.join(sorted(checkpoint.weights)[:6])}, …"
         )
     return MedusaConfig(
         hidden_size=lm_head.shape[1],

@@ -75,7 +75,6 @@ def test_the_references_own_trees(arrays: dict[str, torch.Tensor], heads: Medusa
     steps = len(arrays["medusa_accept_length"])
     for (root, draft), expected in zip(trees, arrays["step_tree_candidates"].tolist(), strict=False):
         assert root + draft.tokens[0].tolist() == expected
-    assert draft.topology.ancestors.shape[1] == arrays["tree_mask"].shape[2] or len(trees) > steps
     accepted = hf_specdec.last_metrics().accepted_per_step[0]
     assert accepted[:steps] == arrays["medusa_accept_length"].tolist()
     length = arrays["medusa_generate_ids"].shape[1]
@@ -146,7 +145,7 @@ def test_safetensors_and_prefixed_names(arrays: dict[str, torch.Tensor], heads: 
         (lambda weights: weights.update({"7.9.nothing": torch.zeros(1)}), "`7.9.nothing` is unknown"),
         (
             lambda weights: weights.update({"1.1.weight": torch.zeros(512, 32)}),
-            "`heads.1.lm_head.weight` must be 512×64",
+            "lm_head.weight` must be 512×64",
         ),
     ],
 )
