@@ -5,7 +5,7 @@ import ast
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from support.heads import EAGLE_1, GOLDENS
+from support.eagle import EAGLE_1, GOLDENS
 
 import hf_specdec
 from hf_specdec.eagle import EagleHead, Measurement

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 import torch
+from support.eagle import EAGLE_1, GOLDENS, publish, publish_shards, published
 from support.goldens import TINY_TARGET
-from support.heads import EAGLE_1, GOLDENS, publish, publish_shards, published
 
 from hf_specdec.eagle import EagleHead
 

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from support.goldens import trained_target
-from support.heads import (
+from support.eagle import (
     EAGLE_1,
     Rows,
     arrays,
@@ -16,6 +15,7 @@ from support.heads import (
     publish_shards,
     published,
 )
+from support.goldens import trained_target
 
 from hf_specdec.eagle import EagleHead
 

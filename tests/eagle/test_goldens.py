@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from support.goldens import trained_target
-from support.heads import (
+from support.eagle import (
     ALL,
     EAGLE_1,
     EAGLE_3,
@@ -16,6 +15,7 @@ from support.heads import (
     head_of,
     largest_difference,
 )
+from support.goldens import trained_target
 
 from hf_specdec.eagle import EagleHead
 
@@ -72,7 +72,7 @@ def test_chains_drafted_along_the_greedy_text(golden, suffix, options):
 @pytest.mark.parametrize("golden", ALL)
 def test_the_same_rows_in_pieces(golden):
     """Catching up in two forwards is one forward: the cache holds what it should."""
-    from support.heads import Rows
+    from support.eagle import Rows
 
     expected, head = arrays(golden), head_of(golden)
     features, tokens = features_of(head, expected["input_ids"]), expected["head_input_ids"]

@@ -1,7 +1,7 @@
 """Two conventions of layer numbers are in use, and published configs do not say which is theirs."""
 
 import pytest
-from support.heads import GOLDENS
+from support.eagle import GOLDENS
 
 from hf_specdec.eagle import EagleConfig, EagleHead
 

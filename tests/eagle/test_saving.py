@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.heads import ALL, EAGLE_1, GOLDENS, equal_weights, golden_rows, head_of, largest_difference
+from support.eagle import ALL, EAGLE_1, GOLDENS, equal_weights, golden_rows, head_of, largest_difference
 from transformers import AutoConfig, AutoModel
 
 from hf_specdec.eagle import EagleConfig, EagleHead

@@ -5,8 +5,7 @@ made here, the goldens would show it.
 
 import pytest
 import torch
-from support.goldens import trained_target
-from support.heads import (
+from support.eagle import (
     EAGLE_1,
     MODELOPT,
     Rows,
@@ -16,6 +15,7 @@ from support.heads import (
     head_of,
     largest_difference,
 )
+from support.goldens import trained_target
 
 
 VISIBLE = 0.1
