@@ -21,7 +21,9 @@ def build_app() -> "Typer":
     """The typer application, one command per module of this package."""
     import typer
 
+    from .convert import convert
     from .demo import demo
+    from .doctor import doctor
     from .train import train
 
     app = typer.Typer(
@@ -33,6 +35,8 @@ def build_app() -> "Typer":
     )
     app.callback()(_keep_subcommands)
     app.command("demo")(demo)
+    app.command("convert")(convert)
+    app.command("doctor")(doctor)
     app.command("train")(train)
     return app
 

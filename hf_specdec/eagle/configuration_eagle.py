@@ -100,6 +100,8 @@ class EagleConfig(PreTrainedConfig):
         kwargs.pop("tie_word_embeddings", None)
         if self.num_aux_features is None:
             self.num_aux_features = 0 if self.eagle_version == 1 else len(self.aux_layer_ids or (0, 0, 0))
+        if self.target_hidden_size is None:
+            self.target_hidden_size = self.hidden_size
         if self.has_lm_head is None:
             self.has_lm_head = self.eagle_version == 3
         super().__post_init__(**kwargs)
@@ -145,7 +147,7 @@ class EagleConfig(PreTrainedConfig):
     @property
     def feature_size(self) -> int:
         """Width of the target's features that the head reads, `num_aux_features` · Ht or Ht."""
-        return max(self.num_aux_features, 1) * (self.target_hidden_size or self.hidden_size)
+        return max(self.num_aux_features, 1) * self.target_hidden_size
 
     @property
     def num_draft_tokens(self) -> int:

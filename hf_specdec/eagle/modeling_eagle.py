@@ -54,11 +54,12 @@ class EagleHead(EaglePreTrainedModel):
         hidden_size, eps = config.hidden_size, text_config.rms_norm_eps
         is_eagle3 = config.eagle_version == 3
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden_size) if config.has_embeddings else None
-        target_size = config.target_hidden_size or hidden_size
         self.input_norm = kind.norm(config.feature_size, eps=eps) if config.norm_before_fc else None
         self.fc_norm = None
         if config.fc_norm:
-            self.fc_norm = nn.ModuleList(kind.norm(target_size, eps=eps) for _ in range(config.num_aux_features))
+            self.fc_norm = nn.ModuleList(
+                kind.norm(config.target_hidden_size, eps=eps) for _ in range(config.num_aux_features)
+            )
         fc_size = config.feature_size if is_eagle3 else config.feature_size + hidden_size
         self.fc = nn.Linear(fc_size, hidden_size, bias=config.fc_bias) if config.has_fc else None
         first = Eagle3Layer(config) if is_eagle3 else Eagle1Layer(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class HubOptions:
     local_files_only: bool = False
     force_download: bool = False
     subfolder: str = ""
+
+    def as_arguments(self) -> dict[str, Any]:
+        """The same as keyword arguments of `from_pretrained`."""
+        return asdict(self)
 
     def find(self, name: str, file: str, required: bool = True) -> Path | None:
         """
@@ -105,10 +109,10 @@ class Checkpoint:
         # All files are of the revision that the config is of, also if somebody pushes in between.
         options = replace(options, revision=extract_commit_hash(str(config_path), None) or options.revision)
         config = _read_config(name, config_path)
-        path = _find_first(name, weight_files, options)
+        path = find_first(name, weight_files, options)
         weights: dict[str, torch.Tensor] = {}
-        for shard in _shards(name, path, options):
-            weights |= _read_weights(shard)
+        for shard in shard_paths(name, path, options):
+            weights |= read_weights(shard)
         return cls(name, config, weights, is_pickle=path.name.removesuffix(".index.json").endswith((".bin", ".pt")))
 
 
@@ -122,7 +126,13 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
     return config
 
 
-def _find_first(name: str, files: tuple[str, ...], options: HubOptions) -> Path:
+def find_first(name: str, files: tuple[str, ...], options: HubOptions) -> Path:
+    """
+    The path of the first of several files that there is.
+
+    Raises:
+        OSError: if there is none.
+    """
     for file in files:
         path = options.find(name, file, required=False)
         if path is not None:
@@ -140,7 +150,14 @@ def _find_first(name: str, files: tuple[str, ...], options: HubOptions) -> Path:
         ) from error
 
 
-def _shards(name: str, path: Path, options: HubOptions) -> list[Path]:
+def shard_paths(name: str, path: Path, options: HubOptions) -> list[Path]:
+    """
+    The files that weights are in: `path` itself, or those that it is the index of.
+
+    Raises:
+        OSError: if one is missing.
+        ValueError: if the index is damaged.
+    """
     if not path.name.endswith(".index.json"):
         return [path]
     try:
@@ -154,7 +171,13 @@ def _shards(name: str, path: Path, options: HubOptions) -> list[Path]:
     return [options.find(name, file) for file in files]
 
 
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """
+    The tensors of one file.
+
+    Raises:
+        ValueError: if it is damaged, or holds something else.
+    """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -8,15 +8,29 @@ these.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..configuration_eagle import EagleConfig
 from .checkpoint import Checkpoint
 from .keys import Keys
 from .layers import layer_config
 from .reading import Reading
+from .target import Target
 from .vocabulary import draft_vocabulary, target_vocabulary
+from .writing import (
+    PLAIN_EAGLE3,
+    PLAIN_LAYERS,
+    Writing,
+    boundaries,
+    check_expressible,
+    eagle3_weights,
+    layer_fields,
+    outer_rope,
+)
 
+
+if TYPE_CHECKING:
+    from ..modeling_eagle import EagleHead
 
 NAME = "safeailab"
 
@@ -172,3 +186,51 @@ def _has_lm_head(keys: Keys, published: dict[str, Any], conventions: dict[str, s
         return True  # if it is missing, that is an error
     conventions["lm_head"] = "the target's: the checkpoint has none, and no draft vocabulary"
     return False
+
+
+def write(head: EagleHead, target: Target | None = None) -> Writing:
+    """
+    The head as SafeAILab publishes heads. Its code computes plain rotary embeddings only, has no window, and reads
+    always the same three hidden states.
+
+    Raises:
+        ValueError: if the head is something that the format cannot say, or the target is needed.
+    """
+    layers = head.config.text_config
+    remedy = "Write it as speculators or hf_specdec."
+    if layers.rope_parameters["rope_type"] != "default":
+        raise ValueError(
+            f"`rope_type`={layers.rope_parameters['rope_type']!r}: the format {NAME} cannot say so; it knows "
+            f"'default'. {remedy}"
+        )
+    fields = layer_fields(layers, head.dtype) | outer_rope(layers.rope_parameters)
+    fields = {"architectures": ["LlamaForCausalLM"]} | fields | {"model_type": "llama"}
+    if head.config.eagle_version == 1:
+        return _write_eagle1(head, fields, target)
+    check_expressible(head.config, PLAIN_EAGLE3 | {"num_aux_features": 3}, NAME, remedy)
+    check_expressible(layers, PLAIN_LAYERS | {"num_hidden_layers": 1}, NAME, remedy)
+    read = boundaries(head, target)
+    defaults = None if target is None else [2, target.num_layers // 2, target.num_layers - 3]
+    if read is not None and read != defaults:
+        expected = "the default [2, L//2, L-3]" if defaults is None else str(defaults)
+        raise ValueError(
+            f"`aux_layer_ids`={head.config.aux_layer_ids}: the format {NAME} cannot say so; it knows {expected} "
+            f"(`--target` tells L). {remedy}"
+        )
+    fields["draft_vocab_size"] = head.config.num_draft_tokens
+    if head.config.target_hidden_size != head.config.hidden_size:
+        fields["target_hidden_size"] = head.config.target_hidden_size
+    return Writing(fields, eagle3_weights(head, target, "midlayer.", NAME), "pytorch_model.bin")
+
+
+def _write_eagle1(head: EagleHead, fields: dict[str, Any], target: Target | None) -> Writing:
+    layers = head.config.text_config
+    check_expressible(layers, PLAIN_LAYERS | {"model_type": ("llama", "qwen2")}, NAME)
+    if target is None:
+        raise ValueError(
+            f"The format {NAME} stores the target's embeddings in an EAGLE-1 head. Give the target (`--target`)."
+        )
+    fields["bias"] = head.config.fc_bias
+    fields["qkv_bias"] = layers.model_type == "qwen2"
+    weights = {key: tensor.detach().cpu() for key, tensor in head.state_dict().items()}
+    return Writing(fields, weights | {"embed_tokens.weight": target.embeddings()}, "pytorch_model.bin")

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .checkpoint import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_either
+from .target import Target
+from .writing import (
+    PLAIN_EAGLE3,
+    PLAIN_LAYERS,
+    Writing,
+    boundaries,
+    check_expressible,
+    eagle3_weights,
+    layer_fields,
+    outer_rope,
+)
 
+
+if TYPE_CHECKING:
+    from ..modeling_eagle import EagleHead
 
 NAME = "specforge"
 _RENAMED = {
@@ -15,6 +31,8 @@ _RENAMED = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
+# Ours, for reading again: the numbers of others have to tell what they count. SGLang and vLLM ignore it.
+_CONVENTION = "hf_specdec_aux_layer_convention"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -25,8 +43,47 @@ def matches(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint) -> Reading:
     """`norm_output` means here that a norm comes before the lm_head, which is always so: what is fed back is not."""
     published = checkpoint.config
-    ids = section(published, "eagle_config", checkpoint.name).get("eagle_aux_hidden_state_layer_ids")
+    options = section(published, "eagle_config", checkpoint.name)
     conventions = {}
     if "norm_output" in published:
         conventions["norm_output"] = "the state fed back is not normed: in this format the word means the last norm"
-    return read_either(Keys(checkpoint, _RENAMED), published, NAME, conventions=conventions, aux_layer_ids=ids or None)
+    return read_either(
+        Keys(checkpoint, _RENAMED),
+        published,
+        NAME,
+        conventions=conventions,
+        aux_layer_ids=options.get("eagle_aux_hidden_state_layer_ids") or None,
+        aux_layer_convention=options.get(_CONVENTION, "auto"),
+    )
+
+
+def write(head: EagleHead, target: Target | None = None) -> Writing:
+    """
+    The head as SpecForge exports heads for SGLang; layer ids are written as those of layer outputs.
+
+    Raises:
+        ValueError: if the head is something that the format cannot say, or the target is needed.
+    """
+    config, layers = head.config, head.config.text_config
+    remedy = "Write it as speculators or hf_specdec."
+    check_expressible(config, PLAIN_EAGLE3 | {"fc_norm": (False, True), "num_aux_features": 3}, NAME, remedy)
+    check_expressible(layers, PLAIN_LAYERS | {"num_hidden_layers": 1}, NAME, remedy)
+    fields = {"architectures": ["LlamaForCausalLMEagle3"]} | layer_fields(layers, head.dtype)
+    fields |= outer_rope(layers.rope_parameters) | {"draft_vocab_size": config.num_draft_tokens}
+    if config.fc_norm:
+        fields["fc_norm"] = True
+    if config.target_hidden_size != config.hidden_size:
+        fields["target_hidden_size"] = config.target_hidden_size
+    read = boundaries(head, target)
+    if read is not None:
+        if read[0] == 0:
+            raise ValueError(
+                f"`aux_layer_ids`={config.aux_layer_ids}: the format {NAME} cannot say so; it knows outputs of "
+                f"layers, and boundary 0 is the embeddings. {remedy}"
+            )
+        fields["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in read],
+            "use_aux_hidden_state": True,
+            _CONVENTION: "outputs",
+        }
+    return Writing(fields, eagle3_weights(head, target, "midlayer.", NAME))

@@ -6,13 +6,21 @@ The config nests the decoder layers' (`transformer_layer_config`) and names ever
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .checkpoint import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_eagle1, read_eagle3
+from .target import Target
+from .writing import PLAIN_EAGLE3, Writing, boundaries, check_expressible, eagle3_weights, layer_fields
 
+
+if TYPE_CHECKING:
+    from ..modeling_eagle import EagleHead
 
 NAME = "speculators"
+DEFAULT_HEADS = 32
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -37,8 +45,11 @@ def read(checkpoint: Checkpoint) -> Reading:
     keys = Keys(checkpoint)
     for key in ("verifier_lm_head.weight", "verifier_norm.weight"):
         keys.drop(key)
-    conventions = {"aux_layer_ids": "boundaries, as always in this format (none named: [2, L//2, L-3])"}
     layers = section(published, "transformer_layer_config", checkpoint.name, required=True)
+    conventions = {"aux_layer_ids": "boundaries, as always in this format (none named: [2, L//2, L-3])"}
+    if layers.get("num_attention_heads") is None and layers.get("head_dim") is None:
+        layers = layers | {"num_attention_heads": DEFAULT_HEADS}
+        conventions["num_attention_heads"] = f"{DEFAULT_HEADS}: absent, and the default of the library's configs"
     shares_embeddings = not published.get("embed_requires_grad", False)
     if shares_embeddings and published.get("target_hidden_size") in (None, layers.get("hidden_size")):
         if keys.drop("embed_tokens.weight") is not None:
@@ -78,3 +89,67 @@ def _verifier(checkpoint: Checkpoint) -> str | None:
     """The name of the model that the head was trained for."""
     options = section(checkpoint.config, "speculators_config", checkpoint.name)
     return section(options, "verifier", checkpoint.name).get("name_or_path")
+
+
+def write(head: EagleHead, target: Target | None = None) -> Writing:
+    """
+    The head as speculators saves "eagle3" heads; layer ids are written as boundaries. With a target, a copy of its
+    embeddings is written as the library does, though neither it nor vLLM needs one.
+
+    Raises:
+        ValueError: if the head is something that the format cannot say, or the target is needed.
+    """
+    config, layers = head.config, head.config.text_config
+    either = (False, True)
+    allowed = PLAIN_EAGLE3 | dict.fromkeys(
+        ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), either
+    )
+    check_expressible(config, allowed, NAME)
+    if config.norm_before_fc:
+        check_expressible(config, {"fc_norm": False}, f"{NAME} with `norm_before_fc`")
+    check_expressible(layers, {"model_type": ("llama", "qwen3")}, NAME)
+    weights = eagle3_weights(head, target, "layers.0.", NAME)
+    if head.embed_tokens is None and target is not None:
+        weights["embed_tokens.weight"] = target.embeddings()
+    differs = config.target_hidden_size != config.hidden_size
+    fields = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": _proposals(head, target),
+        "transformer_layer_config": _layers(head),
+        "draft_vocab_size": config.num_draft_tokens,
+        "eagle_aux_hidden_state_layer_ids": boundaries(head, target),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "target_hidden_size": config.target_hidden_size if differs else None,
+        "embed_requires_grad": head.embed_tokens is not None,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    return Writing(fields, weights)
+
+
+def _layers(head: EagleHead) -> dict[str, Any]:
+    layers = head.config.text_config
+    fields = layer_fields(layers, head.dtype) | {"rope_parameters": dict(layers.rope_parameters)}
+    if getattr(layers, "sliding_window", None) is not None:
+        fields |= {"sliding_window": layers.sliding_window, "layer_types": list(layers.layer_types)}
+        fields |= {"use_sliding_window": True} if layers.model_type == "qwen3" else {}
+    return fields
+
+
+def _proposals(head: EagleHead, target: Target | None) -> dict[str, Any]:
+    """How vLLM is to use the head: it drafts chains."""
+    chain = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    verifier = {
+        "name_or_path": head.config.target_name if target is None else target.name,
+        "architectures": [] if target is None else list(target.config.architectures or []),
+    }
+    return {
+        "algorithm": "eagle3",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [chain],
+        "verifier": verifier,
+    }

@@ -1,0 +1,75 @@
+"""The two tensors of a target that some formats hold a copy of, read without the rest of it."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from .checkpoint import WEIGHT_FILES, HubOptions, find_first, read_weights, shard_paths
+
+
+class Target:
+    """
+    The model that a head drafts for.
+
+    Args:
+        name (`str`): folder or Hub repository.
+        options (`HubOptions`, *optional*): where to look.
+    """
+
+    def __init__(self, name: str, options: HubOptions | None = None):
+        self.name, self.options = str(name), options or HubOptions()
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """Its config."""
+        return AutoConfig.from_pretrained(
+            self.name,
+            revision=self.options.revision,
+            token=self.options.token,
+            cache_dir=self.options.cache_dir,
+            local_files_only=self.options.local_files_only,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Its decoder layers."""
+        return self.config.get_text_config().num_hidden_layers
+
+    def embeddings(self) -> torch.Tensor:
+        """Token embeddings, `[V, Ht]`."""
+        return self._tensor("embed_tokens.weight")
+
+    def lm_head(self) -> torch.Tensor:
+        """`[V, Ht]`; the embeddings where they are tied."""
+        if getattr(self.config.get_text_config(), "tie_word_embeddings", False):
+            return self.embeddings()
+        return self._tensor("lm_head.weight")
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """
+        The only tensor whose name ends so.
+
+        Raises:
+            ValueError: if there is none, or several.
+        """
+        path = find_first(self.name, WEIGHT_FILES, self.options)
+        found = {}
+        for shard in self._shards_with(name, path):
+            tensors = read_weights(shard)
+            found |= {key: tensors[key] for key in tensors if key == name or key.endswith(f".{name}")}
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: needs one tensor `…{name}`, but has {sorted(found) or 'none'}.")
+        return next(iter(found.values()))
+
+    def _shards_with(self, name: str, path: Path) -> list[Path]:
+        shards = shard_paths(self.name, path, self.options)
+        if path.name.endswith(".index.json"):
+            files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+            wanted = {file for key, file in files.items() if key == name or key.endswith(f".{name}")}
+            shards = [shard for shard in shards if shard.name in wanted]
+        return shards

@@ -1,0 +1,153 @@
+"""What the formats share where a head is written in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from .target import Target
+
+
+if TYPE_CHECKING:
+    from ..modeling_eagle import EagleHead
+
+
+@dataclass(eq=False)
+class Writing:
+    """
+    A head, written in a format.
+
+    Args:
+        config (`dict`): config.json.
+        weights (`dict[str, torch.Tensor]`): by the names of the format.
+        file (`str`): what the format calls its weights.
+    """
+
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor] = field(repr=False)
+    file: str = "model.safetensors"
+
+
+# What only some heads are, and the value of those that every EAGLE-3 format can hold.
+PLAIN_EAGLE3 = {
+    "eagle_version": 3,
+    "has_fc": True,
+    "fc_bias": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_before_residual": False,
+    "norm_hidden_twice": False,
+    "norm_embeddings": True,
+    "norm_output": False,
+    "final_norm": True,
+}
+PLAIN_LAYERS = {"model_type": ("llama",), "attention_bias": (False,), "mlp_bias": (False,), "sliding_window": (None,)}
+
+
+def check_expressible(
+    config: PreTrainedConfig, allowed: dict[str, Any], format: str, remedy: str = "Write it as hf_specdec."
+) -> None:
+    """
+    Args:
+        config (`PreTrainedConfig`): of the head, or of its layers.
+        allowed (`dict`): for each field the value, or a tuple of the values, that the format can hold.
+        format (`str`): its name.
+        remedy (`str`, *optional*): what else to do.
+
+    Raises:
+        ValueError: naming the first field with another value.
+    """
+    for name, values in allowed.items():
+        values = values if isinstance(values, tuple) else (values,)
+        value = getattr(config, name, None)
+        if value is None and False in values:
+            continue  # a kind of layer that does not know the option
+        if value not in values:
+            raise ValueError(
+                f"`{name}`={value!r}: the format {format} cannot say so; it knows "
+                f"{' or '.join(repr(value) for value in values)}. {remedy}"
+            )
+
+
+def layer_fields(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """What all formats say of a head's decoder layers, under the names of transformers' configs."""
+    names = (
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "max_position_embeddings",
+        "initializer_range",
+        "rms_norm_eps",
+        "attention_bias",
+        "attention_dropout",
+        "mlp_bias",
+        "vocab_size",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    )
+    fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return fields | {"tie_word_embeddings": False, "torch_dtype": str(dtype).removeprefix("torch.")}
+
+
+def outer_rope(rope: dict[str, Any]) -> dict[str, Any]:
+    """`rope_theta` beside `rope_scaling`, as configs were written before transformers 5."""
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    plain = scaling == {"rope_type": "default"}
+    return {"rope_theta": rope["rope_theta"], "rope_scaling": None if plain else scaling}
+
+
+def boundaries(head: EagleHead, target: Target | None) -> list[int] | None:
+    """
+    The hidden states that an EAGLE-3 head reads, as boundaries; None: the default ones.
+
+    Raises:
+        ValueError: if the number of the target's layers has to be known.
+    """
+    config = head.config
+    if config.aux_layer_ids is None:
+        return None
+    if target is not None:
+        return config.aux_boundaries(target.num_layers)
+    if config.aux_layer_convention == "auto":
+        raise ValueError(
+            f"`aux_layer_ids`={config.aux_layer_ids}: whether these are boundaries or layer outputs depends on the "
+            "target. Give it (`--target`), or load the head with `aux_layer_convention=`."
+        )
+    shift = 1 if config.aux_layer_convention == "outputs" else 0
+    return sorted(layer + shift for layer in config.aux_layer_ids)
+
+
+def eagle3_weights(head: EagleHead, target: Target | None, first_layer: str, format: str) -> dict[str, torch.Tensor]:
+    """
+    The weights of an EAGLE-3 head, with `t2d` beside `d2t`, and an lm_head in any case.
+
+    Args:
+        first_layer (`str`): the prefix of the first decoder layer's names.
+
+    Raises:
+        ValueError: if the head uses the target's lm_head, and there is no target.
+    """
+    weights = {
+        first_layer + key.removeprefix("layers.0.") if key.startswith("layers.0.") else key: tensor.detach().cpu()
+        for key, tensor in head.state_dict().items()
+    }
+    if head.lm_head is None:
+        if target is None:
+            raise ValueError(
+                f"The head uses the target's lm_head, which the format {format} stores. Give the target (`--target`)."
+            )
+        weights["lm_head.weight"] = target.lm_head().to(head.dtype)
+    if head.target_ids is not None:
+        t2d = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        t2d[head.target_ids.cpu()] = True
+        weights["t2d"] = t2d
+    return weights
