@@ -98,7 +98,7 @@ class Diagnosis:
         best = max(self.agreements, key=lambda agreement: agreement.acceptance_length)
         # The gain over plain decoding counts: the bonus token is everybody's.
         is_clear = best.acceptance_length - 1 > (self.as_read.acceptance_length - 1) * CLEARLY_BETTER + 0.02
-        return best if is_clear else self.as_read
+        return best if is_clear and best.acceptance_length >= WEAK else self.as_read
 
     @property
     def is_good(self) -> bool:
@@ -225,7 +225,7 @@ def _readings(config: EagleConfig, target: PreTrainedModel) -> list[tuple[str, d
     if config.num_aux_features:
         number = target_config.num_hidden_layers
         boundaries = config.aux_boundaries(number)
-        names = {1: "hidden states one layer later (ids as layer outputs)", -1: "hidden states one layer earlier"}
+        names = {1: "layer ids + 1 (outputs)", -1: "layer ids - 1"}
         for step, name in names.items():
             shifted = [layer + step for layer in boundaries]
             if min(shifted) >= 0 and max(shifted) <= number:
@@ -239,7 +239,7 @@ def _readings(config: EagleConfig, target: PreTrainedModel) -> list[tuple[str, d
     theta = (config.text_config.rope_parameters or {}).get("rope_theta")
     its_theta = (getattr(target_config, "rope_parameters", None) or {}).get("rope_theta")
     if its_theta is not None and its_theta != theta:
-        readings.append(("the target's rotary embedding", {"text_config.rope_theta": its_theta}))
+        readings.append(("the target's rope_theta", {"text_config.rope_theta": its_theta}))
     return readings
 
 

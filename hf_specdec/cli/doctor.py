@@ -1,0 +1,95 @@
+"""`hf-specdec doctor`: why a head accepts little, and what to do about it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..eagle.doctor import PROMPTS, Diagnosis, diagnose
+from ..eagle.formats import HubOptions
+
+
+def doctor(
+    target: Annotated[str, typer.Argument(help="Hub id or folder of the model that the head is to draft for.")],
+    head: Annotated[str, typer.Argument(help="Hub id or folder of the head, in any published format.")],
+    text: Annotated[
+        Path | None, typer.Option(help="File with prompts, one a line. Default: eight of chat and code.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens that the target answers to each prompt.")] = 96,
+    depth: Annotated[int, typer.Option(min=1, help="Depths of draft tokens to look at.")] = 5,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:1. Default: cuda where there is one, else cpu.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the head.")] = None,
+) -> None:
+    """Examine an EAGLE head on text that the target writes. Exits with 1 unless the head is good as it is read."""
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"{dtype!r} is not one of float32, bfloat16, float16.", param_hint="--dtype")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    console = Console()
+    try:
+        prompts = PROMPTS if text is None else tuple(filter(None, map(str.strip, text.read_text().splitlines())))
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).to(device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(target)
+    except (ImportError, OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="TARGET") from error
+    try:
+        with console.status("The target writes, the head guesses"):
+            diagnosis = diagnose(
+                model,
+                tokenizer,
+                head,
+                options=HubOptions(revision=revision),
+                prompts=prompts,
+                max_new_tokens=max_new_tokens,
+                depth=depth,
+            )
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="HEAD") from error
+    report(diagnosis, console)
+    if not diagnosis.is_good:
+        raise typer.Exit(1)
+
+
+def report(diagnosis: Diagnosis, console: Console) -> None:
+    """Prints what the doctor found, the verdict last."""
+    config = diagnosis.config
+    console.print(f"{diagnosis.head}: {diagnosis.format}, EAGLE-{config.eagle_version}", markup=False)
+    vocabulary = f"{config.num_draft_tokens} of {config.vocab_size} tokens"
+    layers = config.text_config.num_hidden_layers
+    console.print(f"  {layers} layer(s), hidden size {config.hidden_size}, proposes {vocabulary}")
+    used, ignored = diagnosis.keys["used"], diagnosis.keys["ignored"]
+    console.print(f"  keys: {len(used)} used, {len(ignored)} ignored {', '.join(ignored)}".rstrip(), markup=False)
+    for name, reason in diagnosis.conventions.items():
+        console.print(f"  assumed {name}: {reason}", markup=False, soft_wrap=True)
+    if diagnosis.agreements:
+        console.print(_table(diagnosis))
+        length = diagnosis.tree_acceptance_length
+        console.print(f"with the head's default tree, generating: {length:.2f} tokens a step")
+    console.print(f"verdict: {diagnosis.verdict}", markup=False, soft_wrap=True)
+
+
+def _table(diagnosis: Diagnosis) -> Table:
+    depths = range(1, len(diagnosis.as_read.top1) + 1)
+    title = f"agreement along {diagnosis.num_tokens} tokens of the target's own"
+    table = Table(
+        Column("reading", no_wrap=True),
+        "states",
+        *(f"top-1 @{depth}" for depth in depths),
+        "chain",
+        title=title,
+        box=None,
+    )
+    for agreement in diagnosis.agreements:
+        table.add_row(
+            f"{agreement.name}{' ←' if agreement is diagnosis.best else ''}",
+            ", ".join(map(str, agreement.boundaries)) or "the last",
+            *(f"{share:.2f}" for share in agreement.top1),
+            f"{agreement.acceptance_length:.2f}",
+        )
+    return table
