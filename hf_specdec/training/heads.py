@@ -42,7 +42,7 @@ def new_head_config(
         num_layers (`int`, *optional*, defaults to 1): decoder layers of the head.
         intermediate_size (`int`, *optional*): width of its MLP; defaults to the target's.
         aux_layer_ids (`list[int]`, *optional*): version 3: boundaries to read; defaults to [2, L // 2, L − 3], or for
-            targets of less than 6 layers to [1, L // 2, L − 1] without repetition.
+            targets of less than 7 layers to [1, L // 2, L − 1] without repetition.
         depth (`int`, *optional*, defaults to 7): levels of the default tree.
 
     Raises:
@@ -71,7 +71,7 @@ def new_head_config(
     }
     layers = source.num_hidden_layers
     if version == 3 and aux_layer_ids is None:
-        default = [2, layers // 2, layers - 3] if layers >= 6 else [1, layers // 2, layers - 1]
+        default = [2, layers // 2, layers - 3] if layers >= 7 else [1, layers // 2, layers - 1]
         aux_layer_ids = sorted({max(boundary, 0) for boundary in default})
     tree = (
         DynamicTree(depth=max(depth, 1), **_DEFAULT_TREE) if depth > 1 else DynamicTree(depth=1, top_k=4, num_nodes=4)

@@ -156,7 +156,7 @@ class Writer:
 
     def _begin(self, slot: _Slot, queue: Iterator[tuple[int, list[Part]]], too_long: list[Text]) -> None:
         for job, parts in queue:
-            if 0 < len(parts[0].given) < self.max_length - 1:
+            if 0 < len(parts[0].given) < self.max_length:
                 slot.job, slot.parts, slot.ids, slot.spans = job, deque(parts), [], []
                 self._next_part(slot)
                 return

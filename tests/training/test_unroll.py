@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from support.chains import decoded, random_head
 
 from hf_specdec.eagle import EagleConfig, EagleHead
 from hf_specdec.training import unroll as unroll_module
@@ -80,52 +80,9 @@ CONFIGS: dict[str, EagleConfig] = {
 }
 
 
-def head_of(config: EagleConfig) -> EagleHead:
-    """A random head in float64 whose weights, norms included, all make a difference."""
-    head = EagleHead(config).double().eval()
-    with torch.no_grad():
-        for parameter in head.parameters():
-            scale = 3 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
-            parameter.copy_(torch.randn_like(parameter) * scale + (parameter.dim() == 1))
-    return head
-
-
 def inputs_of(head: EagleHead, batch: int = 2, tokens: int = TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
     features = torch.randn(batch, tokens, head.config.feature_size, dtype=torch.float64)
     return features, torch.randn(batch, tokens, HIDDEN, dtype=torch.float64)
-
-
-class _Chain(DynamicCache):
-    """Keeps all rows (the mask does the window), and counts those of whole forwards only."""
-
-    length = 0
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-
-def decoded(head: EagleHead, features: torch.Tensor, embeddings: torch.Tensor, row: int, steps: int) -> torch.Tensor:
-    """States `[batch, steps, H]` of the chain behind `row`, by the head's own forward and cache."""
-    cache = _Chain()
-    states, collected = None, []
-    for step in range(steps):
-        if step == 0:
-            source = {"features": features[:, : row + 1]}
-            embeds = embeddings[:, 1 : row + 2]
-            positions = torch.arange(row + 1)[None]
-        else:
-            source = {"hidden_states": states}
-            embeds = embeddings[:, row + 1 + step, None]
-            positions = torch.tensor([[row + step]])
-        output = head(**source, inputs_embeds=embeds, position_ids=positions, past_key_values=cache)
-        cache.length = row + 1 + step
-        states = output.hidden_states[:, -1:]
-        last = states if head.norm is None or head.config.norm_output else head.norm(states)
-        collected.append(last[:, 0])
-    return torch.stack(collected, dim=1)
 
 
 def largest_difference(head: EagleHead) -> float:
@@ -143,7 +100,7 @@ def largest_difference(head: EagleHead) -> float:
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_unrolled_rows_equal_decoded_chains(name: str) -> None:
-    assert largest_difference(head_of(CONFIGS[name])) < 1e-12
+    assert largest_difference(random_head(CONFIGS[name])) < 1e-12
 
 
 def _position_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +181,7 @@ _WRONG = [
 @pytest.mark.parametrize("spoil", _WRONG)
 @torch.no_grad()
 def test_known_mistakes_are_caught(spoil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = head_of(CONFIGS["eagle3"])
+    head = random_head(CONFIGS["eagle3"])
     spoil(monkeypatch)
     assert largest_difference(head) > 0.02
 
@@ -240,13 +197,13 @@ def test_a_window_that_does_not_move_is_caught(monkeypatch: pytest.MonkeyPatch) 
         return mask
 
     monkeypatch.setattr(UnrollMemory, "visible", wrong)
-    assert largest_difference(head_of(CONFIGS["window of 4"])) > 0.02
+    assert largest_difference(random_head(CONFIGS["window of 4"])) > 0.02
 
 
 @pytest.mark.parametrize("name", ["eagle3", "window of 4", "eagle1"])
 @torch.no_grad()
 def test_packed_texts_are_unrolled_as_if_alone(name: str) -> None:
-    head = head_of(CONFIGS[name])
+    head = random_head(CONFIGS[name])
     lengths = (7, 11)
     features, embeddings = inputs_of(head, batch=1, tokens=sum(lengths))
     segments = torch.tensor([[0] * lengths[0] + [1] * lengths[1]])
@@ -263,7 +220,7 @@ def test_packed_texts_are_unrolled_as_if_alone(name: str) -> None:
 
 
 def test_gradients_are_the_same_when_scores_are_computed_anew() -> None:
-    head = head_of(CONFIGS["two layers"])
+    head = random_head(CONFIGS["two layers"])
     features, embeddings = inputs_of(head)
     gradients = []
     for recompute in (False, True):
@@ -276,7 +233,7 @@ def test_gradients_are_the_same_when_scores_are_computed_anew() -> None:
 
 
 def test_the_attention_implementation_is_given_back() -> None:
-    head = head_of(CONFIGS["eagle3"])
+    head = random_head(CONFIGS["eagle3"])
     before = head.config.text_config._attn_implementation
     steps = unroll(head, *inputs_of(head), 3)
     next(steps)
@@ -291,6 +248,6 @@ def test_the_attention_implementation_is_given_back() -> None:
     ],
 )
 def test_what_unrolling_would_get_wrong_is_refused(text: dict[str, Any], message: str) -> None:
-    head = head_of(config_of(text))
+    head = random_head(config_of(text))
     with pytest.raises(ValueError, match=message):
         next(unroll(head, *inputs_of(head), 2))

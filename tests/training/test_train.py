@@ -1,0 +1,269 @@
+"""Whole runs on the tiny trained target."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.goldens import TINY_TARGET, trained_prompts, trained_target
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import hf_specdec
+from hf_specdec.cli import build_app
+from hf_specdec.eagle import EagleHead
+from hf_specdec.training import TrainOptions, train
+from hf_specdec.training.checkpoints import mark_complete, newest_complete
+from hf_specdec.training.data import Text
+
+
+SMALL: dict[str, Any] = {
+    "target": str(TINY_TARGET),
+    "max_length": 64,
+    "batch_tokens": 512,
+    "rows_at_once": 8,
+    "eval_texts": 8,
+    "unroll_steps": 3,
+    "logging_steps": 1,
+    "progress": False,
+    "cpu": True,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, written: list[Text]) -> Path:
+    """What the target wrote, as a file of tokens."""
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text("".join(text.to_json() + "\n" for text in written))
+    return path
+
+
+def log_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+def losses_of(output: Path) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in log_of(output) if "loss" in record}
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_a_head_learns_and_drafts(tmp_path: Path, data: Path, kind: str) -> None:
+    options = {"draft_vocab_size": 256} if kind == "eagle3" else {}
+    result = train(
+        TrainOptions(output=str(tmp_path), kind=kind, data=str(data), epochs=4, learning_rate=2e-3, **SMALL, **options)
+    )
+    assert result.finished and result.step == result.total_steps
+    assert result.after["eval_loss"] < 0.95 * result.before["eval_loss"]
+    head = EagleHead.from_pretrained(tmp_path)
+    assert head.config.target_name == str(TINY_TARGET)
+    target, prompt = trained_target(), torch.tensor([trained_prompts()["prompts"][0]])
+    plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
+    assert torch.equal(target.generate(prompt, max_new_tokens=20, do_sample=False, assistant_model=head), plain)
+    assert hf_specdec.last_metrics().num_drafts > 0
+    records = log_of(tmp_path)
+    depths = 3 if kind == "eagle3" else 1
+    assert all(f"top1_{depth}" in record for record in records if "loss" in record for depth in range(1, depths + 1))
+    assert any("eval_acceptance_length" in record and "eval_top1_3" in record for record in records)
+
+
+@pytest.mark.parametrize("hidden_size", [None, 32])
+def test_a_draft_model_learns_and_loads(tmp_path: Path, data: Path, hidden_size: int | None) -> None:
+    options = TrainOptions(
+        output=str(tmp_path), kind="draft", data=str(data), num_layers=1, hidden_size=hidden_size, epochs=2, **SMALL
+    )
+    result = train(options)
+    assert result.after["eval_loss"] < result.before["eval_loss"]
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert draft.config.hidden_size == (hidden_size or 64)
+    assert AutoTokenizer.from_pretrained(tmp_path)("t5 t6")["input_ids"][-2:] == [5, 6]
+    target, prompt = trained_target(), torch.tensor([trained_prompts()["prompts"][0]])
+    plain = target.generate(prompt, max_new_tokens=12, do_sample=False)
+    output = target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=draft, tree="[(0,), (1,)]")
+    assert torch.equal(output, plain)
+
+
+def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, data: Path) -> None:
+    """The limit is over at once: every run takes one step. Losses and weights are those of one run."""
+    options = {"data": str(data), "epochs": 1.0, "eval_steps": 100, **SMALL}
+    whole = train(TrainOptions(output=str(tmp_path / "whole"), **options))
+    assert whole.total_steps >= 3
+    steps = []
+    for _ in range(whole.total_steps):
+        result = train(TrainOptions(output=str(tmp_path / "parts"), max_seconds=1e-3, **options))
+        steps.append(result.step)
+    assert steps == list(range(1, whole.total_steps + 1)) and result.finished
+    assert losses_of(tmp_path / "parts") == losses_of(tmp_path / "whole")
+    weights = [EagleHead.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "parts")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    again = train(TrainOptions(output=str(tmp_path / "parts"), **options))
+    assert again.finished and again.after == result.after
+
+
+def test_writing_continues_too(tmp_path: Path) -> None:
+    """No time at all: nothing is written. Then all is; a third run only reads."""
+    options = {"output": str(tmp_path), "self_generate": 24, "epochs": 0.5, "generation_batch_size": 8, **SMALL}
+    first = train(TrainOptions(max_seconds=1e-6, **options))
+    assert not first.finished and first.total_steps == 0
+    second = train(TrainOptions(**options))
+    assert second.finished
+    lines = (tmp_path / "data" / "written-00000.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["job"] for line in lines) == list(range(24))
+
+
+def test_prompts_are_answered(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"t1 t{5 + i}"}) + "\n" for i in range(12)))
+    result = train(
+        TrainOptions(output=str(tmp_path / "out"), prompts=str(tmp_path / "prompts.jsonl"), epochs=0.5, **SMALL)
+    )
+    assert result.finished
+    lines = (tmp_path / "out" / "data" / "written-00000.jsonl").read_text().splitlines()
+    texts = {record["job"]: record["input_ids"] for record in map(json.loads, lines)}
+    assert all(texts[index][:2] == [1, 5 + index] for index in range(12))
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path: Path, data: Path) -> None:
+    options = {"output": str(tmp_path), "data": str(data), "epochs": 0.5, **SMALL}
+    train(TrainOptions(max_seconds=1e-3, **options))
+    with pytest.raises(ValueError, match="`epochs` was 0.5 and is 1.0, `seed` was 0 and is 3"):
+        train(TrainOptions(**options | {"epochs": 1.0, "seed": 3}))
+
+
+def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path: Path) -> None:
+    for step in (5, 10, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-new").mkdir()
+    mark_complete(tmp_path / "checkpoint-5")
+    mark_complete(tmp_path / "checkpoint-10")
+    assert newest_complete(tmp_path) == tmp_path / "checkpoint-10"
+    assert not (tmp_path / "checkpoint-20").exists() and (tmp_path / "checkpoint-new").exists()
+    assert newest_complete(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({}, "Give one of"),
+        ({"data": "x", "self_generate": 5}, "`data` and `self_generate`"),
+        ({"self_generate": 0}, "`self_generate`=0"),
+        ({"self_generate": 5, "kind": "eagle2"}, "`kind`='eagle2'"),
+        ({"self_generate": 5, "hidden_size": 32}, "as wide as its target"),
+        ({"self_generate": 5, "kind": "draft", "draft_vocab_size": 32}, "alone"),
+        ({"self_generate": 5, "max_length": 8}, "max_length"),
+        ({"self_generate": 5, "learning_rate": -1.0}, "learning_rate"),
+        ({"self_generate": 5, "eval_texts": -1}, "eval_texts"),
+    ],
+)
+def test_options_that_make_no_run(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainOptions(output="x", **fields)
+
+
+# --------------------------------------------------------------------------------------------------- the command line
+
+
+def arguments(output: Path, data: Path, *more: str) -> list[str]:
+    values = ["train", "--output", str(output), "--data", str(data), "--target", str(TINY_TARGET), "--no-progress"]
+    values += "--max-length 64 --batch-tokens 512 --rows-at-once 8 --eval-texts 8 --unroll-steps 3 --cpu".split()
+    return [*values, "--logging-steps", "1", *more]
+
+
+def test_the_command(tmp_path: Path, data: Path) -> None:
+    command = arguments(tmp_path / "out", data, "--epochs", "0.5", "--aux-layer-ids", "1,3,6")
+    result = CliRunner().invoke(build_app(), command, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "simulated acceptance length" in result.output
+    assert "EagleHead.from_pretrained" in result.output
+    assert EagleHead.from_pretrained(tmp_path / "out").config.aux_layer_ids == [1, 3, 6]
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--kind", "eagle9"], "eagle9"),
+        (["--aux-layer-ids", "1,x"], "give numbers"),
+        (["--aux-layer-ids", "1,3,60"], "does not have"),
+        (["--self-generate", "5"], "Give one of"),
+        (["--draft-vocab-size", "999"], "draft_vocab_size"),
+        (["--dtype", "int8"], "dtype"),
+    ],
+)
+def test_bad_options_are_explained(tmp_path: Path, data: Path, more: list[str], message: str) -> None:
+    result = CliRunner().invoke(build_app(), arguments(tmp_path / "out", data, *more), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_as_if_it_had_not_been(tmp_path: Path, data: Path) -> None:
+    """SIGKILL in the middle, twice; checkpoints every half second. Losses and weights are those of one run."""
+    more = ["--epochs", "12", "--save-minutes", "0.008", "--eval-steps", "1000"]
+
+    def start(name: str) -> subprocess.Popen:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "hf_specdec.cli", *arguments(tmp_path / name, data, *more)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start("whole").wait(timeout=300) == 0
+    seen = []
+    for least in (12, 30):
+        process = start("killed")
+        until = time.monotonic() + 200
+        while time.monotonic() < until and process.poll() is None:
+            path = newest_complete(tmp_path / "killed", clean=False)
+            if path is not None and int(path.name.split("-")[1]) >= least:
+                break
+            time.sleep(0.02)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        seen.append(int(newest_complete(tmp_path / "killed", clean=False).name.split("-")[1]))
+    assert seen[1] > seen[0] >= 12
+    assert start("killed").wait(timeout=300) == 0
+    whole, killed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed"))
+    assert killed["finished"] and killed["step"] == whole["step"]
+    assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
+    weights = [EagleHead.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "killed")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path: Path) -> None:
+    """
+    `accelerate launch`, both on the CPU with gloo: they write, train on halves of a batch, stop at a limit, continue.
+    (accelerate's own `--cpu` starts one process where there is no MPI; ours keeps its `--multi_gpu` on the CPU.)
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
+    command += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += ["--main_process_port", str(port)]
+    command += ["--module", "hf_specdec.cli", "train", "--output", str(tmp_path / "out"), "--self-generate", "40"]
+    command += ["--target", str(TINY_TARGET), "--no-progress", "--cpu", "--max-length", "64", "--batch-tokens", "512"]
+    command += ["--eval-texts", "9", "--unroll-steps", "3", "--epochs", "60", "--logging-steps", "1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    steps, path = [], tmp_path / "out" / "result.json"
+    for _ in range(20):
+        process = subprocess.run(
+            [*command, "--max-seconds", "6"], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert process.returncode == 0, process.stdout + process.stderr
+        result = json.loads(path.read_text()) if path.is_file() else {"step": 0, "finished": False}
+        steps.append(result["step"])
+        if result["finished"]:
+            break
+    assert result["finished"] and len(steps) > 1 and steps == sorted(steps)
+    assert result["after"]["eval_acceptance_length"] > result["before"]["eval_acceptance_length"] + 0.1
+    files = sorted((tmp_path / "out" / "data").glob("written-*.jsonl"))
+    jobs = [[json.loads(line)["job"] for line in file.read_text().splitlines()] for file in files]
+    assert len(jobs) == 2 and sorted(jobs[0] + jobs[1]) == list(range(40)) and min(map(len, jobs)) >= 10
+    assert sorted(losses_of(tmp_path / "out")) == list(range(1, result["total_steps"] + 1))
