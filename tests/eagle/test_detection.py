@@ -149,6 +149,13 @@ def test_specforges_norm_output_means_the_last_norm(tmp_path):
     assert not head.config.norm_output
     assert "norm_output" in head.config.conventions
 
+    # Without it there is none; but the word is also used in vLLM's sense, and a trained norm is there to be used.
+    reproduces(publish(tmp_path / "trained", config | {"norm_output": False}, weights), SPECFORGE)
+    untrained = weights | {"norm.weight": torch.ones(64)}
+    head = EagleHead.from_pretrained(publish(tmp_path / "initial", config | {"norm_output": False}, untrained))
+    assert head.norm is None and "final_norm" in head.config.conventions
+    assert EagleHead.from_pretrained(publish(tmp_path / "default", config, untrained)).norm is not None
+
 
 def test_speculators_norms_before_fc(tmp_path):
     config, weights = published(SPECULATORS)
@@ -319,6 +326,9 @@ def test_the_targets_lm_head(tmp_path):
     config, weights = published(MODELOPT)
     for key in ("lm_head.weight", "d2t"):
         del weights[key]
+    config["draft_vocab_size"] = 512
+    identity = {"d2t": torch.zeros(512, dtype=torch.long), "t2d": torch.ones(512, dtype=torch.bool)}
+    assert EagleHead.from_pretrained(publish(tmp_path / "named", config, weights | identity)).lm_head is None
     config["draft_vocab_size"] = None
     head = EagleHead.from_pretrained(publish(tmp_path, config, weights)).eval()
     assert head.lm_head is None and head.target_ids is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.goldens import TINY_TARGET, trained_target, trained_tokenizer
+from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
 from support.heads import tiny_head
 from support.models import tiny_model
 from typer.testing import CliRunner
@@ -18,7 +18,7 @@ from hf_specdec.eagle.doctor import Diagnosis, diagnose
 
 
 GOLDENS = TINY_TARGET.parent
-PROMPTS = ("the cat", "a dog and", "on the hill", "they saw")
+PROMPTS = tuple(trained_tokenizer().decode(ids) for ids in trained_prompts()["prompts"][:5])
 
 
 def examine(folder: Path, **options: Any) -> Diagnosis:
@@ -119,7 +119,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert "verdict: The head fits" in result.output and "top-1" in result.output
     folder = misread(tmp_path / "head", "speculators_eagle3", norm_before_residual=False)
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("the cat\n\na dog and\n")
+    prompts.write_text("\n\n".join(PROMPTS))
     result = call(TINY_TARGET, folder, "--text", prompts)
     assert result.exit_code == 1
     assert "verdict: The head is misread" in result.output and "norm_before_residual=True" in result.output

@@ -129,7 +129,7 @@ def read_eagle3(
     _check_target_size(keys, target_size, text_config.hidden_size)
     if "num_aux_features" not in differences:
         fields["num_aux_features"] = _num_features(keys, target_size)
-    has_lm_head = _has_lm_head(keys, published, conventions)
+    has_lm_head = _has_lm_head(keys, published, vocab_size, conventions)
     draft_vocab_size = draft_vocabulary(keys, vocab_size) if has_lm_head else None
     if fields["num_aux_features"] and "aux_layer_ids" not in conventions:
         conventions["aux_layer_ids"] = (
@@ -176,14 +176,17 @@ def _check_target_size(keys: Keys, target_size: Any, hidden_size: int) -> None:
         )
 
 
-def _has_lm_head(keys: Keys, published: dict[str, Any], conventions: dict[str, str]) -> bool:
+def _has_lm_head(keys: Keys, published: dict[str, Any], vocab_size: int, conventions: dict[str, str]) -> bool:
     """
-    Some heads over the whole vocabulary come without an lm_head and use the target's, such as
-    nvidia/gpt-oss-120b-Eagle3, whose config has no `draft_vocab_size`.
+    Some heads over the whole vocabulary come without an lm_head and use the target's: nvidia/gpt-oss-120b-Eagle3, and
+    those that SpecForge trains with `reuse_target_lm_head`.
     """
-    has_draft_vocabulary = "d2t" in keys or published.get("draft_vocab_size") is not None
-    if "lm_head.weight" in keys or has_draft_vocabulary:
+    is_whole = published.get("draft_vocab_size") in (None, vocab_size)
+    maps_tokens = "d2t" in keys and bool(keys.weights["d2t"].any())
+    if "lm_head.weight" in keys or maps_tokens or not is_whole:
         return True  # if it is missing, that is an error
+    for key in ("d2t", "t2d"):
+        keys.drop(key)
     conventions["lm_head"] = "the target's: the checkpoint has none, and no draft vocabulary"
     return False
 

@@ -41,17 +41,27 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> Reading:
-    """`norm_output` means here that a norm comes before the lm_head, which is always so: what is fed back is not."""
-    published = checkpoint.config
+    """
+    `norm_output` means here that a norm comes before the lm_head; what is fed back is never normed. Where it is false,
+    that norm is in the file all the same, as it was initialized. Others use the name of SpecForge's architecture and
+    vLLM's meaning of the word, so a norm that was trained is used.
+    """
+    published, keys = checkpoint.config, Keys(checkpoint, _RENAMED)
     options = section(published, "eagle_config", checkpoint.name)
-    conventions = {}
+    conventions, has_norm = {}, True
     if "norm_output" in published:
         conventions["norm_output"] = "the state fed back is not normed: in this format the word means the last norm"
+        norm = keys.weights.get("norm.weight")
+        has_norm = bool(published["norm_output"]) or (norm is not None and not bool((norm == 1).all()))
+    if not has_norm:
+        conventions["final_norm"] = "none: `norm_output` is false, and the norm in the file was never trained"
+        keys.drop("norm.weight")
     return read_either(
-        Keys(checkpoint, _RENAMED),
+        keys,
         published,
         NAME,
         conventions=conventions,
+        final_norm=has_norm,
         aux_layer_ids=options.get("eagle_aux_hidden_state_layer_ids") or None,
         aux_layer_convention=options.get(_CONVENTION, "auto"),
     )
