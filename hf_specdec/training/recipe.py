@@ -250,6 +250,8 @@ class _Run:
             report_to="none",
             disable_tqdm=not options.progress,
         )
+        if arguments.n_gpu > 1:
+            arguments._n_gpu = 1  # without `accelerate launch` one GPU: Trainer would spread batches, the target not
         rows = max(1, options.batch_tokens // (options.max_length * arguments.world_size))
         at_once = options.rows_at_once or max(1, (8192 if cuda else 2048) // options.max_length)
         at_once = min(rows, at_once)

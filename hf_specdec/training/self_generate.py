@@ -24,6 +24,9 @@ from .data import Text
 from .scripts import Part
 
 
+_STEPS_BETWEEN_CUTS = 128
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """
@@ -117,7 +120,7 @@ class Writer:
         slots = [_Slot() for _ in range(self.batch_size)]
         device = self.target.device
         cache, width = DynamicCache(), 0
-        mask = torch.zeros(self.batch_size, 2 * self.max_length + 1, dtype=torch.long, device=device)
+        mask = torch.zeros(self.batch_size, self.max_length + _STEPS_BETWEEN_CUTS, dtype=torch.long, device=device)
         step = 0
         while True:
             for slot in slots:
