@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ class EaglePreTrainedModel(PreTrainedModel):
             None,
             config=config,
             state_dict=reading.weights,
-            dtype=reading.weights["layers.0.self_attn.q_proj.weight"].dtype if keeps_dtype else dtype,
+            dtype=_widest_dtype(reading.weights) if keeps_dtype else dtype,
             **kwargs,
         )
         head.name_or_path = head.config._name_or_path = name
@@ -187,3 +188,9 @@ def _expected_weights(cls: type[EagleHead], config: EagleConfig, name: str) -> d
             return cls(copy.deepcopy(config)).state_dict()
     except (KeyError, TypeError) as error:  # rotary embeddings say no more than the name of what they lack
         raise ValueError(f"{name}: config.json describes no head that can be built ({error!r}).") from error
+
+
+def _widest_dtype(weights: dict[str, torch.Tensor]) -> torch.dtype:
+    """The dtype that holds all weights as they are; in nearly all checkpoints they have the same."""
+    dtypes = (tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+    return functools.reduce(torch.promote_types, dtypes)

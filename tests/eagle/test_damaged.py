@@ -198,6 +198,14 @@ def test_whole_numbers_in_place_of_weights(tmp_path):
     refused(publish(tmp_path, config, weights), "`fc.weight` must be of a dtype like torch.float32, but is torch.int8")
 
 
+def test_quantized(tmp_path):
+    config, weights = published(SAFEAILAB)
+    quantized = weights | {"fc.weight": weights["fc.weight"].to(torch.float8_e4m3fn)}
+    refused(publish(tmp_path, config, quantized), "`fc.weight` is quantized (torch.float8_e4m3fn)", "bfloat16")
+    scaled = weights | {"fc.weight_scale": torch.ones(1)}
+    refused(publish(tmp_path, config, scaled), "`fc.weight_scale` is unknown")
+
+
 def test_attention_that_reads_neither_width(tmp_path):
     config, weights = published(SAFEAILAB)
     weights["midlayer.self_attn.q_proj.weight"] = torch.ones(64, 96)

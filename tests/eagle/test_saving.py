@@ -5,7 +5,17 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.eagle import ALL, EAGLE_1, GOLDENS, equal_weights, golden_rows, head_of, largest_difference
+from support.eagle import (
+    ALL,
+    EAGLE_1,
+    GOLDENS,
+    equal_weights,
+    golden_rows,
+    head_of,
+    largest_difference,
+    publish,
+    published,
+)
 from transformers import AutoConfig, AutoModel
 
 from hf_specdec.eagle import EagleConfig, EagleHead
@@ -102,6 +112,16 @@ def test_dtype(dtype, tmp_path):
         head = EagleHead.from_pretrained(folder, dtype=dtype)
         assert {parameter.dtype for parameter in head.parameters()} == {wanted}
         assert head.follows_target_dtype == (dtype in ("auto", None))
+
+
+def test_several_dtypes_in_one_checkpoint(tmp_path):
+    """Nothing is rounded: the widest is taken for all."""
+    config, weights = published(SPECFORGE)
+    weights["norm.weight"] = weights["norm.weight"].float() + 1e-4
+    head = EagleHead.from_pretrained(publish(tmp_path, config, weights))
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.float32}
+    assert torch.equal(head.norm.weight, weights["norm.weight"])
+    assert head.follows_target_dtype
 
 
 def test_placement_and_attention():

@@ -28,6 +28,8 @@ __all__ = ["WRITERS", "Checkpoint", "HubOptions", "Reading", "Target", "check_we
 
 # SafeAILab's has no marks of its own and comes last.
 _FORMATS = (native, speculators, modelopt, specforge, angelslim)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NAMES = "dtype float16, bfloat16, float32 or float64"
 WRITERS = {module.NAME: module for module in (safeailab, speculators, specforge)}
 
 
@@ -128,6 +130,8 @@ def check_weights(
         tensor, wanted = weights[key], expected[key]
         if tensor.shape != wanted.shape:
             problems.append(f"`{key}` must be {_shape(wanted)}, but is {_shape(tensor)}")
+        elif tensor.is_floating_point() and tensor.dtype not in _DTYPES:
+            problems.append(f"`{key}` is quantized ({tensor.dtype}), and must be of {_NAMES}")
         elif tensor.is_floating_point() != wanted.is_floating_point():
             problems.append(f"`{key}` must be of a dtype like {wanted.dtype}, but is {tensor.dtype}")
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
