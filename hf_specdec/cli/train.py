@@ -1,5 +1,6 @@
 """`hf-specdec train`: an EAGLE head or a small draft model for a target."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -128,6 +129,8 @@ def train(
         result = run(TrainOptions(**options), report=console.print)
     except (ImportError, OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    if os.environ.get("RANK", "0") != "0":  # the first process speaks for all
+        return
     if not result.finished:
         where = f"at step {result.step} of {result.total_steps}" if result.total_steps else "while the target wrote"
         console.print(f"Stopped {where}; the same command continues.")

@@ -17,7 +17,7 @@ logger = logging.get_logger(__name__)
 
 _MARK = "complete"
 _LOG = "log.jsonl"
-_STEPS_BETWEEN_AGREEMENTS = 10
+_STEPS_BETWEEN_AGREEMENTS = 4  # each waits for the device
 
 
 def mark_complete(checkpoint: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,7 +15,7 @@ from .data import Text, encode_record, messages_of, read_records
 from .options import TrainOptions
 from .packing import cut
 from .scripts import Part, Template
-from .self_generate import Writer, read_written, write_texts
+from .self_generate import Writer, iterate_written, read_written, write_texts
 
 
 logger = logging.get_logger(__name__)
@@ -55,10 +56,16 @@ class Corpus:
         Raises:
             ValueError: if there is nothing to learn from.
         """
+        options, longest = self.options, _longest(self.target)
+        if options.max_length > longest:
+            raise ValueError(f"`max_length`={options.max_length}: the target has {longest} positions. Choose no more.")
         complete = self._encode() if self.options.data is not None else self._write(deadline)
         if not complete:
             return None
-        texts = [piece for text in self._stored() for piece in cut(text, self.options.max_length)]
+        whole = self._stored()
+        if options.loss_on_everything:
+            whole = (replace(text, spans=[(0, len(text.input_ids))]) for text in whole)
+        texts = [piece for text in whole for piece in cut(text, options.max_length)]
         if len(texts) < 2:
             raise ValueError(
                 f"The data has {len(texts)} texts with something to predict; at least 2 are needed, one to train on "
@@ -66,10 +73,10 @@ class Corpus:
             )
         return texts
 
-    def _stored(self) -> list[Text]:
+    def _stored(self) -> Iterable[Text]:
         """In an order that does not depend on which process wrote what."""
         if self.options.data is not None:
-            return read_written(self.folder / "encoded.jsonl")
+            return iterate_written(self.folder / "encoded.jsonl")
         files = sorted(self.folder.glob("written-*.jsonl"))
         texts = itertools.chain.from_iterable(read_written(file) for file in files)
         return sorted(texts, key=lambda text: (text.job, text.input_ids))
@@ -80,10 +87,7 @@ class Corpus:
             options, scratch = self.options, self.folder / "encoding.jsonl"
             scratch.unlink(missing_ok=True)
             records = read_records(options.data, options.data_split, options.data_limit)
-            texts = (
-                encode_record(record, place, self.tokenizer, loss_on_everything=options.loss_on_everything)
-                for place, record in records
-            )
+            texts = (encode_record(record, place, self.tokenizer) for place, record in records)
             write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
             scratch.rename(path)
         self.wait()
@@ -100,7 +104,7 @@ class Corpus:
             rows = options.generation_batch_size or (256 if self.target.device.type == "cuda" else 16)
             writer = Writer(
                 self.target,
-                min(options.max_length, _longest(self.target)),
+                options.max_length,
                 min(rows, len(mine)),
                 # Another seed for what is left after a kill: else the same conversations would begin again.
                 seed=(options.seed * 1_000_003 + len(done)) * 1_009 + self.rank,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,20 @@ class Text:
     One text as tokens.
 
     Args:
-        input_ids (`list[int]`): all of its tokens.
+        input_ids (sequence of `int`): all of its tokens.
         spans (`list[tuple[int, int]]`): half-open ranges of the tokens that the target would write.
         job (`int`, *optional*): of a text that the target wrote, which one it was asked for.
     """
 
-    input_ids: list[int]
+    input_ids: Sequence[int]
     spans: list[tuple[int, int]]
     job: int | None = None
 
     def to_json(self) -> str:
         """One line of a file of tokens, without the line's end."""
-        fields = {"input_ids": self.input_ids, "spans": self.spans} | ({} if self.job is None else {"job": self.job})
+        fields = {"input_ids": list(self.input_ids), "spans": self.spans} | (
+            {} if self.job is None else {"job": self.job}
+        )
         return json.dumps(fields, separators=(",", ":"))
 
 
@@ -122,12 +124,9 @@ def messages_of(record: Any, place: str) -> list[dict[str, str]] | None:
     raise ValueError(f"{place}: a record must look like {_SHAPES}, but is {_short(record)}.")
 
 
-def encode_record(
-    record: Any, place: str, tokenizer: PreTrainedTokenizerBase, *, loss_on_everything: bool = False
-) -> Text:
+def encode_record(record: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Text:
     """
-    A record as tokens. What the assistant says (with the end of its turn) is under the loss mask, of plain texts and
-    with `loss_on_everything` all.
+    A record as tokens. What the assistant says (with the end of its turn) is under the loss mask; of plain texts, all.
 
     Args:
         record: see `read_records`; or tokens already, as `Text.to_json` writes them.
@@ -145,7 +144,7 @@ def encode_record(
         spans = [(0, len(ids))]
     else:
         ids, spans = encode_chat(messages, tokenizer, place)
-    return Text(ids, [(0, len(ids))] if loss_on_everything else spans)
+    return Text(ids, spans)
 
 
 def encode_chat(
@@ -163,6 +162,10 @@ def encode_chat(
             f"{place} is a conversation, but the target's tokenizer has no chat template. Use records with a "
             '"text", or a target that chats.'
         )
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"`target`: {type(tokenizer).__name__} is a slow tokenizer, which knows no offsets. Use text."
+        )
     whole = tokenizer.apply_chat_template(messages, tokenize=False)
     ranges, position = [], 0
     for index, message in enumerate(messages):
@@ -178,12 +181,8 @@ def encode_chat(
         start = whole.find(words, position)
         if start >= 0 and words:
             ranges.append((start, position := start + len(words)))
-    encoding = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+    encoding = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     ids = encoding["input_ids"]
-    if not tokenizer.is_fast:
-        raise ValueError(
-            f"`target`: {type(tokenizer).__name__} is a slow tokenizer, which knows no offsets. Use text."
-        )
     spans = [_token_span(encoding["offset_mapping"], ids, span, tokenizer) for span in ranges]
     return ids, [(start, end) for start, end in spans if end > start]
 

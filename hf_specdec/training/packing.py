@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -38,14 +39,14 @@ def make_row(texts: Sequence[Text]) -> Row:
 def cut(text: Text, max_length: int, min_length: int = 4) -> list[Text]:
     """
     A text in pieces of `max_length` tokens at most; pieces that have nothing to learn from are left out, as are rests
-    below `min_length` tokens.
+    below `min_length` tokens. Tokens come as arrays: as Python's integers, those of a large data set fill the memory.
     """
     pieces = []
     for start in range(0, len(text.input_ids), max_length):
         end = min(start + max_length, len(text.input_ids))
         spans = [(max(a, start) - start, min(b, end) - start) for a, b in text.spans if a < end and b > start]
         if end - start >= min_length and any(b > 2 for a, b in spans):  # row 0 predicts token 2
-            pieces.append(Text(text.input_ids[start:end], spans))
+            pieces.append(Text(array("i", text.input_ids[start:end]), spans))
     return pieces
 
 

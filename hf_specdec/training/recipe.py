@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
 
     deadline = None if options.max_seconds is None else started + options.max_seconds
     output = Path(options.output)
-    state = PartialState(cpu=options.cpu)
+    # The first process reads data while the others wait, for longer than the usual ten minutes perhaps.
+    state = PartialState(cpu=options.cpu, timeout=timedelta(hours=12))
     output.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
         check_identity(output, options.identity())
@@ -241,6 +243,7 @@ class _Run:
             save_total_limit=2,
             logging_steps=options.logging_steps,
             logging_first_step=True,
+            logging_nan_inf_filter=False,  # would wait for the device at every step
             seed=options.seed,
             data_seed=options.seed,
             remove_unused_columns=False,

@@ -221,18 +221,21 @@ def read_written(path: Path) -> list[Text]:
     """The texts in a file of `write_texts`; a last line that was cut off by a kill is taken out of the file."""
     if not path.is_file():
         return []
-    texts, good = [], 0
+    texts = list(iterate_written(path))
+    with path.open("rb+") as file:
+        data = file.read()
+        if not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
+    return texts
+
+
+def iterate_written(path: Path) -> Iterator[Text]:
+    """The same one by one, but for a last line that was cut off."""
     with path.open("rb") as lines:
         for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            fields = json.loads(line)
-            texts.append(Text(fields["input_ids"], [tuple(span) for span in fields["spans"]], fields.get("job")))
-            good += len(line)
-    if good < path.stat().st_size:
-        with path.open("rb+") as file:
-            file.truncate(good)
-    return texts
+            if line.endswith(b"\n"):
+                fields = json.loads(line)
+                yield Text(fields["input_ids"], [tuple(span) for span in fields["spans"]], fields.get("job"))
 
 
 def write_texts(

@@ -108,6 +108,21 @@ def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, dat
     assert again.finished and again.after == result.after
 
 
+def test_questions_are_learned_on_demand(tmp_path: Path, written: list[Text]) -> None:
+    """Of texts without any answer, nothing is learned, or everything."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(Text(text.input_ids, []).to_json() + "\n" for text in written))
+    options = {"data": str(path), "epochs": 0.1, **SMALL}
+    with pytest.raises(ValueError, match="0 texts with something to predict"):
+        train(TrainOptions(output=str(tmp_path / "answers"), **options))
+    assert train(TrainOptions(output=str(tmp_path / "all"), loss_on_everything=True, **options)).finished
+
+
+def test_texts_longer_than_the_target_can_read_are_refused(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(ValueError, match="`max_length`=4096: the target has 2048 positions"):
+        train(TrainOptions(output=str(tmp_path), data=str(data), **SMALL | {"max_length": 4096}))
+
+
 def test_writing_continues_too(tmp_path: Path) -> None:
     """No time at all: nothing is written. Then all is; a third run only reads."""
     options = {"output": str(tmp_path), "self_generate": 24, "epochs": 0.5, "generation_batch_size": 8, **SMALL}
