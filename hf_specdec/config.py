@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +32,9 @@ class SpeculativeConfig:
             `"target"`: draw the next token from the target and look whether it is a child. `"rejection"`: recursive
             rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else
             target.
+        draft_temperature (`float`, *optional*):
+            A temperature for the draft's distribution, beside the call's own warpers. By default it is chosen on the
+            way, so that drawn tokens are accepted the most often; any is exact.
         disable_by_batch_size (`int`, *optional*):
             With more than this many unfinished rows, steps carry no draft tokens.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
@@ -46,6 +50,7 @@ class SpeculativeConfig:
     tree: Any = None
     draft_sampling: Literal["auto", "greedy", "sample"] = "auto"
     verification: Literal["auto", "target", "rejection"] = "auto"
+    draft_temperature: float | None = None
     disable_by_batch_size: int | None = None
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
@@ -60,6 +65,9 @@ class SpeculativeConfig:
                 "`draft_sampling='greedy'` with `verification='rejection'` would bias the output: p/q tests are for "
                 "children drawn from q. Use verification='target', or draft_sampling='sample'."
             )
+        temperature = self.draft_temperature
+        if temperature is not None and not (_is_number(temperature) and 0 < temperature < math.inf):
+            raise ValueError(f"`draft_temperature` must be None or a positive number, but is {temperature!r}.")
         limit = self.disable_by_batch_size
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise ValueError(f"`disable_by_batch_size` must be None or an integer from 0 on, but is {limit!r}.")
@@ -116,6 +124,8 @@ class SpeculationPlan:
     uses_rejection: bool
     """Whether p/q tests decide (else: draw from p, or take its argmax, and look whether it is a child)."""
     disable_by_batch_size: int | None
+    draft_temperature: float | None = None
+    """That of q; None: chosen on the way."""
 
     @classmethod
     def resolve(
@@ -168,7 +178,11 @@ class SpeculationPlan:
                 f"`tree` asks for rank {largest}, but the vocabulary has only {vocab_size} tokens. Use a narrower one."
             )
         uses_rejection = do_sample and draws_children and config.verification != "target"
-        return cls(tree, draws_children, uses_rejection, config.disable_by_batch_size)
+        return cls(tree, draws_children, uses_rejection, config.disable_by_batch_size, config.draft_temperature)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ from .sequences import Sequences
 from .stopping import ColumnJudge
 from .target import Target
 from .trees import DraftTree
-from .verification import TargetDistribution, Walk, choose, walk_by_rejection, walk_target
+from .verification import DraftTemperature, TargetDistribution, Walk, choose, walk_by_rejection, walk_target
 from .verification.processors import READS_SCORES_ONLY
 
 
@@ -55,6 +55,7 @@ class SpeculativeCall:
         self.drafter, self.plan, self.generation_config = drafter, plan, generation_config
         self.synced_gpus, self.streamer = synced_gpus, streamer
         self.do_sample = bool(generation_config.do_sample)
+        self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
         visible = _visible(model_kwargs.get("attention_mask"))
         self.sequences = Sequences(
@@ -96,7 +97,8 @@ class SpeculativeCall:
         self.recorder.add_prefill(outputs)
         warpers = LogitsProcessorList(p for p in self.distribution.processors if type(p) in READS_SCORES_ONLY)
         vocab_size = self.target.model.config.get_text_config().vocab_size
-        request = DraftRequest(self.plan, vocab_size, warpers, self.generation_config.prefill_chunk_size)
+        chunk_size = self.generation_config.prefill_chunk_size
+        request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature)
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
         self.distribution.begin_step(outputs.logits[:, -1:])
@@ -122,7 +124,8 @@ class SpeculativeCall:
         rows = [row for row, rests in enumerate(self.sequences.resting) if not rests]
         self.distribution.begin_step(outputs.logits)
         if self.plan.uses_rejection and draft.num_nodes > 0:
-            return walk_by_rejection(draft, self.distribution, rows)
+            observe = self.temperature.observe if self.temperature.begin_step() else None
+            return walk_by_rejection(draft, self.distribution, rows, observe)
         return walk_target(draft, self.distribution, rows, self.do_sample)
 
     def _commit(self, draft: DraftTree | None, walk: Walk, outputs: ModelOutput) -> None:

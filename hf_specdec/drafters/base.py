@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..config import SpeculationPlan
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree
+from ..verification.sharpening import DraftTemperature
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class DraftRequest:
         warpers (`LogitsProcessorList`): those processors of the call that read the scores alone; a drafter that draws
             children applies them to its own scores, since the closer q is to p, the more is accepted.
         prefill_chunk_size (`int`, *optional*): the call's.
+        temperature (`DraftTemperature`, *optional*): makes q sharper or flatter.
     """
 
     plan: SpeculationPlan
     vocab_size: int
     warpers: LogitsProcessorList
     prefill_chunk_size: int | None = None
+    temperature: DraftTemperature = field(default_factory=DraftTemperature)
 
     @property
     def warp_if_drawn(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -42,9 +45,9 @@ class DraftRequest:
         return self._warp if self.plan.draws_children else None
 
     def _warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the warpers make of logits `[…, vocab]`, in float32."""
+        """What the warpers and the temperature make of logits `[…, vocab]`, in float32."""
         scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
-        return self.warpers(None, scores).view(logits.shape)
+        return self.temperature.apply(self.warpers(None, scores)).view(logits.shape)
 
 
 class Drafter(CandidateGenerator):

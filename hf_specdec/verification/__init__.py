@@ -2,8 +2,17 @@
 
 from .processors import TargetDistribution, copies_per_row
 from .rejection import walk_by_rejection
+from .sharpening import DraftTemperature
 from .target import choose, walk_target
 from .walk import Walk
 
 
-__all__ = ["TargetDistribution", "Walk", "choose", "copies_per_row", "walk_by_rejection", "walk_target"]
+__all__ = [
+    "DraftTemperature",
+    "TargetDistribution",
+    "Walk",
+    "choose",
+    "copies_per_row",
+    "walk_by_rejection",
+    "walk_target",
+]

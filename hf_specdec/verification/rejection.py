@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..trees import DraftTree
@@ -9,7 +11,12 @@ from .processors import TargetDistribution
 from .walk import Walk
 
 
-def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[int]) -> Walk:
+def walk_by_rejection(
+    draft: DraftTree,
+    target: TargetDistribution,
+    rows: list[int],
+    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+) -> Walk:
     """
     Walks every row down its tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406).
 
@@ -22,11 +29,15 @@ def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[i
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
         target (`TargetDistribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
+        observe (`Callable`, *optional*): is shown p and log q (up to a constant) at the root, `[rows, vocab]`.
     """
     walk = Walk.start(target.batch_size, rows)
     while rows:
         p = target.scores(rows, walk).double().softmax(dim=-1)
         children = [_children(draft, row, walk.node(row)) for row in rows]
+        if observe is not None:
+            _show_roots(observe, p, draft, rows, children)
+            observe = None
         accepted, p = _try_children(p, draft, rows, walk, children)
         drawn = torch.multinomial(p, num_samples=1)[:, 0]
         walking = []
@@ -41,6 +52,19 @@ def walk_by_rejection(draft: DraftTree, target: TargetDistribution, rows: list[i
                 walking.append(row)
         rows = walking
     return walk
+
+
+def _show_roots(
+    observe: Callable[[torch.Tensor, torch.Tensor], None],
+    p: torch.Tensor,
+    draft: DraftTree,
+    rows: list[int],
+    children: list[list[tuple[int, int]]],
+) -> None:
+    drafted = [place for place, candidates in enumerate(children) if candidates]
+    if drafted:
+        scores = torch.stack([draft.scores_of(rows[place], 0) for place in drafted])
+        observe(p[drafted], scores.to(p.device))
 
 
 def _children(draft: DraftTree, row: int, node: int) -> list[tuple[int, int]]:
