@@ -166,10 +166,11 @@ class EagleHead(EaglePreTrainedModel):
         # All masks come before the first layer: it makes the cache longer.
         masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
         for index, layer in enumerate(self.layers):
-            first = {"embeddings": inputs_embeds} if index == 0 else {}
+            options = {"embeddings": inputs_embeds} if index == 0 else {}
             states = layer(
                 states,
-                **first,
+                **options,
+                **self._window(index),
                 attention_mask=masks[index],
                 position_ids=position_ids,
                 past_key_values=past_key_values,
@@ -193,6 +194,17 @@ class EagleHead(EaglePreTrainedModel):
         if self.norm is not None and not self.config.norm_output:
             hidden_states = self.norm(hidden_states)
         return (self.lm_head if self.lm_head is not None else lm_head)(hidden_states)
+
+    def _window(self, index: int) -> dict[str, int]:
+        """
+        The window of a Llama layer, for attention that takes no mask: flash attention. Qwen's layers say theirs
+        themselves.
+        """
+        config = self.config.text_config
+        types = getattr(config, "layer_types", None)
+        if config.model_type != "llama" or types is None or types[index] != "sliding_attention":
+            return {}
+        return {"sliding_window": config.sliding_window}
 
     def _masks(
         self,

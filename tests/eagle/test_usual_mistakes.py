@@ -16,6 +16,10 @@ from support.eagle import (
     largest_difference,
 )
 from support.goldens import trained_target
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from hf_specdec.eagle import EagleConfig, EagleHead
 
 
 VISIBLE = 0.1
@@ -133,3 +137,22 @@ def test_window_moves_with_the_position():
     rows = Rows(windowed)
     one_by_one = torch.cat([rows.feed(tokens[:, i : i + 1], features[:, i : i + 1]).logits for i in range(steps)], 1)
     torch.testing.assert_close(one_by_one, together, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_window_without_a_mask(kind):
+    """Flash attention takes no mask, and has to be told the window."""
+    windows = []
+
+    def recording(module, query, key, value, attention_mask, sliding_window=None, **kwargs):
+        windows.append(sliding_window)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+    layers = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    layers |= {"intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 16}
+    layers |= {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+    head = EagleHead(EagleConfig(text_config=layers))
+    AttentionInterface.register("recording", recording)
+    head.set_attn_implementation("recording")
+    head(inputs_embeds=torch.randn(1, 5, 64), features=torch.randn(1, 5, 192))
+    assert windows == [8, None]
