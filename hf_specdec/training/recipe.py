@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
-    TrainingArguments,
     set_seed,
 )
 from transformers.trainer_callback import ProgressCallback
@@ -37,7 +36,7 @@ from .options import TrainOptions
 from .packing import Collator, Rows, make_row, split_texts
 from .progress import ShortLines
 from .reading import TargetReader, supports_packing
-from .trainer import DraftTrainer
+from .trainer import DraftArguments, DraftTrainer
 from .ttt import TttObjective
 from .vocabulary import choose_vocabulary, count_tokens
 
@@ -219,14 +218,14 @@ class _Run:
             depth=options.unroll_steps,
         )
 
-    def _arguments(self, num_rows: int) -> TrainingArguments:
+    def _arguments(self, num_rows: int) -> DraftArguments:
         options = self.options
         cuda = self.target.device.type == "cuda"
         rate = options.learning_rate
         if rate is None:
             width = options.hidden_size or self.target.get_input_embeddings().weight.shape[1]
             rate = min(_RATE_TIMES_WIDTH[options.kind] / width, _HIGHEST_RATE)
-        arguments = TrainingArguments(
+        arguments = DraftArguments(
             output_dir=str(self.output),
             use_cpu=options.cpu or not torch.cuda.is_available(),
             bf16=cuda,

@@ -8,11 +8,21 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import EvalPrediction, Trainer
+from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from .checkpoints import mark_complete
 from .metrics import summarise
 from .reading import TargetReader
+
+
+class DraftArguments(TrainingArguments):
+    """`TrainingArguments` whose CPU has no number: 5.17 cannot load an optimizer's state to "cpu:0"."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        device = super().device
+        return torch.device("cpu") if device.type == "cpu" else device
 
 
 class DraftTrainer(Trainer):

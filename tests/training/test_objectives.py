@@ -257,3 +257,28 @@ def test_narrower_draft_models_keep_what_they_can_of_the_embeddings() -> None:
 def test_sizes_a_draft_model_cannot_have(sizes: tuple[int, int | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draft_config(tiny_model().config, *sizes, None)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "draft"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_mixed_precision_as_on_a_gpu(kind: str, recompute: bool, batch: dict[str, torch.Tensor]) -> None:
+    """A target in bfloat16, weights in float32, autocast: nearly the loss of float32, gradients in float32."""
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(3)
+        target = tiny_model(num_hidden_layers=6, dtype=torch.float32, sharpness=1.5).to(dtype)
+        if kind == "draft":
+            objective: Any = DistillObjective(new_draft_model(target, num_layers=2), 3)
+            reader = TargetReader(target, None)
+        else:
+            head = new_head(target, new_head_config(target, version=3 if kind == "eagle3" else 1))
+            objective = TttObjective(head, STEPS, recompute=recompute) if kind == "eagle3" else Eagle1Objective(head)
+            reader = TargetReader(target, head.config.aux_boundaries(6))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = objective(reading=reader(batch["input_ids"]), **batch)["loss"]
+        loss.backward()
+        parameters = list(objective.parameters())
+        assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in parameters)
+        losses.append(float(loss.detach()))
+    assert loss.dtype == torch.float32
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
