@@ -99,7 +99,8 @@ class DraftTrainer(Trainer):
             weights |= load_file(file)
         result = trained.load_state_dict(weights, strict=False)
         # A tied lm_head is saved once.
-        missing = [name for name in result.missing_keys if name not in (trained._tied_weights_keys or ())]
+        tied = (trained._tied_weights_keys or ()) if getattr(trained.config, "tie_word_embeddings", False) else ()
+        missing = [name for name in result.missing_keys if name not in tied]
         if missing or result.unexpected_keys:
             raise ValueError(
                 f"{resume_from_checkpoint} is of another model: missing {missing}, not known "

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.chat import chat_tokenizer
 from support.goldens import TINY_TARGET, trained_prompts, trained_target
+from support.models import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -23,6 +25,7 @@ from hf_specdec.cli import build_app
 from hf_specdec.eagle import EagleHead
 from hf_specdec.training import TrainOptions, train
 from hf_specdec.training.checkpoints import mark_complete, newest_complete
+from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import Text
 
 
@@ -132,6 +135,29 @@ def test_writing_continues_too(tmp_path: Path) -> None:
     assert second.finished
     lines = (tmp_path / "data" / "written-00000.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["job"] for line in lines) == list(range(24))
+
+
+@pytest.mark.parametrize("kind, hidden_size", [("draft", 16), ("draft", None), ("eagle3", None), ("eagle1", None)])
+def test_a_chat_target_with_tied_embeddings(tmp_path: Path, kind: str, hidden_size: int | None) -> None:
+    """It writes both sides; the run goes through three checkpoints; the head learns answers alone."""
+    tokenizer = chat_tokenizer()
+    target = tiny_model(tie_word_embeddings=True, dtype=torch.float32, sharpness=1.5, num_hidden_layers=3)
+    target.generation_config.eos_token_id = tokenizer.eos_token_id
+    target.save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    changes = {"target": str(tmp_path / "target"), "kind": kind, "hidden_size": hidden_size, "turns": 2}
+    options = SMALL | changes | {"output": str(tmp_path / "out"), "self_generate": 30, "epochs": 4}
+    train(TrainOptions(**options, max_seconds=1e-6))  # no time to write
+    Corpus(TrainOptions(**options), tmp_path / "out" / "data", target, tokenizer).texts()
+    stops = [train(TrainOptions(**options, max_seconds=1e-3)).step for _ in range(3)]
+    assert stops == [1, 2, 3]
+    assert train(TrainOptions(**options)).finished
+    output = tmp_path / "out"
+    draft = AutoModelForCausalLM.from_pretrained(output) if kind == "draft" else EagleHead.from_pretrained(output)
+    prompt = torch.tensor([[1, 4, 9, 10]])
+    plain = target.generate(prompt, max_new_tokens=12, do_sample=False)
+    output = target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=draft, tree="[(0,), (0, 0)]")
+    assert torch.equal(output, plain)
 
 
 def test_prompts_are_answered(tmp_path: Path) -> None:
