@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .trees import DynamicTree, TokenTree, as_tree
+from .trees import AutoTree, TokenTree, Tree, TreeSchedule, as_tree
 
 
 _DRAFT_SAMPLING = ("auto", "greedy", "sample")
@@ -21,9 +21,11 @@ class SpeculativeConfig:
     `generate(speculative_config=SpeculativeConfig(tree=…))`.
 
     Args:
-        tree (`str`, list of paths, `TokenTree` or `DynamicTree`, *optional*):
-            The tree to fill at every step. Defaults to what the draft prefers: a chain of 5 for a draft model, a small
-            branching tree for an n-gram drafter.
+        tree (`str`, list of paths, `TokenTree`, `DynamicTree`, `"auto"` or list of pairs, *optional*):
+            The tree to fill at every step. `"auto"`: chosen on the way from measured acceptance and measured times.
+            Pairs of a length in tokens (prompt included) and a tree (or None) say from where on which tree is taken.
+            Defaults to what the draft prefers: a chain of 5 for a draft model, a small branching tree for an n-gram
+            drafter, its own for a head.
         draft_sampling (`str`, *optional*, defaults to `"auto"`):
             `"greedy"`: the children of a node are the draft's best tokens. `"sample"`: they are drawn from the draft's
             distribution without replacement. `"auto"`: greedy in greedy calls and for drafters without probabilities,
@@ -118,7 +120,7 @@ class SpeculativeConfig:
 class SpeculationPlan:
     """A `SpeculativeConfig` with every "auto" resolved for one call."""
 
-    tree: TokenTree | DynamicTree
+    tree: Tree
     draws_children: bool
     """Whether the children of a node are drawn from the draft's distribution (else they are its best tokens)."""
     uses_rejection: bool
@@ -132,18 +134,20 @@ class SpeculationPlan:
         cls,
         config: SpeculativeConfig,
         *,
-        default_tree: TokenTree | DynamicTree,
+        default_tree: Tree,
         has_probabilities: bool,
         do_sample: bool,
         vocab_size: int,
+        max_depth: int | None = None,
     ) -> SpeculationPlan:
         """
         Args:
             config (`SpeculativeConfig`): what the user asked for.
-            default_tree (`TokenTree` or `DynamicTree`): the drafter's, used if `config` has none.
+            default_tree (`Tree`): the drafter's, used if `config` has none.
             has_probabilities (`bool`): whether the drafter knows q.
             do_sample (`bool`): whether the call samples.
             vocab_size (`int`): tokens that the drafter can propose, which bounds the ranks.
+            max_depth (`int`, *optional*): levels that it can propose, which bound what "auto" chooses among.
 
         Raises:
             ValueError: where the drafter or the tree cannot do what is asked.
@@ -163,22 +167,28 @@ class SpeculationPlan:
                 "`verification='rejection'` needs children drawn from the draft's distribution, which this drafter "
                 "does not have. Use 'auto' or 'target'."
             )
-        if isinstance(tree, TokenTree):
-            if draws_children and tree.has_rank_gaps:
-                raise ValueError(
-                    f"`tree`={_shorten(tree)} has rank gaps (a child without its better-ranked sibling). Drawn "
-                    "children fill the ranks in order: close the gaps, or use draft_sampling='greedy' with "
-                    "verification='target'."
-                )
-            largest = max(tree.ranks)
-        else:
-            largest = tree.top_k - 1
-        if largest >= vocab_size:
-            raise ValueError(
-                f"`tree` asks for rank {largest}, but the vocabulary has only {vocab_size} tokens. Use a narrower one."
-            )
+        tree = _fitted(tree, draws_children, vocab_size, max_depth)
         uses_rejection = do_sample and draws_children and config.verification != "target"
         return cls(tree, draws_children, uses_rejection, config.disable_by_batch_size, config.draft_temperature)
+
+
+def _fitted(tree: Tree, draws_children: bool, vocab_size: int, max_depth: int | None) -> Tree:
+    """The tree, "auto" within what the drafter can do. Refuses one with places that the drafter cannot fill."""
+    if isinstance(tree, TreeSchedule):
+        return tree.map(lambda entry: _fitted(entry, draws_children, vocab_size, max_depth))
+    if isinstance(tree, AutoTree):
+        return tree.within(max_depth, vocab_size)
+    if isinstance(tree, TokenTree) and draws_children and tree.has_rank_gaps:
+        raise ValueError(
+            f"`tree`={_shorten(tree)} has rank gaps (a child without its better-ranked sibling). Drawn children fill "
+            "the ranks in order: close the gaps, or use draft_sampling='greedy' with verification='target'."
+        )
+    largest = max(tree.ranks) if isinstance(tree, TokenTree) else tree.top_k - 1
+    if largest >= vocab_size:
+        raise ValueError(
+            f"`tree` asks for rank {largest}, but the vocabulary has only {vocab_size} tokens. Use a narrower one."
+        )
+    return tree
 
 
 def _is_number(value: Any) -> bool:

@@ -19,7 +19,7 @@ from .recording import Recorder, SpeculativeGenerateOutput
 from .sequences import Sequences
 from .stopping import ColumnJudge
 from .target import Target
-from .trees import DraftTree
+from .trees import DraftTree, choice_of
 from .verification import DraftTemperature, TargetDistribution, Walk, choose, walk_by_rejection, walk_target
 from .verification.processors import READS_SCORES_ONLY
 
@@ -55,6 +55,8 @@ class SpeculativeCall:
         self.drafter, self.plan, self.generation_config = drafter, plan, generation_config
         self.synced_gpus, self.streamer = synced_gpus, streamer
         self.do_sample = bool(generation_config.do_sample)
+        draft = drafter.models[0] if drafter.models else type(drafter)
+        self.choice = choice_of(plan.tree, model, draft, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
         visible = _visible(model_kwargs.get("attention_mask"))
@@ -80,15 +82,7 @@ class SpeculativeCall:
             if self.judge.all_finished:
                 self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
                 continue
-            speculates = self._speculates()
-            with phase("propose"):
-                draft = self._propose() if speculates else self._no_draft()
-            with phase("score"):
-                outputs = self.target.score(draft)
-            with phase("accept"):
-                walk = self._accept(draft, outputs)
-            with phase("commit"):
-                self._commit(draft if speculates else None, walk, outputs)
+            self._step()
         return self._finish()
 
     def _prefill(self) -> None:
@@ -98,7 +92,7 @@ class SpeculativeCall:
         warpers = LogitsProcessorList(p for p in self.distribution.processors if type(p) in READS_SCORES_ONLY)
         vocab_size = self.target.model.config.get_text_config().vocab_size
         chunk_size = self.generation_config.prefill_chunk_size
-        request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature)
+        request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice)
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
         self.distribution.begin_step(outputs.logits[:, -1:])
@@ -109,7 +103,28 @@ class SpeculativeCall:
 
     # -------------------------------------------------------------------------------------------------------- a step
 
+    def _step(self) -> None:
+        phase, seconds = self.metrics.phase, self.metrics.seconds
+        before = dict(seconds)
+        speculates = self._speculates()
+        with phase("propose"):
+            draft = self._propose() if speculates else self._no_draft()
+        with phase("score"):
+            outputs = self.target.score(draft)
+        with phase("accept"):
+            walk = self._accept(draft, outputs)
+        with phase("commit"):
+            self._commit(draft if speculates else None, walk, outputs)
+        if self._may_speculate():
+            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
+            propose = spent.pop("propose")
+            self.choice.end_step(draft, walk.paths, propose, sum(spent.values()))
+
     def _speculates(self) -> bool:
+        """Whether the drafter is asked in this step; also chooses the tree."""
+        return self._may_speculate() and self.choice.begin_step(self.sequences.longest) is not None
+
+    def _may_speculate(self) -> bool:
         limit = self.plan.disable_by_batch_size
         return limit is None or self.sequences.resting.count(False) <= limit
 
@@ -192,6 +207,7 @@ def plan_of_call(
         default_tree=drafter.default_tree,
         has_probabilities=drafter.has_probabilities,
         do_sample=bool(generation_config.do_sample),
+        max_depth=drafter.max_depth,
         vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
     )
 

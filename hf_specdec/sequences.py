@@ -62,6 +62,11 @@ class Sequences:
         last = torch.tensor(self.lengths, device=self.device)[:, None] - 1
         return self._ids.gather(1, last)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that does not rest; 0 if all do."""
+        return max((length for length, rests in zip(self.lengths, self.resting, strict=True) if not rests), default=0)
+
     def room(self, row: int) -> int:
         """How many draft tokens a step of this row can use: the step's own token takes the last place."""
         if self.resting[row]:

@@ -181,6 +181,7 @@ def test_the_library_needs_transformers_and_torch_only() -> None:
         missing = {"typer", "click", "rich", "triton", "gguf", "gradio", "matplotlib", "peft", "accelerate", "scipy"}
         find = PathFinder.find_spec
 
+        @staticmethod
         def find_installed(name, path=None, target=None):
             return None if name.partition(".")[0] in missing else find(name, path, target)
 

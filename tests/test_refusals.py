@@ -115,7 +115,12 @@ BAD_TREES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "too many nodes": ([(rank,) for rank in range(1025)], ("1024", "smaller")),
     "a rank beyond the vocabulary": ([(VOCAB,)], (str(VOCAB), "vocabulary", "narrower")),
     "more branches than tokens": (DynamicTree(depth=2, top_k=VOCAB + 1, num_nodes=4), (str(VOCAB), "vocabulary")),
-    "auto, which is not there yet": ("auto", ("'auto'", "[(0,), (1,), (0, 0)]")),
+    "a schedule that begins late": ([(5, "[(0,)]"), (9, "[(0,)]")], ("begin with 0 and rise", "[5, 9]")),
+    "a schedule that falls": ([(0, "[(0,)]"), (9, "[(0,)]"), (7, None)], ("begin with 0 and rise", "[0, 9, 7]")),
+    "a schedule without trees": ([(0, None)], ("must name a tree somewhere",)),
+    "a schedule with a path": ([(0, "[(0,)]"), (0, 1)], ("(0, 1)", "no entry of a schedule")),
+    "a schedule in a schedule": ([(0, [(0, "[(0,)]")])], ("a schedule within a schedule",)),
+    "a schedule with a bad tree": ([(0, "[(0, 0)]")], ("(0, 0)", "parent")),
 }
 
 

@@ -15,7 +15,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
 from ..sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree
+from ..trees import DraftTree, DynamicTree, TokenTree, TreeChoice
 from ..verification.sharpening import DraftTemperature
 
 
@@ -25,12 +25,13 @@ class DraftRequest:
     What a drafter is told when a call starts.
 
     Args:
-        plan (`SpeculationPlan`): the tree to fill, and whether children are drawn.
+        plan (`SpeculationPlan`): what may be asked for, and whether children are drawn.
         vocab_size (`int`): the target's.
         warpers (`LogitsProcessorList`): those processors of the call that read the scores alone; a drafter that draws
             children applies them to its own scores, since the closer q is to p, the more is accepted.
         prefill_chunk_size (`int`, *optional*): the call's.
         temperature (`DraftTemperature`, *optional*): makes q sharper or flatter.
+        choice (`TreeChoice`, *optional*): says which tree a step takes; without it, the plan's.
     """
 
     plan: SpeculationPlan
@@ -38,6 +39,12 @@ class DraftRequest:
     warpers: LogitsProcessorList
     prefill_chunk_size: int | None = None
     temperature: DraftTemperature = field(default_factory=DraftTemperature)
+    choice: TreeChoice | None = None
+
+    @property
+    def tree(self) -> TokenTree | DynamicTree:
+        """The tree to fill in the present step."""
+        return self.plan.tree if self.choice is None else self.choice.tree
 
     @property
     def warp_if_drawn(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -62,6 +69,9 @@ class Drafter(CandidateGenerator):
 
     default_tree: TokenTree | DynamicTree = TokenTree.chain(5)
     """The tree where the user gives none."""
+
+    max_depth: int | None = None
+    """How many levels of draft tokens it can propose; None if any number."""
 
     num_tokens: int | None = None
     """How many different tokens it can propose at a node; None if all of the target's."""

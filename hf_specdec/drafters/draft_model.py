@@ -79,7 +79,7 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         room = [self._room(sequences, row) for row in range(sequences.batch_size)]
-        tree = self.request.plan.tree
+        tree = self.request.tree
         if isinstance(tree, TokenTree):
             tree = tree.truncate(max(room))
         if max(room) <= 0 or tree is None:

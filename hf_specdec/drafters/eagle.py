@@ -136,7 +136,7 @@ class EagleDrafter(Drafter):
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         room = [sequences.room(row) for row in range(sequences.batch_size)]
-        tree = self.request.plan.tree
+        tree = self.request.tree
         if isinstance(tree, TokenTree):
             tree = tree.truncate(max(room))
         if max(room) <= 0 or tree is None:

@@ -46,6 +46,10 @@ class MedusaDrafter(Drafter):
     def num_tokens(self) -> int:
         return self.heads.config.vocab_size
 
+    @property
+    def max_depth(self) -> int:
+        return self.heads.config.num_heads
+
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         config, text_config = self.heads.config, target.config.get_text_config(decoder=True)
         for name, what in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
@@ -85,7 +89,7 @@ class MedusaDrafter(Drafter):
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         room = [sequences.room(row) for row in range(sequences.batch_size)]
-        tree = self.request.plan.tree
+        tree = self.request.tree
         if isinstance(tree, TokenTree):
             tree = tree.truncate(max(room))
         if max(room) <= 0 or tree is None:

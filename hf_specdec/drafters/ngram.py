@@ -56,7 +56,7 @@ class NgramDraft(Drafter):
                 self._seen[row] = len(tokens)
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
-        tree = self.request.plan.tree
+        tree = self.request.tree
         fill = _fill_static if isinstance(tree, TokenTree) else _fill_dynamic
         rows: list[_Filled] = []
         for row, text in enumerate(self._texts):

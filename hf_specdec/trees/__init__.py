@@ -5,29 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .auto import AutoChoice, AutoTree, memory_of
+from .choice import ScheduledChoice, TreeChoice, TreeSchedule
 from .draft_tree import DraftTree, Topology
 from .dynamic import DynamicTree
 from .token_tree import MAX_NODES, TokenTree
 
 
-__all__ = ["MAX_NODES", "DraftTree", "DynamicTree", "TokenTree", "Topology", "as_tree"]
+__all__ = [
+    "MAX_NODES",
+    "AutoTree",
+    "DraftTree",
+    "DynamicTree",
+    "TokenTree",
+    "Topology",
+    "Tree",
+    "TreeChoice",
+    "TreeSchedule",
+    "as_tree",
+    "choice_of",
+]
+
+Tree = TokenTree | DynamicTree | AutoTree | TreeSchedule
+"""What `tree=` becomes."""
 
 
-def as_tree(tree: Any) -> TokenTree | DynamicTree:
+def as_tree(tree: Any) -> Tree:
     """
-    Reads any value that `tree=` accepts: a string, a list of paths, a `TokenTree`, a `DynamicTree`, or the dict that
-    one of these becomes in a saved generation config.
+    Reads any value that `tree=` accepts: a string, a list of paths, a `TokenTree`, a `DynamicTree`, "auto", a schedule
+    (a list of pairs of a length and a tree), or what one of these becomes in a saved generation config.
 
     Raises:
         ValueError: if the value is not a valid tree.
         TypeError: if it is none of these kinds.
     """
-    if isinstance(tree, (TokenTree, DynamicTree)):
+    if isinstance(tree, Tree):
         return tree
-    if tree == "auto":
-        raise ValueError(
-            "`tree`='auto': this version chooses no trees. Give one such as '[(0,), (1,), (0, 0)]', or leave it out."
-        )
+    if isinstance(tree, str) and tree == "auto":
+        return AutoTree()
     if isinstance(tree, str):
         return TokenTree.parse(tree)
     if isinstance(tree, Mapping):
@@ -36,8 +51,43 @@ def as_tree(tree: Any) -> TokenTree | DynamicTree:
         if set(tree) == {"depth", "top_k", "num_nodes"}:
             return DynamicTree(**tree)
     elif isinstance(tree, (list, tuple)):
-        return TokenTree(tree)
+        return _as_schedule(tree) if any(map(_is_entry, tree)) else TokenTree(tree)
     raise TypeError(
         "`tree` must be a string, a list of rank paths, a `TokenTree` or a `DynamicTree`, but is "
         f"{type(tree).__name__}: {tree!r}."
     )
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is an entry of a schedule and no rank path: its second part is a tree, or None."""
+    return isinstance(entry, (list, tuple)) and len(entry) == 2 and not isinstance(entry[1], int)
+
+
+def _as_schedule(entries: Any) -> TreeSchedule:
+    read = []
+    for entry in entries:
+        if not _is_entry(entry) or isinstance(entry[0], bool) or not isinstance(entry[0], int):
+            raise ValueError(
+                f"`tree` holds {entry!r}, which is no entry of a schedule. Write pairs of a length and a tree: "
+                "[(0, '[(0,), (1,)]'), (512, '[(0,)]')]."
+            )
+        tree = None if entry[1] is None else as_tree(entry[1])
+        if isinstance(tree, TreeSchedule):
+            raise ValueError(f"`tree` holds a schedule within a schedule: {entry!r}. Give one list of pairs.")
+        read.append((entry[0], tree))
+    return TreeSchedule(tuple(read))
+
+
+def choice_of(tree: Tree | None, target: Any, draft: Any, batch_size: int) -> TreeChoice:
+    """
+    Which tree each step of a call takes.
+
+    Args:
+        target, draft: whose earlier calls are remembered under "auto": models, or the kind of a drafter without one.
+        batch_size (`int`): rows of the call.
+    """
+    if isinstance(tree, AutoTree):
+        return AutoChoice(memory_of(target, draft, batch_size, tree))
+    if isinstance(tree, TreeSchedule):
+        return ScheduledChoice(tree, [choice_of(entry, target, draft, batch_size) for _, entry in tree.entries])
+    return TreeChoice(tree)

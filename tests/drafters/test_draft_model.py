@@ -289,7 +289,7 @@ class Oracle(Drafter):
         self.steps = 0
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
-        tree = self.request.plan.tree
+        tree = self.request.tree
         kinds = [self.spoil(self.steps, row) for row in range(sequences.batch_size)]
         self.steps += 1
         if set(kinds) == {"nothing"}:

@@ -1,0 +1,125 @@
+"""What `tree="auto"` measures: how often draft tokens are accepted, and how long steps take."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import deque
+from itertools import pairwise
+
+from .draft_tree import DraftTree
+from .token_tree import TokenTree
+
+
+class AcceptanceTable:
+    """
+    How often the child of rank r at depth d is the one that is accepted, as running averages.
+
+    Args:
+        max_depth (`int`), max_children (`int`): depths and ranks that are counted.
+    """
+
+    FIRST_GUESS = (0.6, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)
+    """What is believed of a rank before anything was seen: the order of what EAGLE's and SpecInfer's papers report."""
+    WEIGHT = 4.0
+    """How many drafts that guess counts for; and how many those at other depths count for."""
+    DECAY = 0.99
+    """How much older steps count."""
+
+    def __init__(self, max_depth: int, max_children: int):
+        depths, ranks = range(max_depth), range(max_children)
+        self._hits = [[0.0 for _ in ranks] for _ in depths]
+        self._trials = [[0.0 for _ in ranks] for _ in depths]
+        self._guess = [self.FIRST_GUESS[min(rank, len(self.FIRST_GUESS) - 1)] for rank in ranks]
+
+    def add(self, tree: TokenTree, draft: DraftTree, paths: list[list[int] | None]) -> None:
+        """
+        Counts one step: at every node that was reached, which child was accepted of those that the tree asks for
+        (what a drafter had no token for counts as refused).
+        """
+        for table in (self._hits, self._trials):
+            for row in table:
+                row[:] = [self.DECAY * count for count in row]
+        for row, path in enumerate(paths):
+            if path is None:
+                continue
+            ranks: tuple[int, ...] = ()
+            for depth, (node, accepted) in enumerate(zip([0, *path], [*path, None], strict=True)):
+                if depth == len(self._trials):
+                    break
+                found = None
+                if accepted is not None:
+                    found = draft.topology.children_of(row, node).index(accepted)
+                for rank, trials in enumerate(self._trials[depth]):
+                    if (*ranks, rank) in tree:
+                        self._trials[depth][rank] = trials + 1
+                        self._hits[depth][rank] += rank == found
+                if found is not None:
+                    ranks = (*ranks, found)
+
+    def chances(self) -> list[list[float]]:
+        """`[depth][rank]`, not rising with the rank. What was seldom seen leans on other depths of that rank."""
+        table, weight = [], self.WEIGHT
+        over_depths = [
+            (sum(hits) + weight * guess) / (sum(trials) + weight)
+            for hits, trials, guess in zip(
+                zip(*self._hits, strict=True), zip(*self._trials, strict=True), self._guess, strict=True
+            )
+        ]
+        for hits, trials in zip(self._hits, self._trials, strict=True):
+            chances, least, left = [], 1.0, 1.0
+            for hit, trial, elsewhere in zip(hits, trials, over_depths, strict=True):
+                least = min(least, (hit + weight * elsewhere) / (trial + weight), left)
+                left -= least  # together they are accepted at most once
+                chances.append(least)
+            table.append(chances)
+        return table
+
+
+class TimeTable:
+    """Seconds by a whole number, of which some were measured."""
+
+    RECENT = 7
+    """Measurements of which the median counts."""
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+
+    def add(self, number: int, seconds: float) -> None:
+        """Adds a measurement."""
+        self._recent.setdefault(number, deque(maxlen=self.RECENT)).append(seconds)
+
+    @property
+    def largest(self) -> int:
+        """The largest number that was measured, -1 if none was."""
+        return max(self._recent, default=-1)
+
+    def up_to(self, number: int) -> list[float]:
+        """
+        What is expected for 0 … `number`: on the line between the measured neighbours; beyond the last measured, as
+        much more as it rose so far.
+        """
+        known = sorted((key, statistics.median(values)) for key, values in self._recent.items())
+        (first, start), (last, end) = known[0], known[-1]
+        slope = max(end - start, 0.0) / (last - first) if last > first else 0.0
+        expected = [start] * (first + 1)
+        for (low, start), (high, end) in pairwise(known):
+            expected += [start + (end - start) * (place - low) / (high - low) for place in range(low + 1, high + 1)]
+        expected += [end + slope * (place - last) for place in range(last + 1, number + 1)]
+        return expected[: number + 1]
+
+
+def likeliest_paths(chances: list[list[float]], num_nodes: int, depth: int) -> list[tuple[float, tuple[int, ...]]]:
+    """The `num_nodes` likeliest rank paths of at most `depth` levels, with their chances, the likeliest first."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+    queue = [(-chances[0][0], (0,))]
+    while queue and len(found) < num_nodes:
+        negative, path = heapq.heappop(queue)
+        found.append((-negative, path))
+        level, rank = len(path) - 1, path[-1]
+        if rank + 1 < len(chances[level]) and chances[level][rank] > 0:
+            sibling = negative / chances[level][rank] * chances[level][rank + 1]
+            heapq.heappush(queue, (sibling, (*path[:-1], rank + 1)))
+        if level + 1 < depth:
+            heapq.heappush(queue, (negative * chances[level + 1][0], (*path, 0)))
+    return [(chance, path) for chance, path in found if chance > 0]

@@ -1,0 +1,106 @@
+"""Which tree a step takes: the same at every step, one by the length of the text, or one that is chosen on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .draft_tree import DraftTree
+from .dynamic import DynamicTree
+from .token_tree import TokenTree
+
+
+class TreeChoice:
+    """
+    What one call asks before every step.
+
+    Args:
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree of every step; None: no tree.
+    """
+
+    def __init__(self, tree: TokenTree | DynamicTree | None):
+        self.tree = tree
+        """The tree of the present step; None if it carries no draft tokens."""
+
+    def begin_step(self, length: int) -> TokenTree | DynamicTree | None:
+        """The tree of the step that begins. `length`: tokens of the longest unfinished row, the root included."""
+        return self.tree
+
+    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
+        """
+        Told what came of a step.
+
+        Args:
+            draft (`DraftTree`): what was proposed.
+            paths (`list`): for every row the accepted nodes, or None if it rested.
+            propose (`float`), rest (`float`): seconds that drafting took, and the rest of the step.
+        """
+
+
+@dataclass(frozen=True)
+class TreeSchedule:
+    """
+    Trees by the length of the text.
+
+    Args:
+        entries (`tuple`): pairs of a length in tokens, prompt included, and the tree from there on (None: no tree).
+            The first length is 0, and they rise.
+
+    Raises:
+        ValueError: for an empty schedule, or lengths that do not begin with 0 and rise.
+    """
+
+    entries: tuple[tuple[int, Any], ...]
+
+    def __post_init__(self) -> None:
+        lengths = [length for length, _ in self.entries]
+        if not lengths or lengths[0] != 0 or any(a >= b for a, b in zip(lengths, lengths[1:], strict=False)):
+            raise ValueError(
+                f"`tree`: the lengths of a schedule must begin with 0 and rise, but are {lengths}. Write for example "
+                "[(0, '[(0,), (1,)]'), (512, '[(0,)]')]."
+            )
+        if all(tree is None for _, tree in self.entries):
+            raise ValueError("`tree`: a schedule must name a tree somewhere. Leave `assistant_model` out instead.")
+
+    @property
+    def trees(self) -> list[Any]:
+        """The trees that it names."""
+        return [tree for _, tree in self.entries if tree is not None]
+
+    def map(self, change: Callable[[Any], Any]) -> TreeSchedule:
+        """The schedule with every tree changed."""
+        return TreeSchedule(tuple((length, None if tree is None else change(tree)) for length, tree in self.entries))
+
+    @property
+    def num_nodes(self) -> int:
+        """Most draft nodes of a step."""
+        return max(tree.num_nodes for tree in self.trees)
+
+    @property
+    def depth(self) -> int:
+        """Most levels of draft tokens."""
+        return max(tree.depth for tree in self.trees)
+
+    def to_dict(self) -> list[Any]:
+        """A JSON-able form, which `tree=` accepts again."""
+        return [[length, None if tree is None else tree.to_dict()] for length, tree in self.entries]
+
+
+class ScheduledChoice(TreeChoice):
+    """The choice of a `TreeSchedule`; `choices` are those of its entries, in their order."""
+
+    def __init__(self, schedule: TreeSchedule, choices: Sequence[TreeChoice]):
+        super().__init__(None)
+        self._starts = [length for length, _ in schedule.entries]
+        self._choices = choices
+        self._current = choices[0]
+
+    def begin_step(self, length: int) -> TokenTree | DynamicTree | None:
+        entry = max(index for index, start in enumerate(self._starts) if start <= length)
+        self._current = self._choices[entry]
+        self.tree = self._current.begin_step(length)
+        return self.tree
+
+    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
+        self._current.end_step(draft, paths, propose, rest)

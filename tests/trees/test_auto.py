@@ -1,0 +1,244 @@
+"""`tree="auto"` and schedules: what is measured, what is chosen, and that the text stays the same."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support.exact import SIGNIFICANCE
+from support.models import noisy_copy, prompts, tiny_model
+from support.parity import plain_text
+from support.sampling import a_draft, a_head, fit_samples
+from transformers import GenerationConfig
+
+import hf_specdec
+from hf_specdec import DynamicTree, MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.trees import AutoTree, DraftTree, Topology, TreeSchedule, as_tree
+from hf_specdec.trees.auto import AutoChoice, Memory, _memories, best_plan
+from hf_specdec.trees.auto_tables import AcceptanceTable, TimeTable, likeliest_paths
+
+
+LIMITS = AutoTree(max_nodes=32, max_depth=5, max_children=4)
+
+
+def times(points: dict[int, float]) -> TimeTable:
+    table = TimeTable()
+    for number, seconds in points.items():
+        table.add(number, seconds)
+    return table
+
+
+# ---------------------------------------------------------------------------------------------------------- the tables
+
+
+def test_times_between_and_beyond_what_was_measured() -> None:
+    assert times({2: 1.0, 4: 3.0}).up_to(6) == [1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert times({0: 5.0, 10: 3.0}).up_to(20)[-1] == 3.0  # a step does not get quicker without end
+    assert times({3: 2.0}).up_to(1) == [2.0, 2.0]
+    table = times({0: 1.0})
+    for seconds in (1.0, 1.0, 50.0, 1.0):
+        table.add(0, seconds)
+    assert table.up_to(0) == [1.0]  # one slow step is no reason
+
+
+def test_likeliest_paths_by_brute_force() -> None:
+    chances = [[0.5, 0.3, 0.1], [0.6, 0.2, 0.1], [0.9, 0.05, 0.02]]
+    everything = [(chances[0][a], (a,)) for a in range(3)]
+    everything += [(chances[0][a] * chances[1][b], (a, b)) for a in range(3) for b in range(3)]
+    everything += [
+        (chances[0][a] * chances[1][b] * chances[2][c], (a, b, c))
+        for a in range(3)
+        for b in range(3)
+        for c in range(3)
+    ]
+    for depth in (1, 2, 3):
+        for count in (1, 5, 12):
+            wanted = sorted((item for item in everything if len(item[1]) <= depth), reverse=True)[:count]
+            found = likeliest_paths(chances, count, depth)
+            assert [round(chance, 12) for chance, _ in found] == [round(chance, 12) for chance, _ in wanted]
+            tree = TokenTree([path for _, path in found])  # every parent is there
+            assert not tree.has_rank_gaps
+
+
+def simulated_step(
+    tree: TokenTree, chances: list[list[float]], generator: random.Random
+) -> tuple[DraftTree, list[int]]:
+    """A draft whose child of rank r at depth d is right with that chance, and the path that is accepted."""
+    draft = DraftTree(torch.zeros(1, tree.num_nodes, dtype=torch.long), Topology.of_tree(tree, torch.device("cpu")))
+    path, node = [], 0
+    while tree.children[node]:
+        draw, level = generator.random(), chances[len(path)]
+        for child in tree.children[node]:
+            draw -= level[tree.ranks[child]]
+            if draw < 0:
+                path.append(child)
+                node = child
+                break
+        else:
+            break
+    return draft, path
+
+
+def test_acceptance_is_learnt() -> None:
+    chances = [[0.6, 0.2, 0.1, 0.0], [0.4, 0.3, 0.0, 0.0], [0.9, 0.0, 0.0, 0.0]]
+    tree, table, generator = TokenTree.from_branching((3, 2, 1)), AcceptanceTable(3, 4), random.Random(0)
+    for _ in range(3000):
+        draft, path = simulated_step(tree, chances, generator)
+        table.add(tree, draft, [path, None])
+    for found, wanted in zip(table.chances(), chances, strict=True):
+        assert found[0] == pytest.approx(wanted[0], abs=0.15)
+        assert found == sorted(found, reverse=True)
+        assert sum(found) <= 1 + 1e-9
+
+
+def test_a_drafter_that_had_no_token_was_not_right() -> None:
+    tree, table = TokenTree.chain(1), AcceptanceTable(1, 1)
+    for _ in range(50):
+        table.add(tree, DraftTree.empty(1, torch.device("cpu")), [[]])
+    assert table.chances()[0][0] < 0.1
+
+
+# ------------------------------------------------------------------------------------------------------------ the plan
+
+
+def test_the_plan_is_the_best_of_all() -> None:
+    """Against every depth and number of nodes, one by one."""
+    chances = [[0.7, 0.15, 0.05, 0.02]] * 5
+    propose, rest = times({0: 0.0, 1: 1.0, 5: 5.0}), times({0: 20.0, 8: 23.0, 16: 26.0, 32: 33.0})
+    plan = best_plan(chances, propose, rest, LIMITS, reach=32)
+    rates = {}
+    for depth in range(1, 6):
+        for count in range(1, 33):
+            found = likeliest_paths(chances, count, depth)
+            seconds = propose.up_to(5)[depth] + rest.up_to(32)[len(found)]
+            rates[depth, count] = (1 + sum(chance for chance, _ in found)) / seconds
+    assert plan.tokens_per_second == pytest.approx(max(rates.values()))
+    assert plan.tokens_per_second > 1.5 / 20
+    assert plan.tree.depth >= 3
+
+
+@pytest.mark.parametrize(
+    "chances, node, level",
+    [
+        ([[0.05, 0.01, 0.0, 0.0]] * 5, 0.1, 2.0),  # a bad draft
+        ([[0.7, 0.1, 0.05, 0.02]] * 5, 0.1, 60.0),  # a slow one
+        ([[0.7, 0.1, 0.05, 0.02]] * 5, 40.0, 1.0),  # a target whose time goes with its nodes: a large batch
+    ],
+)
+def test_no_tree_is_a_choice(chances: list[list[float]], node: float, level: float) -> None:
+    propose, rest = times({0: 0.0, 1: level, 5: 5 * level}), times({0: 20.0, 32: 20.0 + 32 * node})
+    assert best_plan(chances, propose, rest, LIMITS, reach=32).tree is None
+
+
+def simulated_call(chances: list[list[float]], node: float, level: float, steps: int, memory: Memory) -> float:
+    """Tokens per second of a call of so many steps, over those of plain decoding."""
+    choice, generator, tokens, seconds = AutoChoice(memory), random.Random(1), 0, 0.0
+    for _ in range(steps):
+        tree = choice.begin_step(10)
+        draft, path = DraftTree.empty(1, torch.device("cpu")), []
+        if tree is not None:
+            draft, path = simulated_step(tree, chances, generator)
+        propose, rest = level * draft.topology.depth, 20.0 + node * draft.num_nodes
+        choice.end_step(draft, [path], propose, rest)
+        tokens, seconds = tokens + len(path) + 1, seconds + propose + rest
+    return tokens / seconds * 20.0
+
+
+def test_a_good_draft_is_used_and_a_bad_one_is_not() -> None:
+    good, bad = [[0.75, 0.1, 0.05, 0.02]] * 5, [[0.03, 0.01, 0.0, 0.0]] * 5
+    assert simulated_call(good, 0.4, 1.0, 300, Memory(LIMITS)) > 2.2
+    for chances, node, level in ((bad, 0.4, 1.0), (good, 5.0, 30.0)):
+        memory = Memory(LIMITS)
+        simulated_call(chances, node, level, 100, memory)
+        assert simulated_call(chances, node, level, 1000, memory) > 0.98
+
+
+def test_a_text_that_changes() -> None:
+    """From hopeless to easy and back: the probes see it."""
+    good, bad = [[0.8, 0.1, 0.02, 0.01]] * 5, [[0.02, 0.01, 0.0, 0.0]] * 5
+    memory = Memory(LIMITS)
+    simulated_call(bad, 0.4, 1.0, 300, memory)
+    simulated_call(good, 0.4, 1.0, 1500, memory)
+    assert simulated_call(good, 0.4, 1.0, 300, memory) > 2.0
+    simulated_call(bad, 0.4, 1.0, 400, memory)
+    assert simulated_call(bad, 0.4, 1.0, 500, memory) > 0.97
+
+
+# ------------------------------------------------------------------------------------------------- in `generate` calls
+
+
+def drafts_of(target: Any) -> dict[str, Any]:
+    config = MedusaConfig(hidden_size=32, vocab_size=target.config.vocab_size, num_heads=2)
+    return {
+        "draft model": noisy_copy(target, 0.05),
+        "n-gram": NgramDraft(min_ngram=1),
+        "medusa": MedusaHeads(config).to(target.dtype),
+    }
+
+
+@pytest.mark.parametrize("kind", ["draft model", "n-gram", "medusa"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_text_is_the_same(kind: str, batch_size: int) -> None:
+    target = tiny_model("llama", attention_sharpness=3.0)
+    inputs = prompts(batch_size, 12, padding=True)
+    expected = plain_text(target, inputs, max_new_tokens=60)
+    draft = drafts_of(target)[kind]
+    drafts = 0
+    for _ in range(2):  # the second call begins with what the first has measured
+        text = target.generate(**inputs, do_sample=False, max_new_tokens=60, assistant_model=draft, tree="auto")
+        assert text.tolist() == expected.tolist()
+        drafts += hf_specdec.last_metrics().num_drafts
+    assert drafts > 0
+
+
+@pytest.mark.parametrize("draft", ["noisy", "head"])
+def test_sampled_texts_fit_the_enumeration(draft: str) -> None:
+    assistant = a_head(5) if draft == "head" else a_draft(draft)
+    assert fit_samples(SpeculativeConfig(tree="auto"), assistant, "plain").p_value > SIGNIFICANCE
+
+
+def test_memories_go_with_their_models() -> None:
+    target = tiny_model("llama")
+    target.generate(**prompts(1, 5), max_new_tokens=8, assistant_model=NgramDraft(), tree="auto")
+    assert target in _memories
+    gone = weakref.ref(target)
+    del target
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_schedule_by_length() -> None:
+    target = tiny_model("llama", seed=1)
+    schedule = [(0, "[(0,), (1,), (0,0)]"), (20, None), (28, TokenTree.chain(1)), (36, "auto")]
+    seen = []
+
+    class Recording(NgramDraft):
+        def propose(self, sequences):
+            seen.append((sequences.longest, self.request.tree))
+            return super().propose(sequences)
+
+    inputs = prompts(1, 12)
+    expected = plain_text(target, inputs, max_new_tokens=40)
+    text = target.generate(
+        **inputs, do_sample=False, max_new_tokens=40, assistant_model=Recording(min_ngram=1), tree=schedule
+    )
+    assert text.tolist() == expected.tolist()
+    assert {tree for length, tree in seen if length < 20} == {TokenTree.parse("[(0,), (1,), (0,0)]")}
+    assert not [length for length, _ in seen if 20 <= length < 28]
+    assert {tree for length, tree in seen if 28 <= length < 36} == {TokenTree.chain(1)}
+    assert [tree for length, tree in seen if length >= 36]
+
+
+def test_saved_and_read_again(tmp_path: Any) -> None:
+    dynamic = DynamicTree(depth=2, top_k=2, num_nodes=4)
+    for tree in ("auto", [(0, "[(0,)]"), (9, "auto"), (12, None), (20, dynamic)]):
+        value = as_tree(tree)
+        assert as_tree(value.to_dict()) == value
+        GenerationConfig(tree=SpeculativeConfig(tree=tree).to_dict()["tree"]).save_pretrained(tmp_path)
+        assert as_tree(GenerationConfig.from_pretrained(tmp_path).tree) == value
+    assert isinstance(as_tree([(0, "[(0,)]")]), TreeSchedule)
+    assert isinstance(as_tree([(0,), (0, 1), (0, 0)]), TokenTree)
