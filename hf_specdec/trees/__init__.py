@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .auto import AutoChoice, AutoTree, memory_of
+from .auto import AutoChoice, AutoTree, times_of
 from .choice import ScheduledChoice, TreeChoice, TreeSchedule
 from .draft_tree import DraftTree, Topology
 from .dynamic import DynamicTree
@@ -83,11 +83,11 @@ def choice_of(tree: Tree | None, target: Any, draft: Any, batch_size: int) -> Tr
     Which tree each step of a call takes.
 
     Args:
-        target, draft: whose earlier calls are remembered under "auto": models, or the kind of a drafter without one.
+        target, draft: whose step times are remembered under "auto": models, or the kind of a drafter without one.
         batch_size (`int`): rows of the call.
     """
     if isinstance(tree, AutoTree):
-        return AutoChoice(memory_of(target, draft, batch_size, tree))
+        return AutoChoice(times_of(target, draft, batch_size), tree)
     if isinstance(tree, TreeSchedule):
         return ScheduledChoice(tree, [choice_of(entry, target, draft, batch_size) for _, entry in tree.entries])
     return TreeChoice(tree)

@@ -66,96 +66,81 @@ class Plan:
     tokens_per_second: float
 
 
-def best_plan(chances: list[list[float]], propose: TimeTable, rest: TimeTable, limits: AutoTree, reach: int) -> Plan:
+def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, reach: int) -> Plan:
     """
     The tree with the most expected tokens per second.
 
     Args:
         chances (`list[list[float]]`): acceptance by depth and rank.
-        propose (`TimeTable`): seconds to draft, by depth; 0 stands for no tree.
-        rest (`TimeTable`): seconds of the rest of a step, by draft nodes.
+        times (`StepTimes`): what steps cost.
         limits (`AutoTree`): how large it may be.
-        reach (`int`): most nodes to trust `rest` with.
+        reach (`int`): most nodes to trust `times` with.
     """
     num_nodes = min(limits.max_nodes, reach)
-    drafting, checking = propose.up_to(limits.max_depth), rest.up_to(num_nodes)
+    drafting, checking = times.propose.up_to(limits.max_depth), times.rest.up_to(num_nodes)
     best, paths = Plan(None, 1.0 / (drafting[0] + checking[0])), None
+    # Shallower trees have the same paths but the deep ones: of twice as many enough are left.
+    likeliest = likeliest_paths(chances, 2 * num_nodes, limits.max_depth)
     for depth in range(1, limits.max_depth + 1):
-        expected, likeliest = 1.0, likeliest_paths(chances, num_nodes, depth)
-        for count, (chance, _) in enumerate(likeliest, start=1):
+        expected, shallow = 1.0, [item for item in likeliest if len(item[1]) <= depth][:num_nodes]
+        for count, (chance, _) in enumerate(shallow, start=1):
             expected += chance
             rate = expected / (drafting[depth] + checking[count])
             if rate > best.tokens_per_second:
-                best, paths = Plan(None, rate), [path for _, path in likeliest[:count]]
+                best, paths = Plan(None, rate), [path for _, path in shallow[:count]]
     return best if paths is None else Plan(TokenTree(paths), best.tokens_per_second)
 
 
 @dataclass
-class Memory:
-    """What calls of one target with one draft and batch size have measured so far."""
+class StepTimes:
+    """
+    Seconds that steps take on this machine, as measured by all calls of one target with one draft and batch size.
 
-    limits: AutoTree
-    acceptance: AcceptanceTable = field(init=False)
+    Args:
+        propose (`TimeTable`): drafting, by the tree's depth.
+        rest (`TimeTable`): the rest of the step, by draft nodes.
+    """
+
     propose: TimeTable = field(default_factory=TimeTable)
     rest: TimeTable = field(default_factory=TimeTable)
 
-    def __post_init__(self) -> None:
-        self.acceptance = AcceptanceTable(self.limits.max_depth, self.limits.max_children)
-
-    def plan(self) -> Plan:
-        """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
-        reach = max(2 * self.rest.largest, 4)
-        return best_plan(self.acceptance.chances(), self.propose, self.rest, self.limits, reach)
-
-    def cost(self, tree: TokenTree) -> float:
-        """The time that a step with this tree wastes if nothing is accepted, in steps without one."""
-        plain = self.propose.up_to(0)[0] + self.rest.up_to(0)[0]
-        return (self.propose.up_to(tree.depth)[-1] + self.rest.up_to(tree.num_nodes)[-1]) / plain - 1.0
-
-    def rate(self, tree: TokenTree | None) -> float:
-        """Tokens per second that a tree promises now."""
-        if tree is None:
-            return 1.0 / (self.propose.up_to(0)[0] + self.rest.up_to(0)[0])
-        chances, expected = self.acceptance.chances(), 1.0
-        reached: dict[tuple[int, ...], float] = {(): 1.0}
-        for path in tree.paths:
-            reached[path] = reached[path[:-1]] * chances[len(path) - 1][path[-1]]
-            expected += reached[path]
-        return expected / (self.propose.up_to(tree.depth)[-1] + self.rest.up_to(tree.num_nodes)[-1])
+    def of(self, tree: TokenTree | None) -> float:
+        """What a step with this tree takes."""
+        depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
+        return self.propose.up_to(depth)[-1] + self.rest.up_to(nodes)[-1]
 
 
 class AutoChoice(TreeChoice):
     """
-    Chooses the tree of every step of one call.
+    Chooses the tree of every step of one call. Acceptance is learnt anew by every call, since it is the text's.
 
     Args:
-        memory (`Memory`): what is known; goes on learning.
+        times (`StepTimes`): what is known of the machine; goes on learning.
+        limits (`AutoTree`): how large a tree may be.
     """
 
-    REPLAN = 8
+    REPLAN = 4
     """Steps between two plans."""
     GAIN = 1.03
     """How much better another tree must promise to be."""
-    PROBE = 64
+    PROBE = 16
     """
     Steps without trees, at least, after which one carries a small tree, to see whether the text has changed; more
     where that would cost over a hundredth of the time, so that speculation which does not pay costs next to nothing.
     """
 
-    def __init__(self, memory: Memory):
+    def __init__(self, times: StepTimes, limits: AutoTree):
         super().__init__(None)
-        self.memory = memory
-        limits = memory.limits
+        self.times, self.limits = times, limits
+        self.acceptance = AcceptanceTable(limits.max_depth, limits.max_children)
         self._small = TokenTree.chain(min(2, limits.max_depth))
-        paths = likeliest_paths(memory.acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
+        paths = likeliest_paths(self.acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
         middling = TokenTree([path for _, path in paths])
-        unknown = memory.rest.largest < 1
-        # Every one twice: the first of a kind is slow for reasons of its own. The first steps take trees: most texts
-        # can use them.
-        self._to_try = [self._small, self._small, middling, middling, None, None] if unknown else []
-        self._planned: TokenTree | None = self._small
+        # On a new machine every kind of step twice: the first is slow for reasons of its own.
+        is_new = times.rest.largest < 1
+        self._to_try = [self._small, self._small, middling, middling, None, None] if is_new else []
+        self._planned: TokenTree | None = None
         self._steps_to_plan = self._without = 0
-        self._is_first = True
 
     def begin_step(self, length: int) -> TokenTree | None:
         if self._to_try:
@@ -163,34 +148,49 @@ class AutoChoice(TreeChoice):
             return self.tree
         if self._steps_to_plan == 0:
             self._steps_to_plan = self.REPLAN
-            plan = self.memory.plan()
-            if plan.tokens_per_second > self.GAIN * self.memory.rate(self._planned) or self._is_first:
+            plan = self.plan()
+            if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
                 self._planned = plan.tree
-            self._is_first = False
         self._steps_to_plan -= 1
         self.tree = self._planned
         self._without = self._without + 1 if self.tree is None else 0
-        if self._without >= self.PROBE and self._without >= 100 * self.memory.cost(self._small):
+        if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
             self._without, self.tree = 0, self._small
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         # What was drafted, which at the end of a text, or where a drafter knows no more, is less than was asked for.
-        self.memory.propose.add(draft.topology.depth, propose)
-        self.memory.rest.add(draft.num_nodes, rest)
+        self.times.propose.add(draft.topology.depth, propose)
+        self.times.rest.add(draft.num_nodes, rest)
         if self.tree is not None:
-            self.memory.acceptance.add(self.tree, draft, paths)
+            self.acceptance.add(draft, paths)
+
+    def plan(self) -> Plan:
+        """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
+        return best_plan(self.acceptance.chances(), self.times, self.limits, max(2 * self.times.rest.largest, 4))
+
+    def rate(self, tree: TokenTree | None) -> float:
+        """Tokens per second that a tree promises now."""
+        chances, reached, expected = self.acceptance.chances(), {(): 1.0}, 1.0
+        for path in () if tree is None else tree.paths:
+            reached[path] = reached[path[:-1]] * chances[len(path) - 1][path[-1]]
+            expected += reached[path]
+        return expected / self.times.of(tree)
+
+    def _cost_of_probe(self) -> float:
+        """The time that a probe wastes if nothing is accepted, in steps without a tree."""
+        return self.times.of(self._small) / self.times.of(None) - 1.0
 
 
-_memories: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Any, Memory]]] = (
+_times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[int, StepTimes]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def memory_of(target: Any, draft: Any, batch_size: int, limits: AutoTree) -> Memory:
+def times_of(target: Any, draft: Any, batch_size: int) -> StepTimes:
     """
-    The memory that calls of one target and draft (a model, or a kind of drafter without one) share, for one batch
-    size. It goes when either does.
+    The step times that calls of one target and draft (a model, or a kind of drafter without one) share, for one batch
+    size. They go when either does.
     """
-    of_target = _memories.setdefault(target, weakref.WeakKeyDictionary())
-    return of_target.setdefault(draft, {}).setdefault((batch_size, limits), Memory(limits))
+    of_target = _times.setdefault(target, weakref.WeakKeyDictionary())
+    return of_target.setdefault(draft, {}).setdefault(batch_size, StepTimes())

@@ -8,7 +8,6 @@ from collections import deque
 from itertools import pairwise
 
 from .draft_tree import DraftTree
-from .token_tree import TokenTree
 
 
 class AcceptanceTable:
@@ -23,7 +22,7 @@ class AcceptanceTable:
     """What is believed of a rank before anything was seen: the order of what EAGLE's and SpecInfer's papers report."""
     WEIGHT = 4.0
     """How many drafts that guess counts for; and how many those at other depths count for."""
-    DECAY = 0.99
+    DECAY = 0.97
     """How much older steps count."""
 
     def __init__(self, max_depth: int, max_children: int):
@@ -32,10 +31,10 @@ class AcceptanceTable:
         self._trials = [[0.0 for _ in ranks] for _ in depths]
         self._guess = [self.FIRST_GUESS[min(rank, len(self.FIRST_GUESS) - 1)] for rank in ranks]
 
-    def add(self, tree: TokenTree, draft: DraftTree, paths: list[list[int] | None]) -> None:
+    def add(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
         """
-        Counts one step: at every node that was reached, which child was accepted of those that the tree asks for
-        (what a drafter had no token for counts as refused).
+        Counts one step: at every node that was reached, which of the children that it had was accepted. (Where a
+        drafter had nothing to propose, nothing was lost either.)
         """
         for table in (self._hits, self._trials):
             for row in table:
@@ -43,19 +42,12 @@ class AcceptanceTable:
         for row, path in enumerate(paths):
             if path is None:
                 continue
-            ranks: tuple[int, ...] = ()
-            for depth, (node, accepted) in enumerate(zip([0, *path], [*path, None], strict=True)):
-                if depth == len(self._trials):
-                    break
-                found = None
-                if accepted is not None:
-                    found = draft.topology.children_of(row, node).index(accepted)
-                for rank, trials in enumerate(self._trials[depth]):
-                    if (*ranks, rank) in tree:
-                        self._trials[depth][rank] = trials + 1
-                        self._hits[depth][rank] += rank == found
-                if found is not None:
-                    ranks = (*ranks, found)
+            tokens, steps = draft.tokens_list[row], zip([0, *path], [*path, None], strict=True)
+            for trials, hits, (node, accepted) in zip(self._trials, self._hits, steps, strict=False):
+                children = [child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
+                for rank, child in enumerate(children[: len(trials)]):
+                    trials[rank] += 1
+                    hits[rank] += child == accepted
 
     def chances(self) -> list[list[float]]:
         """`[depth][rank]`, not rising with the rank. What was seldom seen leans on other depths of that rank."""

@@ -199,13 +199,6 @@ class TokenTree:
     def __len__(self) -> int:
         return self.num_nodes
 
-    def __contains__(self, path: object) -> bool:
-        return path in self._members
-
-    @cached_property
-    def _members(self) -> frozenset[Path]:
-        return frozenset(self.paths)
-
 
 @lru_cache(maxsize=256)
 def _truncated(tree: TokenTree, depth: int) -> TokenTree:

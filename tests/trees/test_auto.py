@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 import hf_specdec
 from hf_specdec import DynamicTree, MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.trees import AutoTree, DraftTree, Topology, TreeSchedule, as_tree
-from hf_specdec.trees.auto import AutoChoice, Memory, _memories, best_plan
+from hf_specdec.trees.auto import AutoChoice, StepTimes, _times, best_plan
 from hf_specdec.trees.auto_tables import AcceptanceTable, TimeTable, likeliest_paths
 
 
@@ -88,18 +88,19 @@ def test_acceptance_is_learnt() -> None:
     tree, table, generator = TokenTree.from_branching((3, 2, 1)), AcceptanceTable(3, 4), random.Random(0)
     for _ in range(3000):
         draft, path = simulated_step(tree, chances, generator)
-        table.add(tree, draft, [path, None])
+        table.add(draft, [path, None])
     for found, wanted in zip(table.chances(), chances, strict=True):
-        assert found[0] == pytest.approx(wanted[0], abs=0.15)
+        assert found[0] == pytest.approx(wanted[0], abs=0.2)
         assert found == sorted(found, reverse=True)
         assert sum(found) <= 1 + 1e-9
 
 
-def test_a_drafter_that_had_no_token_was_not_right() -> None:
-    tree, table = TokenTree.chain(1), AcceptanceTable(1, 1)
+def test_what_was_not_proposed_was_not_wrong() -> None:
+    table = AcceptanceTable(1, 2)
+    before = table.chances()
     for _ in range(50):
-        table.add(tree, DraftTree.empty(1, torch.device("cpu")), [[]])
-    assert table.chances()[0][0] < 0.1
+        table.add(DraftTree.empty(1, torch.device("cpu")), [[]])
+    assert table.chances()[0] == pytest.approx(before[0])
 
 
 # ------------------------------------------------------------------------------------------------------------ the plan
@@ -109,7 +110,7 @@ def test_the_plan_is_the_best_of_all() -> None:
     """Against every depth and number of nodes, one by one."""
     chances = [[0.7, 0.15, 0.05, 0.02]] * 5
     propose, rest = times({0: 0.0, 1: 1.0, 5: 5.0}), times({0: 20.0, 8: 23.0, 16: 26.0, 32: 33.0})
-    plan = best_plan(chances, propose, rest, LIMITS, reach=32)
+    plan = best_plan(chances, StepTimes(propose, rest), LIMITS, reach=32)
     rates = {}
     for depth in range(1, 6):
         for count in range(1, 33):
@@ -131,12 +132,12 @@ def test_the_plan_is_the_best_of_all() -> None:
 )
 def test_no_tree_is_a_choice(chances: list[list[float]], node: float, level: float) -> None:
     propose, rest = times({0: 0.0, 1: level, 5: 5 * level}), times({0: 20.0, 32: 20.0 + 32 * node})
-    assert best_plan(chances, propose, rest, LIMITS, reach=32).tree is None
+    assert best_plan(chances, StepTimes(propose, rest), LIMITS, reach=32).tree is None
 
 
-def simulated_call(chances: list[list[float]], node: float, level: float, steps: int, memory: Memory) -> float:
-    """Tokens per second of a call of so many steps, over those of plain decoding."""
-    choice, generator, tokens, seconds = AutoChoice(memory), random.Random(1), 0, 0.0
+def simulated_steps(choice: AutoChoice, chances: list[list[float]], node: float, level: float, steps: int) -> float:
+    """Tokens per second over so many steps, in those of plain decoding."""
+    generator, tokens, seconds = random.Random(1), 0, 0.0
     for _ in range(steps):
         tree = choice.begin_step(10)
         draft, path = DraftTree.empty(1, torch.device("cpu")), []
@@ -150,22 +151,21 @@ def simulated_call(chances: list[list[float]], node: float, level: float, steps:
 
 def test_a_good_draft_is_used_and_a_bad_one_is_not() -> None:
     good, bad = [[0.75, 0.1, 0.05, 0.02]] * 5, [[0.03, 0.01, 0.0, 0.0]] * 5
-    assert simulated_call(good, 0.4, 1.0, 300, Memory(LIMITS)) > 2.2
+    assert simulated_steps(AutoChoice(StepTimes(), LIMITS), good, 0.4, 1.0, 300) > 2.2
     for chances, node, level in ((bad, 0.4, 1.0), (good, 5.0, 30.0)):
-        memory = Memory(LIMITS)
-        simulated_call(chances, node, level, 100, memory)
-        assert simulated_call(chances, node, level, 1000, memory) > 0.98
+        times = StepTimes()
+        simulated_steps(AutoChoice(times, LIMITS), chances, node, level, 20)
+        assert simulated_steps(AutoChoice(times, LIMITS), chances, node, level, 500) > 0.98
 
 
 def test_a_text_that_changes() -> None:
-    """From hopeless to easy and back: the probes see it."""
+    """From hopeless to easy and back within one call: the probes see it."""
     good, bad = [[0.8, 0.1, 0.02, 0.01]] * 5, [[0.02, 0.01, 0.0, 0.0]] * 5
-    memory = Memory(LIMITS)
-    simulated_call(bad, 0.4, 1.0, 300, memory)
-    simulated_call(good, 0.4, 1.0, 1500, memory)
-    assert simulated_call(good, 0.4, 1.0, 300, memory) > 2.0
-    simulated_call(bad, 0.4, 1.0, 400, memory)
-    assert simulated_call(bad, 0.4, 1.0, 500, memory) > 0.97
+    choice, rates = AutoChoice(StepTimes(), LIMITS), []
+    for chances, steps in ((bad, 300), (good, 100), (good, 300), (bad, 60), (bad, 300)):
+        rates.append(simulated_steps(choice, chances, 0.4, 1.0, steps))
+    assert rates[2] > 2.0
+    assert rates[4] > 0.97
 
 
 # ------------------------------------------------------------------------------------------------- in `generate` calls
@@ -201,10 +201,10 @@ def test_sampled_texts_fit_the_enumeration(draft: str) -> None:
     assert fit_samples(SpeculativeConfig(tree="auto"), assistant, "plain").p_value > SIGNIFICANCE
 
 
-def test_memories_go_with_their_models() -> None:
+def test_times_go_with_their_models() -> None:
     target = tiny_model("llama")
     target.generate(**prompts(1, 5), max_new_tokens=8, assistant_model=NgramDraft(), tree="auto")
-    assert target in _memories
+    assert target in _times
     gone = weakref.ref(target)
     del target
     gc.collect()
