@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..eagle import EagleConfig, EagleHead
+from ..eagle import EagleHead
 from ..eagle.formats import WRITERS, HubOptions, Target, write_head
 from ..eagle.formats.native import NAME as OURS
 
@@ -61,7 +61,7 @@ def convert(
 
 def _parse(option: str) -> tuple[str, Any]:
     name, separator, value = option.partition("=")
-    if not separator or name not in EagleConfig.__annotations__:
+    if not separator or name not in EagleHead.config_arguments:
         raise typer.BadParameter(
             f"{option!r} must be NAME=VALUE with a field of EagleConfig, such as aux_layer_ids=[2,16,29].",
             param_hint="--set",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -133,6 +135,28 @@ class EagleConfig(PreTrainedConfig):
                 f"`aux_layer_ids`={list(ids)} has {len(ids)} layers, but the head reads {self.num_aux_features} "
                 "features. Give as many."
             )
+
+    def changed(self, **fields: Any) -> EagleConfig:
+        """
+        A checked copy with other values. `aux_layer_ids` are boundaries unless `aux_layer_convention` is given too;
+        `rope_theta` goes to `text_config.rope_parameters`. What had been assumed of a field is not any longer.
+
+        Raises:
+            ValueError: as of `check`, and for a `rope_theta` that is not a positive number.
+        """
+        config = copy.deepcopy(self)
+        config.conventions = {key: why for key, why in (self.conventions or {}).items() if key not in fields} or None
+        if "rope_theta" in fields:
+            theta = fields.pop("rope_theta")
+            if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+                raise ValueError(f"`rope_theta` must be a positive number, but is {theta!r}.")
+            config.text_config.rope_parameters = {**config.text_config.rope_parameters, "rope_theta": float(theta)}
+        if "aux_layer_ids" in fields:
+            fields = {"aux_layer_convention": "boundaries"} | fields
+        for field, value in fields.items():
+            setattr(config, field, value)
+        config.check()
+        return config
 
     @property
     def hidden_size(self) -> int:

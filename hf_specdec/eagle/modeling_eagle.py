@@ -42,13 +42,17 @@ class EagleHead(EaglePreTrainedModel):
     It is a model of its own, but not a language model: besides tokens it reads the target's hidden states. Where the
     format shares token embeddings or lm_head with the target, it holds neither.
 
+    `from_pretrained` reads every published format: SafeAILab EAGLE-1, EAGLE-2 (and HASS) and EAGLE-3, speculators,
+    SpecForge, ModelOpt, AngelSlim, and our own. Fields of `EagleConfig` among its arguments are set otherwise than the
+    checkpoint says, such as `aux_layer_ids=[2, 15, 27]`, and so is `rope_theta`, the base of the head's rotary
+    embedding.
+
     Args:
         config (`EagleConfig`): the head.
     """
 
     def __init__(self, config: EagleConfig):
         super().__init__(config)
-        self.follows_target_dtype = True
         text_config, kind = config.text_config, layers_of(config.text_config)
         text_config._attn_implementation = config._attn_implementation  # what the layers read
         hidden_size, eps = config.hidden_size, text_config.rms_norm_eps

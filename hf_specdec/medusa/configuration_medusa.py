@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -28,3 +29,10 @@ class MedusaConfig(PreTrainedConfig):
     num_layers: int = 1
     default_tree: Any = None
     target_name: str | None = None
+
+    def changed(self, **fields: Any) -> MedusaConfig:
+        """A copy with other values."""
+        config = copy.deepcopy(self)
+        for field, value in fields.items():
+            setattr(config, field, value)
+        return config

@@ -8,14 +8,12 @@ the weights (the reference builds five heads whatever its config says).
 from __future__ import annotations
 
 import re
-from os import PathLike
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from ..eagle.formats import Checkpoint, HubOptions, check_weights
+from ..checkpoint import Checkpoint, HubOptions
+from ..pretrained import PublishedModel
 from .configuration_medusa import MedusaConfig
 
 
@@ -44,21 +42,25 @@ class MedusaHead(nn.Module):
         return self.lm_head(features)
 
 
-class MedusaHeads(PreTrainedModel):
+class MedusaHeads(PublishedModel):
     """
     Medusa heads, to be passed as `generate(assistant_model=heads)`.
+
+    `from_pretrained` reads what FasterDecoding/Medusa publishes and what `save_pretrained` writes. Fields of
+    `MedusaConfig` among its arguments are set otherwise than the checkpoint says, such as `default_tree=`.
 
     Args:
         config (`MedusaConfig`): their number and sizes.
     """
 
     config_class = MedusaConfig
+    config_arguments = tuple(MedusaConfig.__annotations__)
+    kind = "Medusa heads"
     base_model_prefix = ""
     main_input_name = "features"
 
     def __init__(self, config: MedusaConfig):
         super().__init__(config)
-        self.follows_target_dtype = True
         self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.num_heads))
         self.post_init()
 
@@ -73,64 +75,10 @@ class MedusaHeads(PreTrainedModel):
         return torch.stack([head(features) for head in self.heads])
 
     @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | PathLike,
-        *,
-        config: MedusaConfig | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | PathLike | None = None,
-        local_files_only: bool = False,
-        force_download: bool = False,
-        subfolder: str = "",
-        dtype: torch.dtype | str | None = None,
-        **kwargs: Any,
-    ) -> MedusaHeads:
-        """
-        Loads heads from a folder or the Hub: as FasterDecoding/Medusa publishes them, or as `save_pretrained` writes
-        them. Pickles are read with `weights_only=True`.
-
-        Args:
-            pretrained_model_name_or_path (`str`): the folder or Hub repository.
-            config (`MedusaConfig`, *optional*): in place of what the checkpoint says.
-            revision (`str`, *optional*), token (`str` or `bool`, *optional*), cache_dir (`str`, *optional*),
-                local_files_only (`bool`, *optional*), force_download (`bool`, *optional*), subfolder (`str`,
-                *optional*): where the files are, as in transformers' `from_pretrained`.
-            dtype (`torch.dtype`, *optional*): dtype of the weights. Without it they keep the checkpoint's, and the
-                heads run in the dtype of the target they draft for.
-            kwargs: go to transformers' `from_pretrained`, such as `device_map=`.
-
-        Raises:
-            OSError: if there is no such folder or repository, or it has no config or weights.
-            ValueError: if the checkpoint is damaged, or not that of Medusa heads; the message names the key.
-        """
-        name = str(pretrained_model_name_or_path)
-        options = HubOptions(
-            revision=revision,
-            token=token,
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            local_files_only=local_files_only,
-            force_download=force_download,
-            subfolder=subfolder,
-        )
+    def read_published(cls, name: str, options: HubOptions) -> tuple[MedusaConfig, dict[str, torch.Tensor]]:
         checkpoint = Checkpoint.read(name, options, WEIGHT_FILES)
         weights = _renamed(checkpoint)
-        config = _config_of(checkpoint, weights) if config is None else config
-        with torch.device("meta"):
-            expected = cls(config).state_dict()
-        check_weights(name, expected, weights, kind="Medusa heads")
-        keeps_dtype = dtype in (None, "auto")
-        heads = super().from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=weights["heads.0.lm_head.weight"].dtype if keeps_dtype else dtype,
-            **kwargs,
-        )
-        heads.name_or_path = heads.config._name_or_path = name
-        heads.follows_target_dtype = keeps_dtype
-        return heads
+        return _config_of(checkpoint, weights), weights
 
 
 def _renamed(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

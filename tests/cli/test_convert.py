@@ -57,6 +57,13 @@ def test_fields_read_otherwise(tmp_path: Path) -> None:
     assert EagleHead.from_pretrained(tmp_path).config.aux_layer_ids == [2, 4, 6]
 
 
+def test_rope_theta(tmp_path: Path) -> None:
+    code, text = convert(GOLDENS / EAGLE_1, tmp_path, "--set", "rope_theta=500000")
+    assert code == 0, text
+    config = EagleHead.from_pretrained(tmp_path).config
+    assert config.text_config.rope_parameters["rope_theta"] == 500_000.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
+from ...checkpoint import Checkpoint, HubOptions
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
-from .checkpoint import Checkpoint, HubOptions
 from .reading import Reading
 from .target import Target
 
@@ -24,12 +24,10 @@ from .target import Target
 if TYPE_CHECKING:
     from ..modeling_eagle import EagleHead
 
-__all__ = ["WRITERS", "Checkpoint", "HubOptions", "Reading", "Target", "check_weights", "read_head", "write_head"]
+__all__ = ["WRITERS", "Checkpoint", "HubOptions", "Reading", "Target", "read_head", "write_head"]
 
 # SafeAILab's has no marks of its own and comes last.
 _FORMATS = (native, speculators, modelopt, specforge, angelslim)
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_NAMES = "dtype float16, bfloat16, float32 or float64"
 WRITERS = {module.NAME: module for module in (safeailab, speculators, specforge)}
 
 
@@ -107,38 +105,3 @@ def _refuse_other_models(checkpoint: Checkpoint) -> None:
             f"{checkpoint.name}: the checkpoint holds Medusa heads, not an EAGLE head. Use "
             "`hf_specdec.MedusaHeads.from_pretrained`."
         )
-
-
-def check_weights(
-    name: str, expected: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], kind: str = "an EAGLE head"
-) -> None:
-    """
-    Compares what a checkpoint holds with what its head needs.
-
-    Args:
-        name (`str`): the checkpoint's.
-        expected (`dict[str, torch.Tensor]`): the head's parameters and buffers (shapes and kinds of dtype count).
-        weights (`dict[str, torch.Tensor]`): the checkpoint's, under the head's names.
-        kind (`str`, *optional*): what the checkpoint is expected to hold.
-
-    Raises:
-        ValueError: naming the keys that are missing, unknown, of another shape or dtype, or not finite.
-    """
-    problems = [f"`{key}` is missing ({_shape(expected[key])})" for key in expected if key not in weights]
-    problems += [f"`{key}` is unknown ({_shape(weights[key])})" for key in weights if key not in expected]
-    for key in expected.keys() & weights.keys():
-        tensor, wanted = weights[key], expected[key]
-        if tensor.shape != wanted.shape:
-            problems.append(f"`{key}` must be {_shape(wanted)}, but is {_shape(tensor)}")
-        elif tensor.is_floating_point() and tensor.dtype not in _DTYPES:
-            problems.append(f"`{key}` is quantized ({tensor.dtype}), and must be of {_NAMES}")
-        elif tensor.is_floating_point() != wanted.is_floating_point():
-            problems.append(f"`{key}` must be of a dtype like {wanted.dtype}, but is {tensor.dtype}")
-        elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            problems.append(f"`{key}` holds values that are not finite")
-    if problems:
-        raise ValueError(f"{name} does not hold the weights of {kind}: {'; '.join(sorted(problems))}.")
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "a number"

@@ -8,7 +8,7 @@ and the option `next_layer_regular`; from 0.43 on `layers.0.*`.
 
 from __future__ import annotations
 
-from .checkpoint import Checkpoint
+from ...checkpoint import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_either

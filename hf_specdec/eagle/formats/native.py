@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from huggingface_hub.errors import StrictDataclassError
 
+from ...checkpoint import Checkpoint
 from ..configuration_eagle import EagleConfig
-from .checkpoint import Checkpoint
 from .keys import Keys
 from .reading import Reading
 from .vocabulary import draft_vocabulary

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...checkpoint import Checkpoint
 from ..configuration_eagle import EagleConfig
-from .checkpoint import Checkpoint
 from .keys import Keys
 from .layers import layer_config
 from .reading import Reading

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import Checkpoint
+from ...checkpoint import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_eagle1, read_eagle3
