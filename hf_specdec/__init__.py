@@ -8,7 +8,7 @@ Importing it lets `model.generate` take `tree=` and `speculative_config=` beside
 
 from .config import SpeculativeConfig
 from .drafters import Drafter, DraftRequest, NgramDraft
-from .eagle import EagleConfig, EagleHead
+from .eagle import EagleConfig, EagleHead, Measurement
 from .hook import install
 from .medusa import MedusaConfig, MedusaHeads
 from .metrics import SpeculationMetrics, last_metrics
@@ -24,6 +24,7 @@ __all__ = [
     "DynamicTree",
     "EagleConfig",
     "EagleHead",
+    "Measurement",
     "MedusaConfig",
     "MedusaHeads",
     "NgramDraft",

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from support.eagle import EAGLE_1, GOLDENS
 
 import hf_specdec
-from hf_specdec.eagle import EagleHead, Measurement
+from hf_specdec import EagleHead, Measurement
 
 
 MEASURED = Measurement(
