@@ -49,9 +49,9 @@ class EagleDrafter(Drafter):
         """What the head's config names; else SafeAILab's dynamic tree of 60, or a smaller one on a CPU."""
         if self.head.config.default_tree is not None:
             return as_tree(self.head.config.default_tree)
-        if self.head.device.type == "cpu":
-            return DynamicTree(depth=5, top_k=4, num_nodes=15)
-        return DynamicTree(depth=8, top_k=10, num_nodes=59)
+        depth, top_k, num_nodes = (5, 4, 15) if self.head.device.type == "cpu" else (8, 10, 59)
+        top_k = min(top_k, self.num_tokens)
+        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(num_nodes, top_k + (depth - 1) * top_k**2))
 
     @property
     def num_tokens(self) -> int:
@@ -75,6 +75,11 @@ class EagleDrafter(Drafter):
             raise ValueError(
                 f"`assistant_model`: the {name} has hidden size {config.hidden_size} and no token embeddings, but the "
                 f"target's are of size {text_config.hidden_size}. Use a checkpoint that holds `embed_tokens.weight`."
+            )
+        if self.head.lm_head is None and config.hidden_size != text_config.hidden_size:
+            raise ValueError(
+                f"`assistant_model`: the {name} has hidden size {config.hidden_size} and no lm_head, but the target's "
+                f"reads hidden states of size {text_config.hidden_size}. Use a head that was trained for this target."
             )
         if config.aux_boundaries(text_config.num_hidden_layers):
             decoder_layers(target)

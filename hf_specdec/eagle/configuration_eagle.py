@@ -125,6 +125,11 @@ class EagleConfig(PreTrainedConfig):
                 f"`aux_layer_convention` must be one of {', '.join(map(repr, LAYER_CONVENTIONS))}, but is "
                 f"{self.aux_layer_convention!r}."
             )
+        if self.draft_vocab_size is not None and not self.has_lm_head:
+            raise ValueError(
+                f"`draft_vocab_size`={self.draft_vocab_size} with `has_lm_head=False`: the target's lm_head gives "
+                f"logits of all {self.vocab_size} tokens. Leave `draft_vocab_size` out, or set `has_lm_head=True`."
+            )
         ids = self.aux_layer_ids
         if ids is None:
             return
