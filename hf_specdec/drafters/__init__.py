@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..eagle import EagleHead
 from ..medusa import MedusaHeads
@@ -15,12 +16,23 @@ from .medusa import MedusaDrafter
 from .ngram import NgramDraft
 
 
-__all__ = ["DraftModelDrafter", "EagleDrafter", "DraftRequest", "Drafter", "NgramDraft", "as_drafter", "is_own_draft"]
+__all__ = [
+    "DraftModelDrafter",
+    "DraftRequest",
+    "Drafter",
+    "EagleDrafter",
+    "MedusaDrafter",
+    "NgramDraft",
+    "as_drafter",
+    "is_own_draft",
+]
+
+logger = logging.get_logger(__name__)
 
 
 def is_own_draft(assistant: Any) -> bool:
     """Whether what a user passed as `assistant_model=` is of a kind that transformers itself does not know."""
-    return isinstance(assistant, Drafter | EagleHead | MedusaHeads)
+    return isinstance(_unwrapped(assistant), Drafter | EagleHead | MedusaHeads)
 
 
 def as_drafter(assistant: Any) -> Drafter:
@@ -33,21 +45,28 @@ def as_drafter(assistant: Any) -> Drafter:
     """
     if isinstance(assistant, Drafter):
         return assistant
-    if isinstance(assistant, EagleHead):
-        return EagleDrafter(assistant)
-    if isinstance(assistant, MedusaHeads):
-        return MedusaDrafter(assistant)
     peft_config = getattr(assistant, "active_peft_config", None)
+    if peft_config is not None and peft_config.is_prompt_learning:
+        raise ValueError(
+            f"`assistant_model`: the draft is tuned with {peft_config.peft_type} (a learned prompt), which cannot "
+            "fill a tree. Use a LoRA-like adapter, or the model without its prompt."
+        )
+    model = _unwrapped(assistant)
+    if isinstance(model, EagleHead | MedusaHeads):
+        if hasattr(assistant, "_orig_mod"):
+            logger.warning_once("`assistant_model`: the compiled head runs as it was before `torch.compile`.")
+        return EagleDrafter(model) if isinstance(model, EagleHead) else MedusaDrafter(model)
     if peft_config is not None:
-        if peft_config.is_prompt_learning:
-            raise ValueError(
-                f"`assistant_model`: the draft is tuned with {peft_config.peft_type} (a learned prompt), which cannot "
-                "fill a tree. Use a LoRA-like adapter, or the model without its prompt."
-            )
-        assistant = assistant.get_base_model()  # the adapter's layers are inside
+        assistant = model  # the adapter's layers are inside
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        "`assistant_model` must be a causal language model, an `EagleHead`, or a drafter such as `NgramDraft()`, but "
-        f"is {type(assistant).__name__}: {assistant!r}."
+        "`assistant_model` must be a causal language model, an `EagleHead`, `MedusaHeads`, or a drafter such as "
+        f"`NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}."
     )
+
+
+def _unwrapped(assistant: Any) -> Any:
+    """The model that `torch.compile` or PEFT has wrapped."""
+    model = getattr(assistant, "_orig_mod", assistant)
+    return model if getattr(model, "active_peft_config", None) is None else model.get_base_model()
