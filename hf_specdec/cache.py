@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
@@ -19,9 +21,14 @@ class TreeLayer(CacheLayerMixin):
 
     def __init__(self, cache: TreeCache):
         super().__init__()
-        self.cache = cache
+        self._cache = weakref.ref(cache)  # no cycle: K/V are to go with the call, not with some later collection
         self.filled = 0
         """Slots written by plain forwards, all rows alike; not used while a tree forward writes."""
+
+    @property
+    def cache(self) -> TreeCache:
+        """The cache that the layer is part of."""
+        return self._cache()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device

@@ -19,10 +19,11 @@ class Features:
     Args:
         boundaries (`list[int]`): which hidden states: k is the residual stream after k layers. Empty for the last
             hidden state after the final norm.
+        listens (`Callable[[], bool]`, *optional*): asked at every forward whether it counts. By default all do.
     """
 
-    def __init__(self, boundaries: list[int]):
-        self.boundaries = boundaries
+    def __init__(self, boundaries: list[int], listens: Callable[[], bool] = lambda: True):
+        self.boundaries, self._listens = boundaries, listens
         self._thread = threading.get_ident()
         self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [None]]
 
@@ -31,7 +32,7 @@ class Features:
         Adds what a forward computed for one of the boundaries, `[batch, tokens, Ht]`; those of other threads' calls
         are not ours.
         """
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and self._listens():
             self._states[place].append(states)
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -56,15 +57,17 @@ class Features:
 
 
 @contextmanager
-def watch_features(model: PreTrainedModel, boundaries: list[int]) -> Iterator[Features]:
+def watch_features(
+    model: PreTrainedModel, boundaries: list[int], listens: Callable[[], bool] = lambda: True
+) -> Iterator[Features]:
     """
     Collects hidden states of the model's forwards by forward hooks on its decoder layers. (The numbering of
     `output_hidden_states` differs between versions of transformers.)
 
     Args:
-        boundaries (`list[int]`): see `Features`.
+        boundaries (`list[int]`), listens (`Callable[[], bool]`, *optional*): see `Features`.
     """
-    features, handles = Features(boundaries), []
+    features, handles = Features(boundaries, listens), []
     try:
         if not boundaries:
             handles.append(model.get_decoder().register_forward_hook(_hook(features, 0)))

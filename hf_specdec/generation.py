@@ -76,13 +76,14 @@ class SpeculativeCall:
     def run(self) -> torch.Tensor | SpeculativeGenerateOutput:
         """Generates until every row is finished."""
         phase, model = self.metrics.phase, self.target.model
-        with phase("prefill"):
-            self._prefill()
-        while model._has_unfinished_sequences(self.judge.all_finished, self.synced_gpus, self.sequences.device):
-            if self.judge.all_finished:
-                self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
-                continue
-            self._step()
+        with self.drafter.watching(self.target):
+            with phase("prefill"):
+                self._prefill()
+            while model._has_unfinished_sequences(self.judge.all_finished, self.synced_gpus, self.sequences.device):
+                if self.judge.all_finished:
+                    self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
+                    continue
+                self._step()
         return self._finish()
 
     def _prefill(self) -> None:
@@ -189,10 +190,9 @@ def speculative_decoding(
     On an exception, Ctrl-C included, the model's attention implementation and the random state are as they were, and a
     cache that was handed in is untouched.
     """
-    drafter = drafter.for_call()
+    drafter = drafter.for_call(model)
     with ExitStack() as stack:
         stack.enter_context(_random_state_kept_on_error(model.device))
-        stack.enter_context(drafter.watching(model))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
         return SpeculativeCall(model, input_ids, drafter, plan, **call).run()

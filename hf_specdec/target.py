@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ class Target:
         self.model, self.sequences, self.visible = model, sequences, visible
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
+        self.is_running = False
+        """Whether a forward of this call's own is under way: a processor, too, may run the model."""
         self.users_cache = self.model_kwargs.pop("past_key_values", None)
         """The cache that `generate` was given, or has made: what it returns."""
         self.cache = TreeCache(
@@ -59,11 +63,12 @@ class Target:
 
     def prefill(self) -> ModelOutput:
         """Forwards the whole prompt, as plain `generate` does; logits are those of its last position at least."""
-        outputs = self.model._prefill(
-            self.sequences.columns(self.sequences.prompt_length).contiguous(),
-            self._config_of_prefill(),
-            self.model_kwargs | {"past_key_values": self.cache},
-        )
+        with self._running():
+            outputs = self.model._prefill(
+                self.sequences.columns(self.sequences.prompt_length).contiguous(),
+                self._config_of_prefill(),
+                self.model_kwargs | {"past_key_values": self.cache},
+            )
         self.cache.adopt_prefill()
         # Slots before the prompt's: those of a cache that was handed in without their tokens, or of `inputs_embeds`.
         self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
@@ -128,14 +133,22 @@ class Target:
             counts = torch.nn.functional.pad(draft.valid, (1, 0), value=True)
             position_depths = topology.depths * counts
         tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
-        return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+        with self._running():
+            return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Commits the root and an accepted path for every row; see `TreeCache.keep`."""
         self.cache.keep(paths)
 
-    # ---------------------------------------------------------------------------------------------- the cache, at the
-    # end
+    # -------------------------------------------------------------------------------------------- the cache at the end
 
     def hand_back(self, length: int, may_forward: bool) -> None:
         """

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -16,7 +16,11 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..config import SpeculationPlan
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, TreeChoice
-from ..verification.sharpening import DraftTemperature
+from ..verification.draft_temperature import DraftTemperature
+
+
+if TYPE_CHECKING:
+    from ..target import Target
 
 
 @dataclass(frozen=True)
@@ -89,20 +93,32 @@ class Drafter(CandidateGenerator):
             ValueError: naming the argument, what does not fit, and the remedy.
         """
 
-    # ------------------------------------------------------------------------------------------------ in a call, in
-    # this order
+    # ------------------------------------------------------------------------------------- in a call, in this order
 
-    def for_call(self) -> Drafter:
+    def for_call(self, target: PreTrainedModel) -> Drafter:
         """The drafter of one call."""
         return copy.copy(self)
 
-    def watching(self, target: PreTrainedModel) -> AbstractContextManager[Any]:
-        """Entered before the target's first forward and left after its last: for what is observed of these."""
+    def watching(self, target: Target) -> AbstractContextManager[Any]:
+        """
+        Entered before the target's first forward and left after its last: for what is observed of these.
+        `target.model` may also be run by others meanwhile; `target.is_running` says whether a forward is the call's.
+        """
         return nullcontext()
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         """Prepares for drafting; `sequences` holds the prompts, which the target has just forwarded."""
         self.request = request
+
+    def tree_within(self, room: list[int]) -> TokenTree | DynamicTree | None:
+        """
+        The tree to fill in this step, a static one without the levels that no row can use; None if there are none.
+
+        Args:
+            room (`list[int]`): levels that each row can use.
+        """
+        tree, most = self.request.tree, max(room)
+        return tree.truncate(most) if isinstance(tree, TokenTree) else tree if most > 0 else None
 
     @abstractmethod
     def propose(self, sequences: Sequences) -> DraftTree | None:
@@ -149,20 +165,3 @@ class Drafter(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Nothing to adapt: the tree is the call's."""
-
-
-def in_dtype_of(head: PreTrainedModel, target: PreTrainedModel) -> PreTrainedModel:
-    """
-    The head in the target's dtype, unless its own was asked for: a copy, kept for the next call, since another target
-    may be of another dtype.
-    """
-    dtype = target.dtype
-    if not head.follows_target_dtype or head.dtype == dtype:
-        return head
-    copies = head.__dict__.setdefault("_copies", {})
-    key = (dtype, head.device)
-    if key not in copies:
-        plain = copy.copy(head)  # `deepcopy` would copy the copies too
-        plain.__dict__ = {name: value for name, value in head.__dict__.items() if name != "_copies"}
-        copies[key] = copy.deepcopy(plain).to(dtype)
-    return copies[key]

@@ -79,10 +79,8 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         room = [self._room(sequences, row) for row in range(sequences.batch_size)]
-        tree = self.request.tree
-        if isinstance(tree, TokenTree):
-            tree = tree.truncate(max(room))
-        if max(room) <= 0 or tree is None:
+        tree = self.tree_within(room)
+        if tree is None:
             return None
         logits = self._catch_up(sequences)
         draft = grow(tree, logits, self._run_level, max(room), self.request.warp_if_drawn)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
@@ -14,14 +16,18 @@ from ..features import decoder_layers, watch_features
 from ..forward import TreeForward, causal_chain, execution_device
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, as_tree
-from .base import Drafter, DraftRequest, in_dtype_of
+from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
+from .heads import Borrowed, in_dtype_of
 
+
+if TYPE_CHECKING:
+    from ..target import Target
 
 LONGEST_FORWARD = 512
-"""
-Rows of a head's forward over a text, and rows that may wait for one while speculation is off: bounds their memory.
-"""
+"""Rows of a head's forward over a text: bounds its memory."""
+MOST_WAITING = 4096
+"""Features that may wait for a forward while speculation is off: bounds their memory."""
 
 
 class EagleDrafter(Drafter):
@@ -86,19 +92,28 @@ class EagleDrafter(Drafter):
 
     # ------------------------------------------------------------------------------------------------------- a call
 
+    def for_call(self, target: PreTrainedModel) -> EagleDrafter:
+        drafter = super().for_call(target)
+        drafter.head = in_dtype_of(self.head, target)
+        drafter._embedding, drafter._lm_head = drafter.head.embed_tokens, None
+        if drafter._embedding is None:
+            drafter._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
+        if drafter.head.lm_head is None:
+            drafter._lm_head = Borrowed(target.get_output_embeddings(), target.dtype)
+        return drafter
+
     @contextmanager
-    def watching(self, target: PreTrainedModel) -> Iterator[None]:
-        self.target = target
-        self.head = in_dtype_of(self.head, target)
-        num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
-        with watch_features(target, self.head.config.aux_boundaries(num_layers)) as self._features:
+    def watching(self, target: Target) -> Iterator[None]:
+        num_layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
+        boundaries = self.head.config.aux_boundaries(num_layers)
+        with watch_features(target.model, boundaries, lambda: target.is_running) as self._features:
             yield
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
-        super().start(sequences, request)
+        self._target_ids = self.head.target_ids
+        super().start(sequences, _in_draft_vocabulary(request, self._target_ids))
         self.sequences = sequences
         self.device = execution_device(self.head)
-        self._embedding, self._lm_head = self._parts_of_target()
         features = self._features.take(self.device, self.head.dtype)
         # Nothing is known of tokens whose K/V the call was given. Inputs that are no tokens have but one row: the one
         # that pairs their last feature with the first token.
@@ -114,16 +129,7 @@ class EagleDrafter(Drafter):
         capacity = 2 * features.shape[1] + 256
         self.cache = TreeCache(layers, sequences.batch_size, self.device, capacity=capacity)
         self.forward = TreeForward(self.head, self.cache, visible, shift)
-        self._target_ids = self.head.target_ids
         self._root_states = self._root_logits = None
-
-    def _parts_of_target(self) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-        """The token embeddings, and the lm_head of a head that has none of its own."""
-        embedding = self.head.embed_tokens
-        return (
-            self.target.get_input_embeddings() if embedding is None else embedding,
-            self.target.get_output_embeddings() if self.head.lm_head is None else None,
-        )
 
     def commit(self, paths: list[list[int] | None]) -> None:
         features = self._features.take(self.device, self.head.dtype)
@@ -134,17 +140,15 @@ class EagleDrafter(Drafter):
             nodes = torch.tensor(padded, dtype=torch.long, device=self.device)
             features = features.gather(1, nodes[:, :, None].expand(-1, -1, features.shape[2]))
         self._waiting.append((features, [len(row) for row in kept]))
-        if len(self._waiting) >= LONGEST_FORWARD:
+        if len(self._waiting) * len(paths) >= MOST_WAITING:
             self._catch_up()
 
     # ------------------------------------------------------------------------------------------------------- propose
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         room = [sequences.room(row) for row in range(sequences.batch_size)]
-        tree = self.request.tree
-        if isinstance(tree, TokenTree):
-            tree = tree.truncate(max(room))
-        if max(room) <= 0 or tree is None:
+        tree = self.tree_within(room)
+        if tree is None:
             return None
         self._catch_up()
         self._states = self._root_states
@@ -159,45 +163,46 @@ class EagleDrafter(Drafter):
         """
         if not self._waiting:
             return
-        cached = self.cache.lengths
+        done = self.cache.lengths
         counts = [sum(counts) for counts in zip(*(counts for _, counts in self._waiting), strict=True)]
-        # A row that ended within an accepted path has more features than tokens.
-        ends = [length - 1 - self._first for length in self.sequences.lengths]
-        counts = [min(count, end - start) for count, end, start in zip(counts, ends, cached, strict=True)]
+        # A sequence that ended within an accepted path has more features than tokens.
+        most = [length - 1 - self._first for length in self.sequences.lengths]
+        counts = [min(count, end - start) for count, end, start in zip(counts, most, done, strict=True)]
         features = self._features_in_order()
         self._waiting = []
-        most = max(counts)
-        for start in range(0, most, LONGEST_FORWARD):
-            self._forward_rows(features, cached, counts, start, min(start + LONGEST_FORWARD, most))
+        for start in range(0, max(counts), LONGEST_FORWARD):
+            self._forward_rows(features, done, counts, start, min(start + LONGEST_FORWARD, max(counts)))
 
     def _features_in_order(self) -> torch.Tensor:
         """The waiting features of every sequence without gaps, `[batch, rows, feature_size]`."""
         if len(self._waiting) == 1:
             return self._waiting[0][0]
         all_features = torch.cat([features for features, _ in self._waiting], dim=1)
-        places, offset = [[] for _ in self.sequences.lengths], 0
+        places: list[list[int]] = [[] for _ in self.sequences.lengths]
+        offset = 0
         for features, counts in self._waiting:
-            for row, count in zip(places, counts, strict=True):
-                row.extend(range(offset, offset + count))
+            for of_sequence, count in zip(places, counts, strict=True):
+                of_sequence.extend(range(offset, offset + count))
             offset += features.shape[1]
         most = max(map(len, places))
-        padded = [row + [0] * (most - len(row)) for row in places]
+        padded = [of_sequence + [0] * (most - len(of_sequence)) for of_sequence in places]
         index = torch.tensor(padded, dtype=torch.long, device=self.device)
         return all_features.gather(1, index[:, :, None].expand(-1, -1, all_features.shape[2]))
 
-    def _forward_rows(
-        self, features: torch.Tensor, cached: list[int], counts: list[int], start: int, end: int
-    ) -> None:
-        """Forwards waiting rows `start` to `end`; sequences with fewer repeat what lies behind their length."""
+    def _forward_rows(self, features: torch.Tensor, done: list[int], counts: list[int], start: int, end: int) -> None:
+        """
+        Forwards waiting rows `start` to `end` of every sequence, which has `done` rows behind it and `counts` waiting.
+        Where fewer wait, what is written lies behind the rows that count.
+        """
         lengths = self.sequences.lengths
-        starts = [row + self._first + 1 + start for row in cached]
+        starts = [rows + self._first + 1 + start for rows in done]
         positions = torch.tensor(starts)[:, None] + torch.arange(end - start)
         positions = torch.minimum(positions, torch.tensor(lengths)[:, None] - 1).to(self.sequences.device)
         tokens = self.sequences.gather(positions).to(self.device)
-        self.cache.set_lengths([row + min(start, count) for row, count in zip(cached, counts, strict=True)])
+        self.cache.set_lengths([rows + min(start, count) for rows, count in zip(done, counts, strict=True)])
         inputs = {"features": features[:, start:end], "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
         states = self.forward(tokens, *causal_chain(end - start, self.device), inputs=inputs).hidden_states
-        self.cache.set_lengths([row + min(end, count) for row, count in zip(cached, counts, strict=True)])
+        self.cache.set_lengths([rows + min(end, count) for rows, count in zip(done, counts, strict=True)])
         last = [count - 1 - start if start < count <= end else -1 for count in counts]
         index = torch.tensor(last, device=self.device)[:, None, None]
         root_states = states.gather(1, index.clamp(min=0).expand(-1, 1, states.shape[2]))
@@ -223,12 +228,23 @@ class EagleDrafter(Drafter):
         return self._logits(self._states)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings `[batch, tokens, H]`; the target's may be on another device."""
-        embeddings = self._embedding(tokens.to(self._embedding.weight.device))
-        return embeddings.to(device=self.device, dtype=self.head.dtype)
+        """Embeddings `[batch, tokens, H]`."""
+        return self._embedding(tokens).to(self.head.dtype)
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        if self._lm_head is None:
-            return self.head.compute_logits(states)
-        weight = self._lm_head.weight
-        return self.head.compute_logits(states.to(weight.device, weight.dtype), self._lm_head).to(self.device)
+        return self.head.compute_logits(states, self._lm_head)
+
+
+def _in_draft_vocabulary(request: DraftRequest, target_ids: torch.Tensor | None) -> DraftRequest:
+    """The request of a head whose logits stand for the tokens `target_ids`: what names tokens names their columns."""
+    if target_ids is None:
+        return request
+    warpers = LogitsProcessorList()
+    for warper in request.warpers:
+        if isinstance(warper, SuppressTokensLogitsProcessor):
+            columns = torch.isin(target_ids, warper.suppress_tokens.to(target_ids.device)).nonzero()[:, 0].tolist()
+            if columns:
+                warpers.append(SuppressTokensLogitsProcessor(columns, device=target_ids.device))
+        else:
+            warpers.append(warper)
+    return replace(request, warpers=warpers)

@@ -62,7 +62,11 @@ def grow(
     if warp_if_drawn is not None:
         return grow_drawn(tree, root_logits, run_level, warp_if_drawn, depth)
     if isinstance(tree, DynamicTree):
-        return grow_dynamic(tree, root_logits, run_level, depth)
+
+        def expand(nodes: LevelNodes) -> tuple[torch.Tensor, torch.Tensor]:
+            return best_tokens(run_level(nodes), tree.top_k)
+
+        return grow_dynamic(tree, best_tokens(root_logits, tree.top_k), expand, depth)
     return grow_static(tree, root_logits, run_level)
 
 
@@ -205,17 +209,25 @@ def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Te
 # ------------------------------------------------------------------------------------------------------- dynamic trees
 
 
-def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, depth: int) -> DraftTree:
+BestTokens = tuple[torch.Tensor, torch.Tensor]
+"""Tokens `[…, top_k]` int64, the best first, and their log-probabilities, float32."""
+
+
+def grow_dynamic(
+    tree: DynamicTree, root: BestTokens, expand: Callable[[LevelNodes], BestTokens], depth: int
+) -> DraftTree:
     """
     EAGLE-2's dynamic tree (arXiv 2406.16858): at each level the best `top_k` nodes by summed log-probability are
     expanded by their `top_k` best tokens; the best `num_nodes` of all candidates stay, in level order.
 
     Args:
+        root (`tuple`): the best tokens behind the root, `[batch, top_k]`.
+        expand (`Callable`): the best tokens behind one level's nodes, `[batch, queries, top_k]`.
         depth (`int`): levels that can be used.
     """
     depth, top_k = min(tree.depth, depth), tree.top_k
-    batch_size, device = len(root_logits), root_logits.device
-    best, log_q = _best_tokens(root_logits, top_k)
+    best, log_q = root
+    batch_size, device = len(best), best.device
     # Candidates of all levels: token, summed log-probability, and the candidate above (-1: the root).
     tokens, sums = [best], [log_q]
     above = [torch.full_like(best, -1)]
@@ -228,8 +240,7 @@ def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLev
         all_tokens = torch.cat(tokens, dim=1)
         node_depths = torch.arange(level, device=device).repeat_interleave(top_k)[None]
         nodes = all_tokens.gather(1, expanded)
-        logits = run_level(LevelNodes(nodes, expanded_parents, ancestors, node_depths, (level - 1) * top_k))
-        best, log_q = _best_tokens(logits, top_k)
+        best, log_q = expand(LevelNodes(nodes, expanded_parents, ancestors, node_depths, (level - 1) * top_k))
         level_sums = (expanded_sums[:, :, None] + log_q).flatten(1)
         tokens.append(best.flatten(1))
         sums.append(level_sums)
@@ -242,7 +253,7 @@ def grow_dynamic(tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLev
     return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), torch.cat(above, 1), tree.num_nodes, depth)
 
 
-def _best_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_tokens(logits: torch.Tensor, count: int) -> BestTokens:
     """The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each."""
     best = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
     return best.indices, best.values

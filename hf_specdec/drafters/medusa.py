@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -13,8 +15,13 @@ from ..forward import execution_device
 from ..medusa import MedusaHeads
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, as_tree
-from .base import Drafter, DraftRequest, in_dtype_of
-from .growth import LevelNodes, grow_dynamic
+from .base import Drafter, DraftRequest
+from .growth import LevelNodes, best_tokens, grow_dynamic
+from .heads import in_dtype_of
+
+
+if TYPE_CHECKING:
+    from ..target import Target
 
 
 class MedusaDrafter(Drafter):
@@ -67,10 +74,14 @@ class MedusaDrafter(Drafter):
 
     # ------------------------------------------------------------------------------------------------------- a call
 
+    def for_call(self, target: PreTrainedModel) -> MedusaDrafter:
+        drafter = super().for_call(target)
+        drafter.heads = in_dtype_of(self.heads, target)
+        return drafter
+
     @contextmanager
-    def watching(self, target: PreTrainedModel) -> Iterator[None]:
-        self.heads = in_dtype_of(self.heads, target)
-        with watch_features(target, []) as self._features:
+    def watching(self, target: Target) -> Iterator[None]:
+        with watch_features(target.model, [], lambda: target.is_running) as self._features:
             yield
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
@@ -89,10 +100,8 @@ class MedusaDrafter(Drafter):
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         room = [sequences.room(row) for row in range(sequences.batch_size)]
-        tree = self.request.tree
-        if isinstance(tree, TokenTree):
-            tree = tree.truncate(max(room))
-        if max(room) <= 0 or tree is None:
+        tree = self.tree_within(room)
+        if tree is None:
             return None
         if isinstance(tree, TokenTree):
             draft = self._fill(tree)
@@ -102,18 +111,25 @@ class MedusaDrafter(Drafter):
 
     def _fill(self, tree: TokenTree) -> DraftTree:
         levels = []
-        for depth, head in zip(range(1, tree.depth + 1), self.heads.heads, strict=False):
-            ranks = tree.ranks[tree.level_offsets[depth] : tree.level_offsets[depth + 1]]
-            best = head(self._last).topk(max(ranks) + 1, dim=-1).indices
-            levels.append(best[:, torch.tensor(ranks, device=self.device)])
+        for head, (most, ranks) in zip(self.heads.heads, _ranks_by_level(tree, self.device), strict=False):
+            levels.append(head(self._last).topk(most, dim=-1).indices[:, ranks])
         return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, self.device))
 
     def _grow(self, tree: DynamicTree, depth: int) -> DraftTree:
-        logits = self.heads(self._last)
+        depth = min(tree.depth, depth)
+        best = [best_tokens(head(self._last), tree.top_k) for head in self.heads.heads[:depth]]
 
-        def run_level(nodes: LevelNodes) -> torch.Tensor:
+        def expand(nodes: LevelNodes) -> tuple[torch.Tensor, torch.Tensor]:
             queries = nodes.tokens.shape[1]
-            level = nodes.offset // queries + 1
-            return logits[level][:, None].expand(-1, queries, -1)
+            tokens, log_q = best[nodes.offset // queries + 1]  # one head for the whole level
+            return tokens[:, None].expand(-1, queries, -1), log_q[:, None].expand(-1, queries, -1)
 
-        return grow_dynamic(tree, logits[0], run_level, depth)
+        return grow_dynamic(tree, best[0], expand, depth)
+
+
+@lru_cache(maxsize=64)
+def _ranks_by_level(tree: TokenTree, device: torch.device) -> list[tuple[int, torch.Tensor]]:
+    """For every level, how many of a head's best tokens it needs, and the ranks of its nodes, `[nodes]` int64."""
+    offsets = zip(tree.level_offsets[1:], tree.level_offsets[2:], strict=False)
+    levels = [tree.ranks[start:end] for start, end in offsets]
+    return [(max(ranks) + 1, torch.tensor(ranks, device=device)) for ranks in levels]

@@ -2,7 +2,7 @@
 
 from .processors import TargetDistribution, copies_per_row
 from .rejection import walk_by_rejection
-from .sharpening import DraftTemperature
+from .draft_temperature import DraftTemperature
 from .target import choose, walk_target
 from .walk import Walk
 

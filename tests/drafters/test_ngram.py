@@ -77,7 +77,7 @@ def expected_of_static(tree: TokenTree, weights: Paths) -> list[tuple[int, ...]]
 def started(drafter: Drafter, tree: TokenTree | DynamicTree, sequences: Sequences, vocab_size: int = VOCAB) -> Drafter:
     """The drafter of a call."""
     plan = SpeculationPlan(tree, draws_children=False, uses_rejection=False, disable_by_batch_size=None)
-    drafter = drafter.for_call()
+    drafter = drafter.for_call(None)
     drafter.start(sequences, DraftRequest(plan, vocab_size, LogitsProcessorList()))
     return drafter
 

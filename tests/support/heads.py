@@ -1,15 +1,21 @@
-"""Heads for tests: tiny ones for a target of any family, and a drafter that keeps what it proposes."""
+"""Heads for tests: trained and tiny ones, a drafter that keeps what it proposes, and drafting from scratch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec import DraftTree, EagleConfig, EagleHead
+from hf_specdec import DraftTree, EagleConfig, EagleHead, TokenTree
 from hf_specdec.drafters import EagleDrafter
+from hf_specdec.features import watch_features
 from hf_specdec.sequences import Sequences
+
+from .goldens import TINY_TARGET
+
+
+GOLDENS = TINY_TARGET.parent
 
 
 class RecordingDrafter(EagleDrafter):
@@ -68,3 +74,72 @@ def tiny_head(
         ids = torch.tensor(sorted(order[:draft_vocab_size]))
         head.d2t.copy_(ids - torch.arange(draft_vocab_size))
     return head
+
+
+def trained_head(name: str = "safeailab_eagle3", **options: Any) -> EagleHead:
+    return EagleHead.from_pretrained(GOLDENS / name, dtype=torch.float32, **options)
+
+
+# ---------------------------------------------------------------------------------------------------- from scratch
+
+
+def features_of(head: EagleHead, target: PreTrainedModel, **inputs: Any) -> torch.Tensor:
+    """What the head reads of one forward of the target, `[1, tokens, feature_size]`."""
+    boundaries = head.config.aux_boundaries(target.config.get_text_config().num_hidden_layers)
+    with torch.no_grad(), watch_features(target, boundaries) as features:
+        target(**inputs)
+        return features.take(target.device, target.dtype)
+
+
+def chain_from_scratch(
+    head: EagleHead, target: PreTrainedModel, features: torch.Tensor, tokens: torch.Tensor, count: int, first: int = 0
+) -> list[int]:
+    """
+    The chain of `count` tokens that the head drafts: one forward over all rows, then one row after the other.
+
+    Args:
+        features (`torch.Tensor` of shape `[1, rows, feature_size]`): the target's, from position `first` on.
+        tokens (`torch.Tensor` of shape `[rows]`): those one position behind, the root last.
+    """
+    cache, lm_head = DynamicCache(), target.get_output_embeddings()
+    embed = head.embed_tokens or target.get_input_embeddings()
+    inputs, chain, tokens = {"features": features}, [], tokens[None]
+    positions = torch.arange(first, first + tokens.shape[1])[None]
+    for _ in range(count):
+        with torch.no_grad():
+            output = head(
+                inputs_embeds=embed(tokens), position_ids=positions, past_key_values=cache, lm_head=lm_head, **inputs
+            )
+        best = int(output.logits[0, -1].argmax())
+        chain.append(best if head.target_ids is None else int(head.target_ids[best]))
+        tokens, inputs = torch.tensor([[chain[-1]]]), {"hidden_states": output.hidden_states[:, -1:]}
+        positions = positions[:, -1:] + 1
+    return chain
+
+
+WIDE = TokenTree.from_branching((12, 2))
+"""So wide that a random head hits now and then."""
+
+
+def assert_drafts_as_from_scratch(
+    drafter: RecordingDrafter, target: PreTrainedModel, text: torch.Tensor, pads: list[int], **inputs: Any
+) -> None:
+    """
+    Asserts that the first path of every tree of `WIDE` that was proposed, for every row, is what the head drafts from
+    nothing but the text so far. `inputs` go to the target beside the text.
+    """
+    first_path, compared = [0, WIDE.children[1][0] - 1], 0
+    for draft, lengths in zip(drafter.trees, drafter.lengths, strict=True):
+        for row, length in enumerate(lengths):
+            if draft.topology.depth < WIDE.depth or draft.num_valid(row) < draft.num_nodes:
+                continue  # at the end of the text
+            ids = text[row, pads[row] : length]
+            features = features_of(drafter.head, target, input_ids=ids[None, :-1], **inputs)
+            expected = chain_from_scratch(drafter.head, target, features, ids[1:], 2)
+            assert draft.tokens[row, first_path].tolist() == expected
+            compared += 1
+    assert compared > 10
+
+
+def pads_of(inputs: dict[str, torch.Tensor]) -> list[int]:
+    return (inputs["attention_mask"] == 0).sum(dim=1).tolist()

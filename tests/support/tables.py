@@ -65,7 +65,7 @@ class TableModel:
         """`rows` trees of this model's best tokens."""
         root = self.root.expand(rows, -1)
         if isinstance(tree, DynamicTree):
-            return growth.grow_dynamic(tree, root, self.run_level, depth=99)
+            return growth.grow(tree, root, self.run_level, depth=99)
         return growth.grow_static(tree, root, self.run_level)
 
     def score(self, draft: DraftTree) -> torch.Tensor:

@@ -23,8 +23,8 @@ class DraftTemperature:
 
     GRID = (1.4, 1.0, 0.7, 0.5, 0.35, 0.25)
     """What is chosen from."""
-    OFTEN = 16
-    """Steps at the start of which every second is looked at; later every sixteenth."""
+    OFTEN, EARLY, SELDOM = 2, 16, 16
+    """Every second step is looked at among the first sixteen; later every sixteenth."""
     DECAY = 0.9
     """How much older steps count."""
 
@@ -36,7 +36,7 @@ class DraftTemperature:
     def begin_step(self) -> bool:
         """Whether this step's distributions are worth a look: it costs a softmax for each temperature."""
         self._step += 1
-        return self.adapts and (self._step % 16 == 1 or (self._step <= self.OFTEN and self._step % 2 == 1))
+        return self.adapts and self._step % (self.OFTEN if self._step <= self.EARLY else self.SELDOM) == 1
 
     def apply(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores of q, `[…, vocab]`."""
