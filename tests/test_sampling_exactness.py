@@ -136,6 +136,14 @@ def test_heads(method: str, draft_vocab_size: int | None, setting: str):
     _check(METHODS[method], a_head(draft_vocab_size), setting)
 
 
+@pytest.mark.parametrize("draft_temperature", [0.3, 2.0])
+@pytest.mark.parametrize("assistant", ["noisy", "head"])
+@pytest.mark.parametrize("method", ["rejection, irregular", "rejection, budgets", "target, drawn"])
+def test_any_draft_temperature_is_exact(method: str, assistant: str, draft_temperature: float):
+    config = replace(METHODS[method], draft_temperature=draft_temperature)
+    _check(config, a_head(5) if assistant == "head" else a_draft(assistant), "top-k")
+
+
 def test_a_draft_vocabulary_that_is_forgotten_does_not_fit(monkeypatch: pytest.MonkeyPatch):
     """q is over the draft vocabulary; to take its columns for the target's tokens biases the output."""
 
