@@ -1,7 +1,9 @@
 """`hf-specdec doctor`: why a head accepts little, and what to do about it."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
@@ -9,8 +11,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..eagle.doctor import PROMPTS, Diagnosis, diagnose
-from ..eagle.formats import HubOptions
+from ..checkpoint import HubOptions
+
+
+if TYPE_CHECKING:
+    from ..doctor import Diagnosis
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def doctor(
@@ -21,20 +28,31 @@ def doctor(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens that the target answers to each prompt.")] = 96,
     depth: Annotated[int, typer.Option(min=1, help="Depths of draft tokens to look at.")] = 5,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, or auto: that of the target's checkpoint.")
+    ] = "auto",
     device: Annotated[
         str | None, typer.Option(help="Such as cpu or cuda:1. Default: cuda where there is one, else cpu.")
+    ] = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="For targets that one device cannot hold: auto, balanced, … as in transformers."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the head.")] = None,
 ) -> None:
     """Examine an EAGLE head on text that the target writes. Exits with 1 unless the head is good as it is read."""
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise typer.BadParameter(f"{dtype!r} is not one of float32, bfloat16, float16.", param_hint="--dtype")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    from ..doctor import PROMPTS, diagnose
+
+    if dtype not in DTYPES:
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}.", param_hint="--dtype")
+    if device is not None and device_map is not None:
+        raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
+    prompts = PROMPTS if text is None else _prompts(text)
     console = Console()
     try:
-        prompts = PROMPTS if text is None else tuple(filter(None, map(str.strip, text.read_text().splitlines())))
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, dtype)).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, device_map=device_map).eval()
+        if device_map is None:
+            model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         tokenizer = AutoTokenizer.from_pretrained(target)
     except (ImportError, OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="TARGET") from error
@@ -54,6 +72,16 @@ def doctor(
     report(diagnosis, console)
     if not diagnosis.is_good:
         raise typer.Exit(1)
+
+
+def _prompts(path: Path) -> tuple[str, ...]:
+    try:
+        prompts = tuple(filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())))
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(str(error), param_hint="--text") from error
+    if not prompts:
+        raise typer.BadParameter(f"{path} holds no prompts. Write one a line.", param_hint="--text")
+    return prompts
 
 
 def report(diagnosis: Diagnosis, console: Console) -> None:

@@ -1,0 +1,111 @@
+"""`diagnose`: the target writes, the head guesses, under every reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..checkpoint import Checkpoint, HubOptions
+from ..drafters import EagleDrafter
+from ..eagle import EagleHead
+from ..eagle.formats import read_head
+from ..forward import execution_device
+from .diagnosis import Agreement, Diagnosis
+from .measuring import Text, hits_on, tree_acceptance_length, write
+from .readings import readings, reread
+
+
+PROMPTS = (
+    "Explain to a child why the sky is blue during the day and red in the evening.",
+    "Write a Python function that returns the longest word of a sentence, with a docstring and two examples.",
+    "My flight leaves at 6:40 and the train to the airport takes 50 minutes. When should I get up?",
+    "List the steps to repot a house plant.",
+    "What is the difference between a virus and a bacterium?",
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+    "Summarize the rules of chess for somebody who has never played.",
+    "def quicksort(values):",
+)
+"""What the target answers if the user gives no text: chat and code."""
+
+
+@torch.no_grad()
+def diagnose(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    head: str,
+    *,
+    options: HubOptions | None = None,
+    prompts: Sequence[str] = PROMPTS,
+    max_new_tokens: int = 96,
+    depth: int = 5,
+    **changes: Any,
+) -> Diagnosis:
+    """
+    Examines a head.
+
+    Args:
+        target (`PreTrainedModel`): the model it is to draft for; it may lie on several devices or be offloaded
+            (`device_map=`).
+        tokenizer (`PreTrainedTokenizerBase`): the target's.
+        head (`str`): folder or Hub repository of the head.
+        options (`HubOptions`, *optional*): where to look for it.
+        prompts (`Sequence[str]`, *optional*): what the target answers, greedily; through its chat template if it has
+            one.
+        max_new_tokens (`int`, *optional*, defaults to 96): tokens of each answer.
+        depth (`int`, *optional*, defaults to 5): depths to look at.
+        changes: fields of `EagleConfig` to read otherwise, as of `EagleHead.from_pretrained`.
+
+    Raises:
+        OSError: as `EagleHead.from_pretrained`, if the checkpoint is not there.
+        ValueError: if it cannot be read, there are no prompts, or the answers are shorter than `depth`.
+    """
+    if isinstance(prompts, str) or not prompts:
+        raise ValueError(f"`prompts` must hold texts for the target to answer, but is {prompts!r}. Give at least one.")
+    options = options or HubOptions()
+    # In the target's dtype from the start: a conversion would round the frequencies of the rotary embedding.
+    model = EagleHead.from_pretrained(head, **options.as_arguments(), dtype=target.dtype, **changes)
+    diagnosis = Diagnosis(
+        head=head,
+        target=target.name_or_path,
+        format=model.config.source_format or "hf_specdec",
+        config=model.config,
+        conventions=dict(model.config.conventions or {}),
+        keys=_keys(head, options),
+    )
+    drafter = EagleDrafter(model)
+    try:
+        drafter.check(target, drafter.default_tree)
+    except ValueError as error:
+        diagnosis.problem = str(error)
+        return diagnosis
+    model = model.to(execution_device(target)).eval()
+    texts = [write(target, tokenizer, prompt, max_new_tokens) for prompt in prompts]
+    diagnosis.num_tokens = sum(text.num_new_tokens for text in texts)
+    diagnosis.agreements = _agreements(model, target, texts, depth)
+    best = reread(model, diagnosis.best.changes)
+    diagnosis.tree_acceptance_length = tree_acceptance_length(best, target, texts)
+    return diagnosis
+
+
+def _keys(head: str, options: HubOptions) -> dict[str, list[str]]:
+    reading = read_head(Checkpoint.read(head, options))
+    return {"used": sorted(reading.weights), "ignored": sorted(reading.ignored)}
+
+
+def _agreements(head: EagleHead, target: PreTrainedModel, texts: list[Text], depth: int) -> list[Agreement]:
+    """One of each reading, the head as it was read first."""
+    tried = readings(head.config, target.config)
+    heads = [reread(head, changes) for _, changes in tried]
+    hits = [hits_on(text, heads, target, depth) for text in texts if text.num_new_tokens > depth]
+    if not hits:
+        raise ValueError(f"`max_new_tokens`: the answers are too short to look at {depth} depths. Ask for more.")
+    num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
+    return [
+        Agreement.from_hits(
+            torch.cat(of_reading), name=name, changes=changes, boundaries=variant.config.aux_boundaries(num_layers)
+        )
+        for (name, changes), variant, of_reading in zip(tried, heads, zip(*hits, strict=True), strict=True)
+    ]

@@ -1,0 +1,104 @@
+"""How often a head agrees with its target, along text that the target writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..drafters.heads import Borrowed
+from ..eagle import EagleHead
+from ..features import watch_features
+from ..forward import execution_device
+from ..metrics import last_metrics
+from ..training.unroll import unroll
+
+
+# Some models' own defaults, which greedy calls warn of, are taken back.
+_GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """
+    A prompt and the target's greedy answer.
+
+    Args:
+        ids (`torch.Tensor` of shape `[tokens]`, int64): both.
+        prompt_length (`int`): tokens of the prompt.
+    """
+
+    ids: torch.Tensor
+    prompt_length: int
+
+    @property
+    def num_new_tokens(self) -> int:
+        return len(self.ids) - self.prompt_length
+
+
+def write(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, max_new_tokens: int) -> Text:
+    """Lets the target answer, through its chat template if it has one."""
+    if tokenizer.chat_template is None:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    else:
+        messages = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+    ids = ids.to(execution_device(target))
+    text = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **_GREEDY)
+    return Text(text[0], ids.shape[1])
+
+
+def hits_on(text: Text, heads: list[EagleHead], target: PreTrainedModel, depth: int) -> list[torch.Tensor]:
+    """
+    Chains that start behind every token of the target's, drafting the tokens of the text: where the head's best token
+    is the target's. A greedy chain behind row r accepts as many tokens as row r begins with hits.
+
+    Args:
+        text (`Text`): of more than `depth` new tokens.
+        heads (`list[EagleHead]`): on one device and of one dtype.
+        target (`PreTrainedModel`): forwarded once for all of them.
+        depth (`int`): length of the chains.
+
+    Returns:
+        `list[torch.Tensor]`: of each head `[rows, depth]` bool; row r is the chain whose root is the new token r.
+    """
+    device, dtype = heads[0].device, heads[0].dtype
+    num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
+    boundaries = [head.config.aux_boundaries(num_layers) for head in heads]
+    watched = sorted(set().union(*boundaries))
+    with watch_features(target, watched) as features:
+        target(text.ids[None], use_cache=False, logits_to_keep=1)
+    parts = features.take(device, dtype).chunk(max(len(watched), 1), dim=-1)
+    by_boundary = dict(zip(watched, parts, strict=False))
+    return [
+        _hits(head, torch.cat([by_boundary[layer] for layer in layers] or [parts[0]], dim=-1), text, target, depth)
+        for head, layers in zip(heads, boundaries, strict=True)
+    ]
+
+
+def _hits(head: EagleHead, features: torch.Tensor, text: Text, target: PreTrainedModel, depth: int) -> torch.Tensor:
+    ids = text.ids.to(head.device)
+    embed = Borrowed(target.get_input_embeddings(), target.dtype) if head.embed_tokens is None else head.embed_tokens
+    lm_head = Borrowed(target.get_output_embeddings(), target.dtype) if head.lm_head is None else head.lm_head
+    first, last = text.prompt_length - 1, len(ids) - 1 - depth  # rows whose next token the target wrote
+    hits = []
+    for step, states in enumerate(unroll(head, features, embed(ids[None]).to(head.dtype), depth)):
+        best = lm_head(states[0, first:last]).argmax(dim=-1)
+        best = best if head.target_ids is None else head.target_ids[best]
+        hits.append(best == ids[first + 2 + step : last + 2 + step])
+    return torch.stack(hits, dim=1)
+
+
+def tree_acceptance_length(head: EagleHead, target: PreTrainedModel, texts: list[Text]) -> float:
+    """Tokens per step, the bonus included, of generating the texts again with the head's default tree."""
+    accepted = drafts = 0
+    for text in texts:
+        ids = text.ids[None, : text.prompt_length]
+        options = {"max_new_tokens": text.num_new_tokens, **_GREEDY}
+        target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=head, **options)
+        metrics = last_metrics()
+        accepted, drafts = accepted + metrics.num_accepted_tokens, drafts + metrics.num_drafts
+    return 1 + accepted / max(drafts, 1)

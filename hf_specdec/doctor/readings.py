@@ -1,0 +1,64 @@
+"""The readings of a head that are tried, and the same weights under another reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from ..eagle import EagleConfig, EagleHead
+from ..eagle.layers import layers_of
+
+
+def readings(config: EagleConfig, target: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
+    """
+    What to try: the head as read first, then one change at a time.
+
+    Args:
+        config (`EagleConfig`): the head.
+        target (`PreTrainedConfig`): the config of its target.
+
+    Returns:
+        `list[tuple[str, dict]]`: names, and arguments of `EagleHead.from_pretrained`.
+    """
+    tried: list[tuple[str, dict[str, Any]]] = [("as read", {})]
+    target = target.get_text_config(decoder=True)
+    if config.num_aux_features:
+        boundaries = config.aux_boundaries(target.num_hidden_layers)
+        names = {1: "layer ids + 1 (outputs)", -1: "layer ids - 1"}
+        for step, name in names.items():
+            shifted = [layer + step for layer in boundaries]
+            if min(shifted) >= 0 and max(shifted) <= target.num_hidden_layers:
+                tried.append((name, {"aux_layer_ids": shifted}))
+    if config.eagle_version == 3:
+        for flag in ("norm_before_residual", "norm_output", "norm_hidden_twice"):
+            if flag == "norm_hidden_twice" and not config.norm_embeddings:
+                continue  # there is no norm to pass twice
+            value = not getattr(config, flag)
+            tried.append((f"{flag}={value}", {flag: value}))
+    theta = (config.text_config.rope_parameters or {}).get("rope_theta")
+    its_theta = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")
+    if its_theta is not None and its_theta != theta:
+        tried.append(("the target's rope_theta", {"rope_theta": its_theta}))
+    return tried
+
+
+def reread(head: EagleHead, changes: dict[str, Any]) -> EagleHead:
+    """
+    The same weights, shared, under another reading.
+
+    Args:
+        head (`EagleHead`): the head.
+        changes (`dict`): as of `EagleConfig.changed`.
+    """
+    if not changes:
+        return head
+    config = head.config.changed(**changes)
+    with torch.device("meta"):
+        other = EagleHead(config)
+    other.load_state_dict(head.state_dict(), assign=True)
+    # Its buffers are in no state dict, and follow the config.
+    other.rotary_emb = layers_of(config.text_config).rotary(config=other.config.text_config).to(head.device)
+    other.follows_target_dtype = head.follows_target_dtype
+    return other.train(head.training)
