@@ -107,7 +107,7 @@ def _table(diagnosis: Diagnosis) -> Table:
     title = f"agreement along {diagnosis.num_tokens} tokens of the target's own"
     table = Table(
         Column("reading", no_wrap=True),
-        "states",
+        Column("states", no_wrap=True),
         *(f"top-1 @{depth}" for depth in depths),
         "chain",
         title=title,
