@@ -1,0 +1,124 @@
+"""The scripts in examples/ run, and their greedy texts are those of plain `generate`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from support.goldens import TINY_TARGET
+from support.models import tiny_model
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+PROMPT = "t1 t221 t106 t371 t387 t90 t32 t293"
+HEAD = TINY_TARGET.parent / "safeailab_eagle3"
+
+# How the tests call each of them, and the least number of greedy comparisons that it prints.
+CALLS: dict[str, tuple[list[str], int]] = {
+    "quickstart": (["--prompt", PROMPT], 1),
+    "draft_model": (["--prompt", PROMPT, "--draft", str(TINY_TARGET)], 3),
+    "eagle_head": (["--prompt", PROMPT, "--draft", str(HEAD)], 2),
+    "ngram_code_editing": ([], 3),
+    "custom_trees": (["--draft", str(TINY_TARGET), "--tree", "[(0,), (1,), (2,)]"], 8),
+    "constrained_decoding": (["--prompt", "primes"], 2),
+    "batch": ([], 2),
+    "peft_lora": (["--prompt", PROMPT], 2),
+    "train_head": (
+        ["--prompt", PROMPT, "--texts", "24", "--max-length", "64", "--epochs", "1", "--batch-tokens", "512"],
+        1,
+    ),
+}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Runs an example in this process, in an empty folder; returns its module and what it printed."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+
+    def call(name: str, *arguments: str) -> tuple[ModuleType, str]:
+        module = importlib.import_module(name)
+        module.main(["--device", "cpu", *arguments])
+        return module, capsys.readouterr().out
+
+    return call
+
+
+def letters(folder: Path) -> Path:
+    """A tiny model whose tokens are single characters, digits and brackets among them."""
+    characters = ["<pad>", "<s>", "</s>", *"0123456789,[] abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR"]
+    tokenizer = Tokenizer(WordLevel({character: place for place, character in enumerate(characters)}, "<pad>"))
+    tokenizer.add_special_tokens(characters[:3])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+    model = tiny_model("llama", seed=5, dtype=torch.float32, attention_sharpness=3.0)
+    assert model.config.vocab_size == len(characters)
+    model.generation_config.eos_token_id = 2
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_every_example_is_called() -> None:
+    assert sorted(CALLS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples(name: str, run, tmp_path: Path) -> None:
+    if name == "peft_lora":
+        pytest.importorskip("peft", reason="peft is not installed")
+    arguments, comparisons = CALLS[name]
+    target = letters(tmp_path / "letters") if name == "constrained_decoding" else TINY_TARGET
+    _, printed = run(name, "--target", str(target), "--max-new-tokens", "24", *arguments)
+    answers = re.findall(r"\b(yes|no)$", printed, flags=re.MULTILINE)
+    assert len(answers) == comparisons and set(answers) == {"yes"}, printed
+    if name == "constrained_decoding":
+        numbers = printed.rstrip().splitlines()[-1]
+        assert re.match(r"\[\d", numbers) and not re.search(r"[^\d,\[\] ]|\]\S", numbers), printed
+
+
+def test_sampling(run) -> None:
+    _, printed = run(
+        "draft_model", "--target", str(TINY_TARGET), "--prompt", PROMPT, "--max-new-tokens", "16", "--sample"
+    )
+    assert "chain of 4" in printed and "yes" not in printed and "no\n" not in printed
+
+
+def test_a_head_that_is_not_there(run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("eagle_head", "--target", str(TINY_TARGET), "--draft", "no/such/folder/here")
+    assert "examples/train_head.py" in capsys.readouterr().err
+
+
+def test_what_the_constraint_lets_through(run, tmp_path: Path) -> None:
+    """Token by token, against the definition: a text is let through if some list of numbers begins with it."""
+    module, _ = run("constrained_decoding", "--target", str(letters(tmp_path / "letters")), "--max-new-tokens", "4")
+    processor = module.NumberList(PreTrainedTokenizerFast.from_pretrained(tmp_path / "letters"), 0, most=2)
+    for text, following in {
+        "": "[",
+        "[": "123456789",
+        "[1": "0123456789,]",
+        "[123": ",]",
+        "[1,": " ",
+        "[1, ": "123456789",
+        "[1, 23": "0123456789]",
+    }.items():
+        allowed = processor._allowed_after(text)
+        assert "".join(sorted(processor.texts[token] for token in allowed)) == "".join(sorted(following)), text
+    assert processor._allowed_after("[1, 234]") == [processor.tokenizer.eos_token_id]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart", "constrained_decoding"])
+def test_examples_with_smollm2(name: str, run) -> None:
+    """As a user runs them, only shorter."""
+    _, printed = run(name, "--max-new-tokens", "24")
+    assert "yes" in printed and " no\n" not in printed
