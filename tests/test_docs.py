@@ -1,0 +1,251 @@
+"""What README and docs say: their Python runs, their commands parse, and what they name is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from support.exact import SIGNIFICANCE
+from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
+from support.models import noisy_copy
+from support.sampling import fit_samples, the_target
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import hf_specdec
+from hf_specdec.cli import build_app
+
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+GOLDENS = TINY_TARGET.parent
+TEMPLATE = "{% for message in messages %}t5 t6 t7 {% endfor %}{% if add_generation_prompt %}t8{% endif %}"
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The code blocks of a language, with the line on which each begins."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text[: match.start(1)].count("\n") + 1, match[1]) for match in found]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+# -------------------------------------------------------------------------------------------------------------- Python
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For every Hub id that the pages name, a folder with something tiny of that kind."""
+    chat = tmp_path_factory.mktemp("hub") / "chat"
+    AutoModelForCausalLM.from_pretrained(TINY_TARGET).save_pretrained(chat)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_TARGET, chat_template=TEMPLATE)
+    tokenizer.save_pretrained(chat)
+    return {
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct": chat,
+        "HuggingFaceTB/SmolLM2-135M-Instruct": chat,
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": GOLDENS / "safeailab_eagle3",
+        "FasterDecoding/medusa-vicuna-7b-v1.3": GOLDENS / "medusa",
+    }
+
+
+def patch_hub(monkeypatch: pytest.MonkeyPatch, stand_ins: dict[str, Path]) -> None:
+    """Reads the stand-ins for their Hub ids; nothing is uploaded."""
+    for kind in (AutoModelForCausalLM, AutoTokenizer, hf_specdec.EagleHead, hf_specdec.MedusaHeads):
+        original = kind.from_pretrained
+
+        def from_pretrained(name: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+            return original(stand_ins[name] if name in stand_ins else name, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(hf_specdec.EagleHead, "push_to_hub", lambda head, name, *, card: str(card))
+
+
+def names(page: Path) -> dict[str, Any]:
+    """What the page's blocks may use without having made it."""
+    target = trained_target()
+    ids = torch.tensor([trained_prompts()["prompts"][0]])
+    return {
+        "__name__": page.stem,
+        "model": target,
+        "draft": noisy_copy(target, noise=0.2),
+        "tokenizer": trained_tokenizer(),
+        "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+    }
+
+
+def run_page(page: Path) -> dict[str, Any]:
+    """Runs the page's Python from top to bottom; the names that there are at its end."""
+    namespace = names(page)
+    for line, code in blocks(page, "python"):
+        exec(compile("\n" * line + code, page, "exec"), namespace)
+    return namespace
+
+
+@pages
+def test_python_runs(page: Path, stand_ins: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    patch_hub(monkeypatch, stand_ins)
+    hf_specdec.metrics.set_last_metrics(None)
+    namespace = run_page(page)
+    assert not blocks(page, "python") or namespace.keys() > names(page).keys()
+    assert not trained_target().training and trained_target().config._attn_implementation == "sdpa"
+
+
+def test_the_drafter_that_draws_is_exact() -> None:
+    """
+    Texts drafted by `OneLayer` of docs/writing-a-drafter.md against the enumerated distribution; and those of one that
+    says of its best tokens that they were drawn.
+    """
+    drafter = run_page(ROOT / "docs" / "writing-a-drafter.md")["OneLayer"]
+    target = the_target()
+    layer = torch.nn.Linear(target.config.hidden_size, target.config.vocab_size, dtype=target.dtype)
+
+    class BestTokens(drafter):
+        def propose(self, sequences: Any) -> Any:
+            draft = super().propose(sequences)
+            return draft and replace(draft, tokens=draft.scores[:, 0].topk(draft.num_nodes).indices)
+
+    for tree in ("[(0,), (1,), (2,)]", "[(0,)]"):
+        config = hf_specdec.SpeculativeConfig(tree=tree)
+        fit = fit_samples(config, drafter(layer), "top-k")
+        assert hf_specdec.last_metrics().num_accepted_tokens > 0
+        assert fit.p_value > SIGNIFICANCE, fit
+        assert fit_samples(config, BestTokens(layer), "top-k").p_value < SIGNIFICANCE
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    for _, code in blocks(page, "bash"):
+        for line in code.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+@pages
+def test_commands_parse(page: Path) -> None:
+    """Without running them: `hf-specdec` and scripts know their options, `make` its targets, `pip` the extras."""
+    for words in commands(page):
+        check = {"hf-specdec": check_cli, "make": check_make, "pip": check_pip, "python": check_script}[words[0]]
+        check(words[1:])
+
+
+def check_cli(words: list[str]) -> None:
+    name, *arguments = words
+    command = typer.main.get_command(build_app()).commands[name]
+    command.make_context(name, list(arguments))  # raises for unknown options and values of the wrong type
+    result = CliRunner().invoke(build_app(), [name, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for option in (word for word in arguments if word.startswith("--")):
+        assert option in result.output
+
+
+def check_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in (word for word in words if "=" not in word):
+        assert re.search(rf"^{re.escape(target)}:", makefile, flags=re.MULTILINE), target
+    for variable in (word.partition("=")[0] for word in words if "=" in word):
+        assert f"{variable} ?=" in makefile, variable
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
+        assert extra in extras
+
+
+def check_script(words: list[str]) -> None:
+    words = words[2:] if words[0] == "-m" else words
+    if words[0] == "pytest":
+        words = [word.partition("::")[0] for word in words[1:] if word.startswith("tests")] or [""]
+    source = ROOT / words[0]
+    assert source.exists(), words[0]
+    text = "".join(path.read_text() for path in source.parent.glob("*.py")) if source.suffix == ".py" else ""
+    for option in (word for word in words if word.startswith("--")):
+        assert f'"{option}"' in text, option
+
+
+def test_some_commands_were_found() -> None:
+    assert sum(words[0] == "hf-specdec" for page in PAGES for words in commands(page)) >= 5
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
+
+
+@pages
+def test_files_and_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    last = ""
+    for path, test in re.findall(
+        r"`((?:(?:tests|hf_specdec|examples|benchmarks|docs)/[\w/.-]+)?)(?:::)?(test_\w+)?`", text
+    ):
+        last = path or last
+        assert (ROOT / last).exists(), last
+        if test and not test.endswith(".py"):
+            assert f"def {test}(" in (ROOT / last).read_text(encoding="utf-8"), f"{last}::{test}"
+    for name in re.findall(r"\bhf_specdec\.([A-Z]\w+|last_metrics)", text):
+        assert name in hf_specdec.__all__, name
+
+
+def messages() -> list[str]:
+    """All strings of the library's source, with `…` for what is filled in."""
+    found = []
+    for path in (ROOT / "hf_specdec").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_messages_are_the_librarys() -> None:
+    """Every line of the text blocks is part of a message, `…` being anything."""
+    lines = [line for _, code in blocks(ROOT / "docs" / "troubleshooting.md", "text") for line in code.splitlines()]
+    assert len(lines) > 20
+    sources = messages()
+    for line in lines:
+        parts = [part for part in line.split("…") if len(part) >= 12]  # a short one may be filled in there
+        assert parts, line
+        pattern = re.compile(".*?".join(map(re.escape, parts)), flags=re.DOTALL)
+        assert any(pattern.search(source) for source in sources), line
+
+
+@pages
+def test_lines_are_short(page: Path) -> None:
+    long = [line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 120]
+    assert not long
