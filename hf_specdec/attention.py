@@ -32,7 +32,8 @@ class TreeContext:
     of its row, and behind them those of the tree's nodes.
 
     Args:
-        lengths (`torch.Tensor` of shape `[batch]`, int64): committed slots of every row.
+        lengths (`list[int]`): committed slots of every row.
+        lengths_device (`torch.device`): where they are wanted as a tensor: that of the other tensors.
         visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens,
             where some hold padding.
         num_slots (`int`): slots the forward gets to see (keys).
@@ -44,7 +45,8 @@ class TreeContext:
         uniform_length (`int`, *optional*): the length, where all rows have the same.
     """
 
-    lengths: torch.Tensor
+    lengths: list[int]
+    lengths_device: torch.device
     visible: torch.Tensor | None
     num_slots: int
     ancestors: torch.Tensor
@@ -100,7 +102,8 @@ class TreeContext:
     @cached_property
     def _nodes(self) -> torch.Tensor:
         """For every row and slot, the node in it (negative: committed), `[batch, slots]`."""
-        return torch.arange(self.num_slots, device=self.lengths.device) - self.lengths[:, None]
+        lengths = torch.tensor(self.lengths, device=self.lengths_device)
+        return torch.arange(self.num_slots, device=self.lengths_device) - lengths[:, None]
 
     @cached_property
     def _distances(self) -> torch.Tensor:

@@ -145,7 +145,14 @@ class TreeCache(Cache):
     def set_lengths(self, lengths: list[int]) -> None:
         """Says how many slots of every row hold committed tokens."""
         self.lengths = list(lengths)
-        self.lengths_tensor = torch.tensor(lengths, device=self.device)
+        self._lengths_tensor: torch.Tensor | None = None
+
+    @property
+    def lengths_tensor(self) -> torch.Tensor:
+        """The same as `[batch]` int64 on the device, made when somebody asks: mostly nobody does."""
+        if self._lengths_tensor is None:
+            self._lengths_tensor = torch.tensor(self.lengths, device=self.device)
+        return self._lengths_tensor
 
     def adopt_prefill(self) -> None:
         """Counts what plain forwards have written as committed, for all rows alike."""

@@ -100,7 +100,8 @@ class TreeForward:
         cache = self.cache
         cache.write_nodes(offset, tokens.shape[1])
         context = TreeContext(
-            lengths=cache.lengths_tensor,
+            lengths=cache.lengths,
+            lengths_device=cache.device,
             visible=self.visible,
             num_slots=cache.write_window.end,
             ancestors=ancestors,

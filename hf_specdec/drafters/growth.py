@@ -331,7 +331,7 @@ def _grow_budgeted(
         else:
             ancestors = _attend_below(ancestors, places_above)
             depths = depths + [level - 1] * best.shape[1]
-        node_depths = torch.tensor([depths], device=device)
+        node_depths = _depths(tuple(depths), device)
         nodes = tokens[-1].gather(1, best)
         logits = run_level(LevelNodes(nodes, places_above, ancestors, node_depths, num_forwarded))
         num_forwarded += best.shape[1]
@@ -343,6 +343,12 @@ def _grow_budgeted(
         torch.cat(scores, dim=1),
         _index_of(torch.cat(forwarded, dim=1), parents_of_nodes.shape[1]),
     )
+
+
+@lru_cache(maxsize=256)
+def _depths(depths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Depths as `[1, nodes]` int64; budgets are much the same at every step."""
+    return torch.tensor([depths], device=device)
 
 
 def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Decides which draft tokens are kept, so that the output is distributed as the target's own."""
 
+from .draft_temperature import DraftTemperature
 from .processors import TargetDistribution, copies_per_row
 from .rejection import walk_by_rejection
-from .draft_temperature import DraftTemperature
 from .target import choose, walk_target
 from .walk import Walk
 

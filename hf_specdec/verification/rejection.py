@@ -94,11 +94,14 @@ def _try_children(
         ]
     )
     log_q = log_q.double().to(p.device)
+    padded = [[token for _, token in candidates] + [-1] * (most - len(candidates)) for candidates in children]
+    tokens = torch.tensor(padded, device=p.device)
     for place in range(most):
-        q = log_q.softmax(dim=-1)
-        tokens = [candidates[place][1] if place < len(candidates) else -1 for candidates in children]
-        token = torch.tensor(tokens, device=p.device)[:, None]
+        token = tokens[:, place : place + 1]
         open_rows = (accepted[:, None] < 0) & (token >= 0)
+        if p.device.type == "cpu" and not open_rows.any():
+            break  # elsewhere the look would be a wait
+        q = log_q.softmax(dim=-1)
         token = token.clamp(min=0)
         q_token = q.gather(1, token)
         passes = torch.rand_like(q_token) * q_token < p.gather(1, token)
