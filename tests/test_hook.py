@@ -24,16 +24,6 @@ from hf_specdec.metrics import set_last_metrics
 TESTS = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft(target: PreTrainedModel) -> PreTrainedModel:
-    return noisy_copy(target, noise=0.05)
-
-
 def run_python(code: str) -> str:
     """What a fresh interpreter prints that runs this code, with `support` and hf_specdec to be imported."""
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]

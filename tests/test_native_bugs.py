@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.calls import TREE, Options, assert_same_calls, generate_plain, telling_prompts
-from support.models import noisy_copy, prompts, tiny_model
+from support.models import prompts
 from support.tokenizer import tiny_tokenizer
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
@@ -25,16 +25,6 @@ NEW_TOKENS = 24
 CHAIN = "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"
 Inputs = dict[str, torch.Tensor]
 Note = Callable[[str, object], None]
-
-
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft(target: PreTrainedModel) -> PreTrainedModel:
-    return noisy_copy(target, noise=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -27,16 +27,6 @@ import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
 
 
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft(target: PreTrainedModel) -> PreTrainedModel:
-    return noisy_copy(target, noise=0.05)
-
-
 @contextmanager
 def left_untouched(*models: Any, cache: Any = None) -> Iterator[None]:
     """Asserts that nothing inside runs a forward of these models or changes them, the random state, or a cache."""

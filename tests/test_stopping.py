@@ -25,7 +25,7 @@ from support.calls import (
     own_token,
     telling_prompts,
 )
-from support.models import noisy_copy, prompts, tiny_model
+from support.models import noisy_copy, prompts
 from support.tokenizer import tiny_tokenizer
 from transformers import (
     AsyncTextIteratorStreamer,
@@ -47,16 +47,6 @@ PROMPT = 12
 NEW_TOKENS = 24
 CHAIN = "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"
 Inputs = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft(target: PreTrainedModel) -> PreTrainedModel:
-    return noisy_copy(target, noise=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -31,16 +31,6 @@ PROMPT = 12
 WIDE = "[(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0)]"
 
 
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft(target: PreTrainedModel) -> PreTrainedModel:
-    return noisy_copy(target, noise=0.05)
-
-
 class CheckedDrafter(DraftModelDrafter):
     """
     A draft model that, at every step, holds its cache against plain forwards over each row's text alone, without

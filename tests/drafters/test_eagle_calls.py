@@ -253,7 +253,10 @@ def test_leaves_the_target_as_it_was() -> None:
                 raise RuntimeError("in a processor")
             return scores
 
-    ids = torch.tensor([trained_prompts()["prompts"][1]])
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in target.modules())
+
+    ids, before = torch.tensor([trained_prompts()["prompts"][1]]), hooks()
     with pytest.raises(RuntimeError, match="in a processor"):
         target.generate(
             ids,
@@ -262,7 +265,7 @@ def test_leaves_the_target_as_it_was() -> None:
             tree=IRREGULAR,
             logits_processor=LogitsProcessorList([Raising()]),
         )
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+    assert hooks() == before
     assert target.config._attn_implementation == head.config.text_config._attn_implementation == "sdpa"
 
 

@@ -21,7 +21,7 @@ from support.calls import (
     new_tokens,
     telling_prompts,
 )
-from support.models import VOCAB, noisy_copy, prompts, tiny_model
+from support.models import VOCAB, prompts
 from support.tokenizer import tiny_tokenizer
 from transformers import (
     LogitsProcessor,
@@ -37,16 +37,6 @@ from hf_specdec import SpeculativeConfig
 
 NEW_TOKENS = 24
 Inputs = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def draft(target: PreTrainedModel) -> PreTrainedModel:
-    return noisy_copy(target, noise=0.05)
 
 
 @pytest.fixture(scope="module")
