@@ -73,7 +73,8 @@ def generate(model: PreTrainedModel, inputs: Any, **options: Any) -> Run:
 def compare(model: PreTrainedModel, inputs: Any, drafts: dict[str, dict[str, Any]], **options: Any) -> dict[str, Run]:
     """
     Decodes plainly and with every entry of `drafts` (a name, and options of `generate` that speculate), and prints a
-    line for each: tokens per second, speed-up, tokens per step, and, in greedy calls, whether the texts are equal.
+    line for each: tokens per second, speed-up, tokens per step, and, in greedy calls, whether the texts are equal. One
+    run each: on a machine that is busy with other things the times say little.
     """
     for speculation in ({}, *drafts.values()):  # the first calls load kernels
         generate(model, inputs, **(options | {"max_new_tokens": 4}), **speculation)

@@ -20,14 +20,21 @@ the lamp and lit it. The lamp could be seen from fifteen miles away, and the fis
 
 def main(arguments: list[str] | None = None) -> None:
     parser = common.parser(__doc__)
+    parser.add_argument("--draft", default="ngram", help="ngram, or Hub id or folder of a draft model")
     parser.add_argument("--prompt", default=PROMPT)
     options = parser.parse_args(arguments)
     model, tokenizer = common.load_target(options)
     inputs = common.encode(tokenizer, [options.prompt], options.device)
 
-    drafts = {"n-gram tree": {"assistant_model": hf_specdec.NgramDraft()}}
-    runs = common.compare(model, inputs, drafts, max_new_tokens=options.max_new_tokens)
-    common.show(tokenizer, runs["n-gram tree"])
+    if options.draft == "ngram":
+        speculation = {"assistant_model": hf_specdec.NgramDraft()}
+    else:
+        speculation = {
+            "assistant_model": common.load(options.draft, options),
+            "tree": "[(0,), (1,), (0, 0), (0, 0, 0)]",
+        }
+    runs = common.compare(model, inputs, {options.draft: speculation}, max_new_tokens=options.max_new_tokens)
+    common.show(tokenizer, runs[options.draft])
 
 
 if __name__ == "__main__":

@@ -106,6 +106,47 @@ def test_python_runs(page: Path, stand_ins: dict[str, Path], monkeypatch: pytest
     assert not trained_target().training and trained_target().config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tree": "auto"},
+        {"tree": "[(0,), (2,), (0, 0), (2, 0)]"},
+        {"tree": [(0, "[(0,), (1,)]"), (60, None), (80, "auto")]},
+        {"speculative_config": hf_specdec.SpeculativeConfig(disable_by_batch_size=3)},
+    ],
+    ids=str,
+)
+def test_the_drafter_of_phrases_in_batches(options: dict[str, Any]) -> None:
+    """`PhraseDraft` of docs/writing-a-drafter.md, with phrases that branch; padded rows, some of which end early."""
+    drafter = run_page(ROOT / "docs" / "writing-a-drafter.md")["PhraseDraft"]
+    prompts = trained_prompts()["prompts"][:5]
+    inputs = trained_tokenizer().pad({"input_ids": prompts}, return_tensors="pt")
+    call = {**inputs, "max_new_tokens": 40, "do_sample": False}
+    plain = trained_target().generate(**call)
+    call["eos_token_id"] = plain[:2, -30].tolist()
+    plain = trained_target().generate(**call, pad_token_id=0)
+    assert (plain[:, -1] == 0).any() and (plain[:, -1] != 0).any()
+    written = [token for text in plain[:, inputs["input_ids"].shape[1] :].tolist() for token in text]
+    phrases = [written[start : start + size] for start in range(len(written) - 8) for size in (4, 8)]
+    phrases += [[*phrase[:3], 5, 6, 7] for phrase in phrases[::3]]
+    draft = drafter(phrases)
+    output = trained_target().generate(**call, pad_token_id=0, assistant_model=draft, **options)
+    assert output.equal(plain)
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert not hasattr(draft, "accepted")
+
+
+@pytest.mark.parametrize("name", ["PhraseDraft", "OneLayer"])
+def test_the_drafters_refuse_what_they_cannot_fill(name: str) -> None:
+    namespace = run_page(ROOT / "docs" / "writing-a-drafter.md")
+    draft = namespace[name]([[1, 2, 3]] if name == "PhraseDraft" else namespace["layer"])
+    dynamic = hf_specdec.DynamicTree(depth=1, top_k=2, num_nodes=2)
+    for tree in (dynamic, [(0, "[(0,)]"), (8, dynamic)]):
+        with pytest.raises(ValueError, match="`tree`"):
+            trained_target().generate(**namespace["inputs"], assistant_model=draft, tree=tree)
+
+
 def test_the_drafter_that_draws_is_exact() -> None:
     """
     Texts drafted by `OneLayer` of docs/writing-a-drafter.md against the enumerated distribution; and those of one that
