@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .trees import AutoTree, TokenTree, Tree, TreeSchedule, as_tree
+from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule, as_tree
 
 
 _DRAFT_SAMPLING = ("auto", "greedy", "sample")
@@ -128,6 +128,12 @@ class SpeculationPlan:
     disable_by_batch_size: int | None
     draft_temperature: float | None = None
     """That of q; None: chosen on the way."""
+
+    @property
+    def trees(self) -> list[TokenTree | DynamicTree]:
+        """What a drafter may be asked to fill; of "auto", which keeps to what it can do, the least."""
+        trees = self.tree.trees if isinstance(self.tree, TreeSchedule) else [self.tree]
+        return [TokenTree.chain(1) if isinstance(tree, AutoTree) else tree for tree in trees]
 
     @classmethod
     def resolve(

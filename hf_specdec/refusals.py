@@ -62,7 +62,13 @@ def check_call(
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter.model, vocab_size)
     plan = plan_of_call(generation_config, config, drafter, vocab_size)
-    drafter.check(model, plan.tree)
+    for tree in plan.trees:
+        drafter.check(model, tree)
+        if drafter.max_depth is not None and tree.depth > drafter.max_depth:
+            raise ValueError(
+                f"`tree` is {tree.depth} levels deep, but {type(drafter).__name__} proposes only {drafter.max_depth}. "
+                "Use a shallower one."
+            )
 
 
 def check_inputs(

@@ -66,11 +66,6 @@ class MedusaDrafter(Drafter):
                     f"but that of the target {type(target).__name__} is {getattr(text_config, name)}. Use heads that "
                     "were trained for this target."
                 )
-        if tree.depth > config.num_heads:
-            raise ValueError(
-                f"`tree` is {tree.depth} levels deep, but there are only {config.num_heads} Medusa heads, one for "
-                "each level. Use a shallower one."
-            )
 
     # ------------------------------------------------------------------------------------------------------- a call
 

@@ -53,8 +53,8 @@ def as_tree(tree: Any) -> Tree:
     elif isinstance(tree, (list, tuple)):
         return _as_schedule(tree) if any(map(_is_entry, tree)) else TokenTree(tree)
     raise TypeError(
-        "`tree` must be a string, a list of rank paths, a `TokenTree` or a `DynamicTree`, but is "
-        f"{type(tree).__name__}: {tree!r}."
+        "`tree` must be a string, a list of rank paths, a `TokenTree`, a `DynamicTree`, 'auto', or a list of pairs of "
+        f"a length and a tree, but is {type(tree).__name__}: {tree!r}."
     )
 
 

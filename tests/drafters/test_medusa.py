@@ -163,8 +163,11 @@ def test_refusals(heads: MedusaHeads) -> None:
     inputs = prompts(1, 5)
     with pytest.raises(ValueError, match=f"vocabulary of 512.*is {VOCAB}"):
         target.generate(**inputs, assistant_model=heads)
-    with pytest.raises(ValueError, match="4 levels deep, but there are only 3 Medusa heads"):
+    with pytest.raises(ValueError, match="4 levels deep, but MedusaDrafter proposes only 3"):
         target.generate(**inputs, assistant_model=tiny_heads(target), tree=TokenTree.chain(4))
+    with pytest.raises(ValueError, match="4 levels deep, but MedusaDrafter proposes only 3"):
+        schedule = [(0, TokenTree.chain(2)), (20, TokenTree.chain(4))]
+        target.generate(**inputs, assistant_model=tiny_heads(target), tree=schedule)
     with pytest.raises(ValueError, match="no probabilities to draw from"):
         config = SpeculativeConfig(draft_sampling="sample")
         target.generate(**inputs, assistant_model=tiny_heads(target), speculative_config=config, do_sample=True)
