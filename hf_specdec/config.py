@@ -22,7 +22,8 @@ class SpeculativeConfig:
 
     Args:
         tree (`str`, list of paths, `TokenTree`, `DynamicTree`, `"auto"` or list of pairs, *optional*):
-            The tree to fill at every step. `"auto"`: chosen on the way from measured acceptance and measured times.
+            The tree to fill at every step. `"auto"`: chosen on the way from measured acceptance and measured times
+            (so that a seed need not give the same sample twice).
             Pairs of a length in tokens (prompt included) and a tree (or None) say from where on which tree is taken.
             Defaults to what the draft prefers: a chain of 5 for a draft model, a small branching tree for an n-gram
             drafter, its own for a head.

@@ -104,6 +104,11 @@ class StepTimes:
     propose: TimeTable = field(default_factory=TimeTable)
     rest: TimeTable = field(default_factory=TimeTable)
 
+    @property
+    def are_known(self) -> bool:
+        """Whether steps with and without a tree were measured: else the one would be judged by the other."""
+        return self.rest.has(0) and self.rest.largest > 0
+
     def of(self, tree: TokenTree | None) -> float:
         """What a step with this tree takes."""
         depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
@@ -137,8 +142,7 @@ class AutoChoice(TreeChoice):
         paths = likeliest_paths(self.acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
         middling = TokenTree([path for _, path in paths])
         # On a new machine every kind of step twice: the first is slow for reasons of its own.
-        is_new = times.rest.largest < 1
-        self._to_try = [self._small, self._small, middling, middling, None, None] if is_new else []
+        self._to_try = [] if times.are_known else [self._small, None, self._small, middling, None, middling]
         self._planned: TokenTree | None = None
         self._steps_to_plan = self._without = 0
 

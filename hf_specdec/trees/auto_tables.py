@@ -81,6 +81,10 @@ class TimeTable:
         """Adds a measurement."""
         self._recent.setdefault(number, deque(maxlen=self.RECENT)).append(seconds)
 
+    def has(self, number: int) -> bool:
+        """Whether it was measured."""
+        return number in self._recent
+
     @property
     def largest(self) -> int:
         """The largest number that was measured, -1 if none was."""

@@ -158,6 +158,15 @@ def test_a_good_draft_is_used_and_a_bad_one_is_not() -> None:
         assert simulated_steps(AutoChoice(times, LIMITS), chances, node, level, 500) > 0.98
 
 
+def test_a_first_call_of_few_steps() -> None:
+    """A slow draft, met by calls of a single step: the next ones still find out what a step without it takes."""
+    times, bad = StepTimes(), [[0.1, 0.05, 0.0, 0.0]] * 5
+    for _ in range(3):
+        simulated_steps(AutoChoice(times, LIMITS), bad, 0.4, 30.0, 1)
+    simulated_steps(AutoChoice(times, LIMITS), bad, 0.4, 30.0, 6)
+    assert simulated_steps(AutoChoice(times, LIMITS), bad, 0.4, 30.0, 200) > 0.98
+
+
 def test_a_text_that_changes() -> None:
     """From hopeless to easy and back within one call: the probes see it."""
     good, bad = [[0.8, 0.1, 0.02, 0.01]] * 5, [[0.02, 0.01, 0.0, 0.0]] * 5
