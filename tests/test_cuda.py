@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from support.goldens import trained_prompts, trained_target
+from support.heads import GOLDENS, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from transformers import PreTrainedModel
 
@@ -81,3 +86,56 @@ def test_a_seed_reproduces_a_run() -> None:
         return target.generate(**inputs, max_new_tokens=30, do_sample=True, assistant_model=draft, tree="[(0,), (1,)]")
 
     assert torch.equal(run(), run())
+
+
+# --------------------------------------------------------------------------------------------------------------- heads
+
+
+GOLDEN_TREE = hf_specdec.DynamicTree(depth=5, top_k=4, num_nodes=19)
+
+
+def golden_inputs(rows: int = 1) -> dict[str, torch.Tensor]:
+    found = [prompt[:12] for prompt in trained_prompts()["prompts"] if len(prompt) >= 12][:rows]
+    ids = torch.tensor(found, device="cuda")
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.parametrize("name", ["safeailab_eagle1", "safeailab_eagle3"])
+def test_heads_accept_what_the_reference_accepts(name: str) -> None:
+    about = json.loads((GOLDENS / name / "golden.json").read_text())
+    ids = load_file(GOLDENS / name / "golden.safetensors")["input_ids"].cuda()
+    target, head = copy.deepcopy(trained_target()).cuda(), trained_head(name).cuda()
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 64, "do_sample": False}
+    text = target.generate(ids, assistant_model=head, tree=GOLDEN_TREE, **options)
+    expected = about["results"]["accepted_drafts"]
+    assert hf_specdec.last_metrics().accepted_per_step[0][: len(expected)] == expected
+    assert torch.equal(text, target.generate(ids, **options))
+
+
+@pytest.mark.parametrize("head_device", ["cuda", "cpu"])
+@pytest.mark.parametrize("tree", [None, "auto", "[(0,), (1,), (0, 0)]"])
+def test_heads_in_batches(tree: Any, head_device: str) -> None:
+    """Also a head that was left on the CPU."""
+    target, head = copy.deepcopy(trained_target()).cuda(), trained_head().to(head_device)
+    inputs, options = golden_inputs(3), {"max_new_tokens": 40, "do_sample": False}
+    text = target.generate(**inputs, assistant_model=head, tree=tree, **options)
+    assert torch.equal(text, target.generate(**inputs, **options))
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_heads_in_half_precision(do_sample: bool) -> None:
+    target = copy.deepcopy(trained_target()).to(torch.bfloat16).cuda()
+    head = hf_specdec.EagleHead.from_pretrained(GOLDENS / "safeailab_eagle3").cuda()
+    target.generate(**golden_inputs(3), assistant_model=head, max_new_tokens=40, do_sample=do_sample)
+    assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+
+
+def test_medusa_heads() -> None:
+    target = copy.deepcopy(trained_target()).cuda()
+    heads = hf_specdec.MedusaHeads.from_pretrained(GOLDENS / "medusa").cuda()
+    inputs, options = golden_inputs(3), {"max_new_tokens": 40, "do_sample": False}
+    for tree in (None, "[(0,), (1,), (0, 0), (0, 1, 0), (0, 1)]"):
+        text = target.generate(**inputs, assistant_model=heads, tree=tree, **options)
+        assert torch.equal(text, target.generate(**inputs, **options))
+        assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
