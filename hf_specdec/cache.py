@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 
@@ -230,12 +229,6 @@ class TreeCache(Cache):
                 target.lazy_initialization(layer.keys, layer.values)
             target.keys = layer.keys[:, :, start:length].clone()
             target.values = layer.values[:, :, start:length].clone()
-
-    def to_dynamic_cache(self, config: PreTrainedConfig, length: int) -> DynamicCache:
-        """A `DynamicCache` with the first `length` slots, for the caller to go on with."""
-        cache = DynamicCache(config=config.get_text_config(decoder=True))
-        self.store(cache, length)
-        return cache
 
 
 def check_reusable(cache: Cache) -> None:

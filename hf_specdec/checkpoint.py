@@ -85,13 +85,11 @@ class Checkpoint:
         name (`str`): folder or Hub repository.
         config (`dict`): its config.json.
         weights (`dict[str, torch.Tensor]`): its tensors, by the names they were published under.
-        is_pickle (`bool`): whether the weights came from a pickle.
     """
 
     name: str
     config: dict[str, Any]
     weights: dict[str, torch.Tensor] = field(repr=False)
-    is_pickle: bool = False
 
     @classmethod
     def read(
@@ -113,7 +111,7 @@ class Checkpoint:
         weights: dict[str, torch.Tensor] = {}
         for shard in shard_paths(name, path, options):
             weights |= read_weights(shard)
-        return cls(name, config, weights, is_pickle=path.name.removesuffix(".index.json").endswith((".bin", ".pt")))
+        return cls(name, config, weights)
 
 
 def _read_config(name: str, path: Path) -> dict[str, Any]:

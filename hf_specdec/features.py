@@ -23,7 +23,7 @@ class Features:
     """
 
     def __init__(self, boundaries: list[int], listens: Callable[[], bool] = lambda: True):
-        self.boundaries, self._listens = boundaries, listens
+        self._listens = listens
         self._thread = threading.get_ident()
         self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [None]]
 

@@ -201,7 +201,8 @@ def test_store_drops_what_was_not_asked_for(family: str) -> None:
     drawn = States(2).draw(20)
     tree_cache = TreeCache(LAYERS, 2, CPU, capacity=32)
     write(tree_cache, drawn)
-    stored = tree_cache.to_dynamic_cache(config, 17)
+    stored = DynamicCache(config=config)
+    tree_cache.store(stored, 17)
     assert_same_cache(
         stored, filled(config, [(keys[:, :, :17], values[:, :, :17]) for keys, values in drawn], chunk=4)
     )

@@ -78,7 +78,7 @@ def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, re
     """
     num_nodes = min(limits.max_nodes, reach)
     drafting, checking = times.propose.up_to(limits.max_depth), times.rest.up_to(num_nodes)
-    best, paths = Plan(None, 1.0 / (drafting[0] + checking[0])), None
+    best_rate, paths = 1.0 / (drafting[0] + checking[0]), None
     # Shallower trees have the same paths but the deep ones: of twice as many enough are left.
     likeliest = likeliest_paths(chances, 2 * num_nodes, limits.max_depth)
     for depth in range(1, limits.max_depth + 1):
@@ -86,9 +86,9 @@ def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, re
         for count, (chance, _) in enumerate(shallow, start=1):
             expected += chance
             rate = expected / (drafting[depth] + checking[count])
-            if rate > best.tokens_per_second:
-                best, paths = Plan(None, rate), [path for _, path in shallow[:count]]
-    return best if paths is None else Plan(TokenTree(paths), best.tokens_per_second)
+            if rate > best_rate:
+                best_rate, paths = rate, [path for _, path in shallow[:count]]
+    return Plan(None if paths is None else TokenTree(paths), best_rate)
 
 
 @dataclass

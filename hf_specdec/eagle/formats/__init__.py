@@ -40,7 +40,7 @@ def read_head(checkpoint: Checkpoint) -> Reading:
     """
     inner = checkpoint.config.get("model")
     if checkpoint.config.get("model_type") == "eagle" and isinstance(inner, dict):  # as vLLM wraps configs
-        checkpoint = Checkpoint(checkpoint.name, inner, checkpoint.weights, checkpoint.is_pickle)
+        checkpoint = Checkpoint(checkpoint.name, inner, checkpoint.weights)
     checkpoint = _without_prefix(checkpoint)
     _refuse_other_models(checkpoint)
     for format in _FORMATS:
@@ -90,7 +90,7 @@ def _without_prefix(checkpoint: Checkpoint) -> Checkpoint:
     weights = {key.removeprefix("model."): tensor for key, tensor in weights.items()}
     if len(weights) != len(checkpoint.weights):
         raise ValueError(f"{checkpoint.name}: the checkpoint holds the same tensors with and without `model.`.")
-    return Checkpoint(checkpoint.name, checkpoint.config, weights, checkpoint.is_pickle)
+    return Checkpoint(checkpoint.name, checkpoint.config, weights)
 
 
 def _refuse_other_models(checkpoint: Checkpoint) -> None:
