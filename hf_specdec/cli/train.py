@@ -46,6 +46,17 @@ def train(
     data_limit: Annotated[
         int | None, typer.Option(help="The first so many records only.", rich_help_panel=_DATA)
     ] = None,
+    openings: Annotated[
+        str | None,
+        typer.Option(
+            help="File of beginnings of questions, one per line, for every second written conversation.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    write_seconds: Annotated[
+        float | None,
+        typer.Option(help="After so long the target begins no more conversations.", rich_help_panel=_DATA),
+    ] = None,
     turns: Annotated[int, typer.Option(help="Most questions of a written conversation.", rich_help_panel=_DATA)] = 1,
     loss_on_everything: Annotated[
         bool, typer.Option("--loss-on-everything", help="Learn from questions too.", rich_help_panel=_DATA)
@@ -56,7 +67,9 @@ def train(
     eval_texts: Annotated[int, typer.Option(help="Held-out texts.", rich_help_panel=_DATA)] = 64,
     generation_batch_size: Annotated[
         int | None,
-        typer.Option(help="Rows in which the target writes. Default: 256 on a GPU, else 16.", rich_help_panel=_DATA),
+        typer.Option(
+            help="Rows in which the target writes. Default: up to 2048 on a GPU, else 16.", rich_help_panel=_DATA
+        ),
     ] = None,
     draft_vocab_size: Annotated[
         int | None,

@@ -12,13 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .data import Text, encode_record, messages_of, read_records
+from .openings import Openings
 from .options import TrainOptions
 from .packing import cut
 from .scripts import Part, Template
-from .self_generate import Writer, iterate_written, read_written, write_texts
+from .self_generate import Writer, default_rows, iterate_written, read_written, write_texts, written_jobs
 
 
 logger = logging.get_logger(__name__)
+
+_COMPLETE = "complete"
 
 
 class Corpus:
@@ -94,41 +97,61 @@ class Corpus:
         return True
 
     def _write(self, deadline: float | None) -> bool:
-        options = self.options
-        done = {text.job for text in self._stored()}
+        options, mark = self.options, self.folder / _COMPLETE
+        done = self._written_jobs()
+        complete = mark.is_file()
         self.wait()  # nobody writes before everybody has read
+        if complete:
+            return True
         jobs, total = self._jobs()
-        missing = [job for job in range(total) if job not in done]
-        mine = missing[self.rank :: self.world_size]
-        if mine:
-            rows = options.generation_batch_size or (256 if self.target.device.type == "cuda" else 16)
+        missing = (job for job in range(total) if job not in done)
+        mine = itertools.islice(missing, self.rank, None, self.world_size)
+        number = len(range(self.rank, total - len(done), self.world_size))
+        if number:
+            rows = options.generation_batch_size or default_rows(self.target, options.max_length)
             writer = Writer(
                 self.target,
                 options.max_length,
-                min(rows, len(mine)),
+                min(rows, number),
                 # Another seed for what is left after a kill: else the same conversations would begin again.
                 seed=(options.seed * 1_000_003 + len(done)) * 1_009 + self.rank,
             )
             texts = writer.write(
-                ((job, jobs(job)) for job in mine), lambda: deadline is not None and time.monotonic() >= deadline
+                ((job, jobs(job)) for job in _in_time(mine, options.write_seconds)),
+                lambda: deadline is not None and time.monotonic() >= deadline,
             )
             write_texts(
                 self.folder / f"written-{self.rank:05d}.jsonl",
                 texts,
-                len(mine) + len(done),
+                number + len(done),
                 len(done),
                 progress=options.progress and self.rank == 0,
             )
         self.wait()
-        return len({text.job for text in self._stored()}) == total
+        complete = len(self._written_jobs()) == total
+        if not complete and options.write_seconds is not None:
+            complete = deadline is None or time.monotonic() < deadline
+        if complete and self.rank == 0:
+            mark.touch()
+        self.wait()
+        return mark.is_file()
+
+    def _written_jobs(self) -> set[int]:
+        return set().union(*map(written_jobs, self.folder.glob("written-*.jsonl")))
 
     def _jobs(self) -> tuple[Callable[[int], list[Part]], int]:
         """How conversation i goes, and how many there are."""
         template = Template(self.tokenizer, self.target)
         if self.options.self_generate is not None:
-            return lambda job: template.both_sides(1 + job % self.options.turns), self.options.self_generate
+            return Openings(self.options).jobs(template), self.options.self_generate
         prompts = list(_read_prompts(self.options))
         return lambda job: template.answer(*prompts[job]), len(prompts)
+
+
+def _in_time(jobs: Iterable[int], seconds: float | None) -> Iterator[int]:
+    """Jobs for so long; those that have begun by then are finished, however long they are."""
+    end = None if seconds is None else time.monotonic() + seconds
+    return itertools.takewhile(lambda _: end is None or time.monotonic() < end, jobs)
 
 
 def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] | None, str | None]]:

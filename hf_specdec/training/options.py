@@ -9,9 +9,9 @@ from typing import Any
 KINDS = ("eagle3", "eagle1", "draft")
 # Two runs into one folder must agree on these: checkpoints and the order of the data depend on them.
 _IDENTITY = (
-    "kind target data data_split data_limit prompts self_generate turns max_length eval_texts loss_on_everything "
-    "draft_vocab_size num_layers hidden_size intermediate_size aux_layer_ids unroll_steps decay epochs learning_rate "
-    "batch_tokens seed"
+    "kind target data data_split data_limit prompts self_generate openings turns max_length eval_texts "
+    "loss_on_everything draft_vocab_size num_layers hidden_size intermediate_size aux_layer_ids unroll_steps decay "
+    "epochs learning_rate batch_tokens seed"
 ).split()
 
 
@@ -29,9 +29,14 @@ class TrainOptions:
         data_limit (`int`, *optional*): the first so many records (or prompts).
         prompts (`str`, *optional*): as `data`; the target answers the last question of each record.
         self_generate (`int`, *optional*): so many conversations of which the target writes both sides.
+        openings (`str`, *optional*): file of beginnings of questions, one per line (`\\n` for a new line). Every
+            second conversation takes one of them, in turn; without it the target chooses all its subjects itself.
+        write_seconds (`float`, *optional*): after so long the target begins no more conversations, and `self_generate`
+            (or `prompts`) is the most there can be.
         turns (`int`, *optional*, defaults to 1): most questions of such a conversation.
         max_length (`int`, *optional*, defaults to 1024): most tokens of a text, and tokens of a packed row.
-        generation_batch_size (`int`, *optional*): rows in which the target writes; 256 on a GPU, else 16.
+        generation_batch_size (`int`, *optional*): rows in which the target writes; on a GPU 2048 if the memory has
+            room, else 16.
         eval_texts (`int`, *optional*, defaults to 64): held-out texts.
         loss_on_everything (`bool`, *optional*, defaults to `False`): learn from questions too.
         draft_vocab_size (`int`, *optional*): EAGLE-3: tokens that the head can propose. Defaults to 8192 (32000 for
@@ -70,6 +75,8 @@ class TrainOptions:
     data_limit: int | None = None
     prompts: str | None = None
     self_generate: int | None = None
+    openings: str | None = None
+    write_seconds: float | None = None
     turns: int = 1
     max_length: int = 1024
     generation_batch_size: int | None = None
@@ -105,10 +112,12 @@ class TrainOptions:
                 f"Give one of `data`, `prompts` and `self_generate`, the number of texts that the target is to write; "
                 f"there {'is ' + ' and '.join(f'`{name}`' for name in given) if given else 'is none of them'}."
             )
+        if self.openings is not None and self.self_generate is None:
+            raise ValueError(f"`openings`={self.openings!r} is for `self_generate`, where the target asks, too.")
         for name in (
             "data_limit self_generate turns max_length generation_batch_size num_layers hidden_size intermediate_size "
             "unroll_steps epochs learning_rate batch_tokens rows_at_once eval_steps logging_steps save_minutes "
-            "max_seconds decay"
+            "max_seconds write_seconds decay"
         ).split():
             value = getattr(self, name)
             if value is not None and value <= 0:

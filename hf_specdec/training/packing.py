@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -34,6 +35,19 @@ def make_row(texts: Sequence[Text]) -> Row:
         position_ids=torch.tensor(positions),
         segment_ids=torch.tensor(segments),
     )
+
+
+def ids_and_masks(texts: Sequence[Text], at_once: int = 4096) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same `input_ids` and `loss_mask` for all texts, a few thousand behind each other at a time."""
+    for first in range(0, len(texts), at_once):
+        some = texts[first : first + at_once]
+        ids = torch.from_numpy(np.concatenate([np.asarray(text.input_ids, dtype=np.int64) for text in some]))
+        mask, place = torch.zeros_like(ids, dtype=torch.bool), 0
+        for text in some:
+            for start, end in text.spans:
+                mask[place + start : place + end] = True
+            place += len(text.input_ids)
+        yield ids, mask
 
 
 def cut(text: Text, max_length: int, min_length: int = 4) -> list[Text]:

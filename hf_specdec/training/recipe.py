@@ -33,7 +33,7 @@ from .distill import DistillObjective, new_draft_model
 from .eagle1 import Eagle1Objective
 from .heads import new_head, new_head_config
 from .options import TrainOptions
-from .packing import Collator, Rows, make_row, split_texts
+from .packing import Collator, Rows, ids_and_masks, split_texts
 from .progress import ShortLines
 from .reading import TargetReader, supports_packing
 from .trainer import DraftArguments, DraftTrainer
@@ -196,8 +196,7 @@ class _Run:
             size = 0 if size >= vocab_size else size
         if size in (0, vocab_size):
             return None
-        rows = (make_row([text]) for text in texts)
-        masked, everywhere = count_tokens(((row["input_ids"], row["loss_mask"]) for row in rows), vocab_size)
+        masked, everywhere = count_tokens(ids_and_masks(texts), vocab_size)
         ends = self.target.generation_config.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or []
         token_ids = choose_vocabulary(masked, everywhere, size, ends)

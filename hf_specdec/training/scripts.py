@@ -73,13 +73,17 @@ class Template:
             tuple(encode(piece, add_special_tokens=False)["input_ids"]) for piece in (prefix, to_answer, to_user)
         )
 
-    def both_sides(self, turns: int = 1) -> list[Part]:
-        """A conversation of which the target writes both sides, `turns` questions with their answers."""
+    def both_sides(self, turns: int = 1, opening: str = "") -> list[Part]:
+        """
+        A conversation of which the target writes both sides, `turns` questions with their answers. The first question
+        (or the text, where there are no turns) begins with `opening`.
+        """
+        opened = tuple(self.tokenizer(opening, add_special_tokens=False)["input_ids"]) if opening else ()
         if not self.chats:
-            return [Part(self._begin, "text", self.ends)]
+            return [Part(self._begin + opened, "text", self.ends)]
         parts = []
         for turn in range(turns):
-            given = self._prefix if turn == 0 else _without_first(self._to_user, self.ends)
+            given = self._prefix + opened if turn == 0 else _without_first(self._to_user, self.ends)
             user_ends = self.ends | ({self._to_answer[0]} if self._to_answer else frozenset())
             parts.append(Part(given, "user", user_ends, keeps_end=False))
             parts.append(Part(self._to_answer, "assistant", self.ends))

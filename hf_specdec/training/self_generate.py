@@ -21,10 +21,13 @@ from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from .data import Text
+from .grouped_attention import grouped_attention_lent, without_cudnn
 from .scripts import Part
 
 
 _STEPS_BETWEEN_CUTS = 128
+_MOST_ROWS = {"cuda": 2048, "cpu": 16}
+_SHARE_OF_MEMORY = 0.4  # of what is free, for keys and values; they are copied when they grow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,6 @@ class Writer:
         self._numbers = random.Random(seed)
         self._generator = torch.Generator(target.device).manual_seed(seed)
 
-    @torch.inference_mode()
     def write(
         self, jobs: Iterable[tuple[int, list[Part]]], should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Text]:
@@ -116,7 +118,12 @@ class Writer:
             `Text`: one for every job, as they end, in any order. Without `spans` where nothing was written, and empty
                 where what is given alone is too long.
         """
-        queue, too_long = iter(jobs), []
+        with grouped_attention_lent(self.target):
+            yield from self._write(iter(jobs), should_stop)
+
+    @torch.inference_mode()
+    def _write(self, queue: Iterator[tuple[int, list[Part]]], should_stop: Callable[[], bool]) -> Iterator[Text]:
+        too_long: list[Text] = []
         slots = [_Slot() for _ in range(self.batch_size)]
         device = self.target.device
         cache, width = DynamicCache(), 0
@@ -142,13 +149,15 @@ class Writer:
                 mask[table[1] == 0, :width] = 0  # what a row said before its present conversation
             mask[:, width] = 1
             width += 1
-            logits = self.target(
-                input_ids=table[0, :, None],
-                position_ids=table[1, :, None],
-                attention_mask=mask[:, :width],
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]
+            with without_cudnn():
+                output = self.target(
+                    input_ids=table[0, :, None],
+                    position_ids=table[1, :, None],
+                    attention_mask=mask[:, :width],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+            logits = output.logits[:, -1]
             drawn = self._draw(logits, [slot.temperature for slot in slots])
             for slot, token in zip(slots, drawn, strict=True):
                 if slot.is_idle:
@@ -207,6 +216,20 @@ class Writer:
         return scores.argmax(dim=-1).tolist()
 
 
+def default_rows(target: PreTrainedModel, max_length: int) -> int:
+    """Rows in which a target writes well: as many as 2048 on a GPU with room for their keys and values, else 16."""
+    device, config = target.device, target.config.get_text_config(decoder=True)
+    most = _MOST_ROWS.get(device.type, 256)
+    if device.type != "cuda":
+        return most
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    per_row = 2 * config.num_hidden_layers * heads * size * target.dtype.itemsize * (max_length + _STEPS_BETWEEN_CUTS)
+    per_row += 6 * 4 * config.vocab_size  # logits and noise in float32
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, min(most, int(free * _SHARE_OF_MEMORY / per_row)))
+
+
 def _cut_left(cache: DynamicCache, mask: torch.Tensor, width: int, keep: int) -> int:
     """Keeps the last `keep` tokens of all rows; returns the new width."""
     for layer in cache.layers:
@@ -236,6 +259,12 @@ def iterate_written(path: Path) -> Iterator[Text]:
             if line.endswith(b"\n"):
                 fields = json.loads(line)
                 yield Text(fields["input_ids"], [tuple(span) for span in fields["spans"]], fields.get("job"))
+
+
+def written_jobs(path: Path) -> set[int]:
+    """The jobs of the same, read from the ends of the lines alone."""
+    with path.open("rb") as lines:
+        return {int(line[line.rindex(b":") + 1 : -2]) for line in lines if line.endswith(b"}\n") and b'"job":' in line}
 
 
 def write_texts(

@@ -7,7 +7,7 @@ import random
 import torch
 
 from hf_specdec.training.data import Text
-from hf_specdec.training.packing import Collator, Rows, cut, make_row, pack, split_texts
+from hf_specdec.training.packing import Collator, Rows, cut, ids_and_masks, make_row, pack, split_texts
 
 
 def texts_of(lengths: list[int]) -> list[Text]:
@@ -54,6 +54,14 @@ def test_long_texts_are_cut_and_pieces_without_answers_left_out() -> None:
     ]
     assert cut(Text([1, 2, 3, 4, 5], []), 10) == []
     assert cut(Text([1, 2, 3], [(0, 3)]), 10) == []
+
+
+def test_ids_and_masks_of_all_texts() -> None:
+    texts = [Text([number, 7, number + 1], [(1, 1 + number % 3)]) for number in range(11)]
+    row, found = make_row(texts), list(ids_and_masks(texts, at_once=4))
+    assert len(found) == 3
+    assert torch.equal(torch.cat([ids for ids, _ in found]), row["input_ids"])
+    assert torch.equal(torch.cat([mask for _, mask in found]), row["loss_mask"])
 
 
 def test_held_out_texts_are_the_same_every_time() -> None:

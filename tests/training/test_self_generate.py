@@ -11,8 +11,10 @@ from support.goldens import trained_prompts, trained_target
 from support.models import tiny_model
 
 from hf_specdec.training.data import Text
+from hf_specdec.training.openings import Openings
+from hf_specdec.training.options import TrainOptions
 from hf_specdec.training.scripts import Part, Template
-from hf_specdec.training.self_generate import Sampling, Writer, read_written, write_texts
+from hf_specdec.training.self_generate import Sampling, Writer, read_written, write_texts, written_jobs
 
 
 GREEDY = Sampling(greedy_share=1.0)
@@ -30,6 +32,14 @@ def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
         expected = target.generate(ids, max_length=80, do_sample=False, eos_token_id=2)[0].tolist()
         assert texts[index].input_ids == expected
         assert texts[index].spans == [(len(prompt), len(expected))]
+
+
+def test_the_target_attends_as_before_afterwards() -> None:
+    target = tiny_model(dtype=torch.float32)
+    job = [(0, [Part((3, 4, 5), "text")])]
+    for texts in (list, next):  # to the end, and abandoned
+        texts(Writer(target, 8, 2, sampling=GREEDY).write(iter(job)))
+        assert target.config._attn_implementation == "sdpa"
 
 
 def test_sliding_windows() -> None:
@@ -62,6 +72,38 @@ def test_min_p_leaves_out_unlikely_tokens() -> None:
     with torch.no_grad():
         p = trained_target()(torch.tensor([prompt])).logits[0, -1].softmax(-1)
     assert drawn <= set((p >= 0.5 * p.max()).nonzero().flatten().tolist())
+
+
+def test_openings() -> None:
+    """Every second conversation begins with one of them, in turn; its words are the user's, not to be learnt."""
+    tokenizer = chat_tokenizer()
+    target = tiny_model(vocab_size=len(tokenizer), sharpness=1.0)
+    target.generation_config.eos_token_id = tokenizer.eos_token_id
+    template = Template(tokenizer, target)
+    words = [word for word in tokenizer.get_vocab() if not word.startswith("<")][:3]
+    ids = tokenizer.convert_tokens_to_ids(words)
+    parts = template.both_sides(2, " ".join(words))
+    assert list(parts[0].given[-3:]) == ids and parts[2].given == template.both_sides(2)[2].given
+    for text in Writer(target, 64, 2, max_question=9).write((job, parts) for job in range(5)):
+        place = text.input_ids.index(ids[0])
+        assert text.input_ids[place : place + 3] == ids
+        assert all(start > place + 3 for start, _ in text.spans)
+
+
+def test_openings_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "openings.txt"
+    file.write_text("Write a\n\nComplete:\\ndef\n")
+    openings = Openings(TrainOptions(output="out", self_generate=8, openings=str(file)))
+    assert [openings.of(job) for job in range(6)] == ["", "Write a", "", "Complete:\ndef", "", "Write a"]
+    with pytest.raises(ValueError, match="openings.*for `self_generate`"):
+        TrainOptions(output="out", data="some.jsonl", openings=str(file))
+    for text, message in (("", "no lines"), (None, "no such file")):
+        other = tmp_path / "other.txt"
+        other.unlink(missing_ok=True)
+        if text is not None:
+            other.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            Openings(TrainOptions(output="out", self_generate=8, openings=str(other)))
 
 
 def test_a_chat_of_which_the_target_writes_both_sides() -> None:
@@ -97,7 +139,7 @@ def test_the_file_survives_a_kill(tmp_path: Path) -> None:
     assert write_texts(path, texts, 2, progress=False) == 2
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"input_ids":[1,')
-    assert read_written(path) == texts
+    assert read_written(path) == texts and written_jobs(path) == {text.job for text in texts}
     assert path.read_bytes() == whole
 
 

@@ -137,6 +137,16 @@ def test_writing_continues_too(tmp_path: Path) -> None:
     assert sorted(json.loads(line)["job"] for line in lines) == list(range(24))
 
 
+def test_writing_for_so_long(tmp_path: Path) -> None:
+    """What had begun is finished, and that is the data: the next run writes no more."""
+    options = {"output": str(tmp_path), "self_generate": 10**9, "write_seconds": 0.5, "epochs": 0.1, **SMALL}
+    first = train(TrainOptions(max_seconds=30.0, generation_batch_size=8, **options))
+    written = (tmp_path / "data" / "written-00000.jsonl").read_text()
+    assert first.total_steps and len(written.splitlines()) >= 8
+    assert train(TrainOptions(**options)).finished
+    assert (tmp_path / "data" / "written-00000.jsonl").read_text() == written
+
+
 @pytest.mark.parametrize("kind, hidden_size", [("draft", 16), ("draft", None), ("eagle3", None), ("eagle1", None)])
 def test_a_chat_target_with_tied_embeddings(tmp_path: Path, kind: str, hidden_size: int | None) -> None:
     """It writes both sides; the run goes through three checkpoints; the head learns answers alone."""
