@@ -35,22 +35,25 @@ class DraftModelDrafter(Drafter):
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         super().start(sequences, request)
-        model, batch_size = self.model, sequences.batch_size
-        self.device = execution_device(model)
-        config = model.config.get_text_config(decoder=True)
-        self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-        visible = None if sequences.visible is None else sequences.visible.to(self.device)
-        shift = torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        device = execution_device(self.model)
+        visible = None if sequences.visible is None else sequences.visible.to(device)
+        shift = torch.zeros(sequences.batch_size, dtype=torch.long, device=device)
         if visible is not None:
             shift = visible.sum(dim=1) - visible.shape[1]
-        self.cache = TreeCache(
-            config.num_hidden_layers, batch_size, self.device, capacity=2 * sequences.prompt_length + 256
-        )
-        max_position = None if self.max_positions is None else self.max_positions - 1
-        self.forward = TreeForward(model, self.cache, visible, shift, max_position=max_position)
-        self._shift = shift.tolist()
+        num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        capacity = 2 * sequences.prompt_length + 256
+        self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity=capacity), visible, shift)
         if sequences.prompt_length > 0:
             self._prefill(sequences, visible)
+
+    def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor) -> None:
+        """Prepares for forwards into a cache whose rows have seen nothing yet; see `TreeForward` for the others."""
+        self.device, self.cache = execution_device(self.model), cache
+        config = self.model.config.get_text_config(decoder=True)
+        self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        max_position = None if self.max_positions is None else self.max_positions - 1
+        self.forward = TreeForward(self.model, cache, visible, shift, max_position=max_position)
+        self._shift = shift.tolist()
 
     def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
         """Plain causal forwards over the prompts; their logits are not needed."""

@@ -110,25 +110,37 @@ class EagleDrafter(Drafter):
             yield
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
-        self._target_ids = self.head.target_ids
-        super().start(sequences, _in_draft_vocabulary(request, self._target_ids))
+        self.ask(request)
         self.sequences = sequences
-        self.device = execution_device(self.head)
-        features = self._features.take(self.device, self.head.dtype)
+        device = execution_device(self.head)
+        features = self._features.take(device, self.head.dtype)
         # Nothing is known of tokens whose K/V the call was given. Inputs that are no tokens have but one row: the one
         # that pairs their last feature with the first token.
-        self._first = max(sequences.prompt_length - features.shape[1], -1)
-        features = features[:, features.shape[1] - (sequences.prompt_length - self._first) :]
-        self._waiting = [(features, [features.shape[1]] * sequences.batch_size)]
+        first = max(sequences.prompt_length - features.shape[1], -1)
+        features = features[:, features.shape[1] - (sequences.prompt_length - first) :]
         visible = None
-        shift = torch.full((sequences.batch_size,), self._first, device=self.device)
+        shift = torch.full((sequences.batch_size,), first, device=device)
         if sequences.visible is not None:
-            shift -= (~sequences.visible).sum(dim=1).to(self.device)
-            visible = sequences.visible[:, max(self._first, 0) :].to(self.device)
+            shift -= (~sequences.visible).sum(dim=1).to(device)
+            visible = sequences.visible[:, max(first, 0) :].to(device)
         layers = self.head.config.text_config.num_hidden_layers
-        capacity = 2 * features.shape[1] + 256
-        self.cache = TreeCache(layers, sequences.batch_size, self.device, capacity=capacity)
-        self.forward = TreeForward(self.head, self.cache, visible, shift)
+        cache = TreeCache(layers, sequences.batch_size, device, capacity=2 * features.shape[1] + 256)
+        self.begin(cache, visible, shift, first)
+        self._waiting = [(features, [features.shape[1]] * sequences.batch_size)]
+
+    def ask(self, request: DraftRequest) -> None:
+        """Takes what the following trees are to be like."""
+        self._target_ids = self.head.target_ids
+        self.request = _in_draft_vocabulary(request, self._target_ids)
+
+    def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
+        """
+        Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift`. The first row pairs the
+        feature of token `first` with the token behind it.
+        """
+        self.device, self.cache, self._first = execution_device(self.head), cache, first
+        self.forward = TreeForward(self.head, cache, visible, shift)
+        self._waiting: list[tuple[torch.Tensor, list[int]]] = []
         self._root_states = self._root_logits = None
 
     def commit(self, paths: list[list[int] | None]) -> None:

@@ -1,9 +1,10 @@
 """Decides which draft tokens are kept, so that the output is distributed as the target's own."""
 
+from .choosing import choose
 from .draft_temperature import DraftTemperature
 from .processors import TargetDistribution, copies_per_row
 from .rejection import walk_by_rejection
-from .target import choose, walk_target
+from .target import walk_target
 from .walk import Walk
 
 

@@ -16,6 +16,7 @@ from transformers.generation import logits_process
 from ..recording import Recorder
 from ..sequences import Sequences
 from ..stopping import ColumnJudge
+from .choosing import choose
 from .walk import Walk
 
 
@@ -151,6 +152,10 @@ class TargetDistribution:
                 self.recorder.add_token("logits", row, logits[place : place + 1])
                 self.recorder.add_token("scores", row, scores[place : place + 1])
         return scores
+
+    def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
+        """The next token of every row where its walk stands: the argmax, or drawn from p."""
+        return choose(self.scores(rows, walk), do_sample).tolist()
 
     def _history(self, row: int, walk: Walk) -> torch.Tensor:
         """Prompt, generated tokens and path so far of a row, `[1, tokens]`."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from ..argmax import argmax
 from ..trees import DraftTree
+from .choosing import choose
 from .processors import TargetDistribution
 from .walk import Walk
 
@@ -30,7 +28,7 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
         if ahead is not None:
             chosen = [ahead[row][walk.node(row)] for row in rows]
         else:
-            chosen = choose(target.scores(rows, walk), do_sample).tolist()
+            chosen = target.choose(rows, walk, do_sample)
         walking = []
         for row, token in zip(rows, chosen, strict=True):
             child = draft.child_with(row, walk.node(row), token)
@@ -41,11 +39,3 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
                     walking.append(row)
         rows = walking
     return walk
-
-
-def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
-    """The next tokens `[…]` for processed scores `[…, vocab]`: the argmax, or drawn from their softmax."""
-    if not do_sample:
-        return argmax(scores)
-    probabilities = scores.float().softmax(dim=-1)
-    return torch.multinomial(probabilities.flatten(0, -2), num_samples=1).view(scores.shape[:-1])

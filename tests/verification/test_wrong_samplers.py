@@ -32,7 +32,7 @@ from support.tables import (
 from hf_specdec import SpeculativeConfig, generation
 from hf_specdec.drafters import growth
 from hf_specdec.trees import DraftTree, TokenTree
-from hf_specdec.verification import TargetDistribution, Walk, rejection
+from hf_specdec.verification import TargetDistribution, Walk, choose, rejection
 
 
 CAUGHT, RIGHT = 1e-6, 1e-3
@@ -285,6 +285,9 @@ class _RawBonus:
             if node and not self.draft.topology.children_of(row, node):
                 scores[place] = self.target._logits[row, node]
         return scores
+
+    def choose(self, rows: list[int], walked: Walk, do_sample: bool) -> list[int]:
+        return choose(self.scores(rows, walked), do_sample).tolist()
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])

@@ -1,0 +1,15 @@
+"""The next token of a distribution: its argmax, or drawn."""
+
+from __future__ import annotations
+
+import torch
+
+from ..argmax import argmax
+
+
+def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
+    """The next tokens `[…]` for processed scores `[…, vocab]`: the argmax, or drawn from their softmax."""
+    if not do_sample:
+        return argmax(scores)
+    probabilities = scores.float().softmax(dim=-1)
+    return torch.multinomial(probabilities.flatten(0, -2), num_samples=1).view(scores.shape[:-1])
