@@ -21,10 +21,12 @@ def build_app() -> "Typer":
     """The typer application, one command per module of this package."""
     import typer
 
+    from .bench import bench
     from .convert import convert
     from .demo import demo
     from .doctor import doctor
     from .train import train
+    from .tune import tune
 
     app = typer.Typer(
         name="hf-specdec",
@@ -35,9 +37,11 @@ def build_app() -> "Typer":
     )
     app.callback()(_keep_subcommands)
     app.command("demo")(demo)
+    app.command("bench")(bench)
     app.command("convert")(convert)
     app.command("doctor")(doctor)
     app.command("train")(train)
+    app.command("tune")(tune)
     return app
 
 

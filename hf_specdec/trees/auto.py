@@ -14,7 +14,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .auto_tables import AcceptanceTable, TimeTable, likeliest_paths
+from .auto_tables import AcceptanceTable, TimeTable, expected_length, likeliest_paths
 from .choice import TreeChoice
 from .draft_tree import DraftTree
 from .token_tree import TokenTree
@@ -175,11 +175,8 @@ class AutoChoice(TreeChoice):
 
     def rate(self, tree: TokenTree | None) -> float:
         """Tokens per second that a tree promises now."""
-        chances, reached, expected = self.acceptance.chances(), {(): 1.0}, 1.0
-        for path in () if tree is None else tree.paths:
-            reached[path] = reached[path[:-1]] * chances[len(path) - 1][path[-1]]
-            expected += reached[path]
-        return expected / self.times.of(tree)
+        paths = () if tree is None else tree.paths
+        return expected_length(paths, self.acceptance.chances()) / self.times.of(tree)
 
     def _cost_of_probe(self) -> float:
         """The time that a probe wastes if nothing is accepted, in steps without a tree."""

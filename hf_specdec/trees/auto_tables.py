@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 
 from .draft_tree import DraftTree
@@ -119,3 +120,12 @@ def likeliest_paths(chances: list[list[float]], num_nodes: int, depth: int) -> l
         if level + 1 < depth:
             heapq.heappush(queue, (negative * chances[level + 1][0], (*path, 0)))
     return [(chance, path) for chance, path in found if chance > 0]
+
+
+def expected_length(paths: Iterable[tuple[int, ...]], chances: list[list[float]]) -> float:
+    """Tokens per step of a tree (each path behind its parent): 1 + the sum of the chances of its paths."""
+    reached, expected = {(): 1.0}, 1.0
+    for path in paths:
+        reached[path] = reached[path[:-1]] * chances[len(path) - 1][path[-1]]
+        expected += reached[path]
+    return expected

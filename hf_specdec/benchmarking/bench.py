@@ -1,0 +1,158 @@
+"""`hf-specdec bench` without its command line: gate, time, count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..eagle import Measurement
+from .comparison import compare, num_calls
+from .contenders import Contender
+from .equality import Difference, Gate, check, differences_of
+from .figures import Figures, figures
+from .phases import split_of_steps, write_trace
+from .prompts import EncodedPrompt
+
+
+REFERENCE = "generate"
+"""The contender that speed-ups are over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """
+    How to measure.
+
+    Args:
+        temperatures (`Sequence[float]`): 0: greedy.
+        max_new_tokens (`int`): of every call.
+        rounds (`int`): timed calls of each contender with each prompt.
+        seed (`int`): of the random numbers.
+    """
+
+    temperatures: Sequence[float] = (0.0,)
+    max_new_tokens: int = 128
+    rounds: int = 3
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class Report:
+    """
+    What was measured.
+
+    Args:
+        setting (`dict`): target, draft, machine, versions, method.
+        gate (`Gate`, *optional*): the comparison in float32; None: it was left out.
+        figures (`list[Figures]`): empty if the gate did not let the rest pass.
+        differences (`list[Difference]`): where greedy texts in the dtype that was timed differ from plain ones.
+    """
+
+    setting: dict[str, Any]
+    gate: Gate | None
+    figures: list[Figures] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether no text was found to differ in float32."""
+        return self.gate is None or self.gate.is_passed
+
+    def measurements(self, contender: str) -> list[Measurement]:
+        """The figures of one contender, as model cards take them."""
+        plain = {(f.task, f.temperature): f.tokens_per_second for f in self.figures if f.contender == REFERENCE}
+        return [
+            Measurement(
+                dataset=found.task,
+                tree=contender,
+                mean_acceptance_length=found.mean_acceptance_length,
+                tokens_per_second=found.tokens_per_second,
+                plain_tokens_per_second=plain[found.task, found.temperature],
+                temperature=found.temperature,
+                dtype=self.setting.get("dtype"),
+                hardware=self.setting.get("device"),
+            )
+            for found in self.figures
+            if found.contender == contender and found.mean_acceptance_length is not None
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "benchmark": "hf-specdec bench",
+            **self.setting,
+            "gate": None if self.gate is None else self.gate.to_dict(),
+            "differences": [difference.to_dict() for difference in self.differences],
+            "results": [found.to_dict() for found in self.figures],
+        }
+
+
+def gate(
+    model: PreTrainedModel,
+    prompts: Sequence[EncodedPrompt],
+    contenders: Sequence[Contender],
+    method: Method,
+    advance: Callable[[], None] = lambda: None,
+) -> Gate:
+    """
+    Compares greedy texts in float32: of our contenders, with plain `generate`'s.
+
+    Args:
+        model (`PreTrainedModel`): in float32.
+    """
+    ours = [contender for contender in contenders if contender.is_ours]
+    return check(model, prompts, ours, max_new_tokens=method.max_new_tokens, advance=advance)
+
+
+def measure(
+    report: Report,
+    model: PreTrainedModel,
+    prompts: Sequence[EncodedPrompt],
+    contenders: Sequence[Contender],
+    method: Method,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Times the contenders at every temperature, and adds what came of it to a report."""
+    for temperature in method.temperatures:
+        calls = compare(
+            model,
+            prompts,
+            contenders,
+            temperature=temperature,
+            max_new_tokens=method.max_new_tokens,
+            rounds=method.rounds,
+            seed=method.seed,
+            advance=advance,
+        )
+        split = split_of_steps(
+            model, prompts[:2], contenders, temperature=temperature, max_new_tokens=method.max_new_tokens
+        )
+        report.figures += figures(calls, temperature=temperature, reference=REFERENCE, step_ms=split)
+        if temperature == 0:
+            report.differences += differences_of(model, prompts, calls, REFERENCE)
+
+
+def num_gate_calls(num_prompts: int, contenders: Sequence[Contender]) -> int:
+    """How often `gate` calls `advance`."""
+    return num_prompts * (1 + sum(contender.is_ours for contender in contenders))
+
+
+def num_timed_calls(num_prompts: int, contenders: Sequence[Contender], method: Method) -> int:
+    """How often `measure` calls `advance`."""
+    return len(method.temperatures) * num_calls(num_prompts, contenders, method.rounds)
+
+
+def trace(
+    model: PreTrainedModel,
+    prompts: Sequence[EncodedPrompt],
+    contenders: Sequence[Contender],
+    method: Method,
+    folder: Path,
+) -> Path:
+    """Writes a profiler trace of the first of our contenders; returns its path."""
+    ours = next(contender for contender in contenders if contender.is_ours)
+    return write_trace(model, prompts[0], ours, folder, temperature=method.temperatures[0])

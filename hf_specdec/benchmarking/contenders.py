@@ -1,0 +1,156 @@
+"""What is compared: ways to call `generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..config import SpeculativeConfig
+from ..drafters import is_own_draft
+from ..trees import DynamicTree, TokenTree, Tree, as_tree
+
+
+GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+"""A greedy call, whatever the model's own defaults are."""
+
+BASELINES = ("eager", "static", "assisted", "lookup")
+"""
+Ways to generate that transformers itself has: plain; with a static cache and a compiled forward (compiled on
+accelerators alone); its assisted generation with a chain of 5 of the same draft; its prompt lookup of 10 tokens.
+"""
+CHAIN_LENGTH = 5
+LOOKUP_LENGTH = 10
+
+
+def sampling_options(temperature: float) -> dict[str, Any]:
+    """The arguments of `generate` for a temperature; 0: greedy."""
+    return GREEDY if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """
+    One way to call `generate`.
+
+    Args:
+        name (`str`): what it is called in tables.
+        options (`dict`): its arguments of `generate`.
+        tree (`str`, *optional*): the tree, if it is ours; None: a baseline.
+        warm_up_calls (`int`): calls before it is timed; two where the first compiles.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    tree: str | None = None
+    warm_up_calls: int = 1
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it speculates with this library."""
+        return self.tree is not None
+
+    @contextmanager
+    def settings(self) -> Iterator[dict[str, Any]]:
+        """Its arguments; while inside, a draft of transformers' own proposes chains of a fixed length."""
+        assistant = self.options.get("assistant_model")
+        if self.is_ours or assistant is None:
+            yield dict(self.options)
+            return
+        before = assistant.generation_config
+        assistant.generation_config = _fixed_chains(before)
+        try:
+            yield dict(self.options)
+        finally:
+            assistant.generation_config = before
+
+
+def _fixed_chains(config: GenerationConfig) -> GenerationConfig:
+    config = copy.deepcopy(config)
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = CHAIN_LENGTH, "constant"
+    config.assistant_confidence_threshold = 0.0
+    return config
+
+
+def baseline(name: str, draft: Any) -> Contender:
+    """
+    One of `BASELINES`.
+
+    Raises:
+        ValueError: for another name, and for "assisted" without a draft model.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"{name!r} is no baseline. There are {', '.join(BASELINES)}.")
+    if name == "assisted" and (is_own_draft(draft) or not isinstance(draft, PreTrainedModel)):
+        raise ValueError(
+            "'assisted' is transformers' own assisted generation and needs a draft model, no head or ngram."
+        )
+    return {
+        "eager": Contender("generate"),
+        "static": Contender("generate, static cache", {"cache_implementation": "static"}, warm_up_calls=2),
+        "assisted": Contender(f"assisted, chain of {CHAIN_LENGTH}", {"assistant_model": draft}),
+        "lookup": Contender("prompt lookup", {"prompt_lookup_num_tokens": LOOKUP_LENGTH}),
+    }[name]
+
+
+def speculative(draft: Any, tree: str) -> Contender:
+    """
+    Ours.
+
+    Args:
+        draft: what `assistant_model=` takes.
+        tree (`str`): as `parse_tree` reads it.
+    """
+    config = SpeculativeConfig(tree=parse_tree(tree))
+    return Contender(f"tree {shorten(tree)}", {"assistant_model": draft, "speculative_config": config}, tree)
+
+
+def parse_tree(text: str) -> Tree | None:
+    """
+    Reads a tree as it is written on a command line: `default` (None: the draft's own), `auto`, rank paths such as
+    `[(0,), (1,), (0, 0)]`, `chain:5`, `branching:4,2,1`, or `dynamic:5,4,16` (depth, children, nodes).
+
+    Raises:
+        ValueError: if it is none of these, or no valid tree.
+    """
+    kind, colon, rest = text.strip().partition(":")
+    if kind == "default":
+        return None
+    if not colon:
+        return as_tree(kind)
+    try:
+        numbers = [int(number) for number in rest.split(",")]
+        if kind == "chain":
+            (length,) = numbers
+            return TokenTree.chain(length)
+        if kind == "dynamic":
+            depth, top_k, num_nodes = numbers
+            return DynamicTree(depth=depth, top_k=top_k, num_nodes=num_nodes)
+    except ValueError as error:
+        if "`" in str(error):  # the tree's own
+            raise
+        raise _unreadable(text) from error
+    if kind == "branching":
+        return TokenTree.from_branching(numbers)
+    raise _unreadable(text)
+
+
+def _unreadable(text: str) -> ValueError:
+    return ValueError(
+        f"{text!r} is no tree. Write default, auto, rank paths such as '[(0,), (1,), (0, 0)]', chain:5, "
+        "branching:4,2,1 or dynamic:5,4,16 (depth, children, nodes)."
+    )
+
+
+def shorten(tree: str, length: int = 28) -> str:
+    """A tree's text for tables: long ones by their size."""
+    if len(tree) <= length:
+        return tree
+    parsed = parse_tree(tree)
+    return (
+        f"of {parsed.num_nodes}, depth {parsed.depth}" if isinstance(parsed, TokenTree) else tree[: length - 1] + "…"
+    )

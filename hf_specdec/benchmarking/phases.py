@@ -1,0 +1,92 @@
+"""Where the time of a step goes, and a trace of some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel
+
+from ..metrics import SpeculationMetrics, last_metrics
+from .comparison import generate, synchronize
+from .contenders import Contender, sampling_options
+from .figures import milliseconds_of_step
+from .prompts import EncodedPrompt
+
+
+TRACED_TOKENS = 24
+
+
+@contextmanager
+def synchronized_phases(device: torch.device) -> Iterator[None]:
+    """
+    While inside, `SpeculationMetrics.seconds` are those of the device: every phase waits for it before it ends. On a
+    CPU they are so anyway.
+    """
+    original = SpeculationMetrics.phase
+
+    @contextmanager
+    def phase(self: SpeculationMetrics, name: str) -> Iterator[None]:
+        with original(self, name):
+            yield
+            synchronize(device)
+
+    if device.type == "cpu":
+        yield
+        return
+    with patch.object(SpeculationMetrics, "phase", phase):
+        yield
+
+
+def split_of_steps(
+    model: PreTrainedModel,
+    prompts: Sequence[EncodedPrompt],
+    contenders: Sequence[Contender],
+    *,
+    temperature: float,
+    max_new_tokens: int,
+) -> dict[str, dict[str, float]]:
+    """
+    Milliseconds per step by contender and phase, on an accelerator; waiting makes these steps a little slower than
+    those that are timed. On a CPU nothing, since timed calls know.
+    """
+    if model.device.type == "cpu":
+        return {}
+    options, found = sampling_options(temperature) | {"max_new_tokens": max_new_tokens}, {}
+    with synchronized_phases(model.device):
+        for contender in (contender for contender in contenders if contender.is_ours):
+            all_metrics = []
+            for prompt in prompts:
+                generate(model, contender, prompt, **options)
+                all_metrics.append(last_metrics())
+            found[contender.name] = milliseconds_of_step(all_metrics)
+    return found
+
+
+def write_trace(
+    model: PreTrainedModel, prompt: EncodedPrompt, contender: Contender, folder: Path, *, temperature: float
+) -> Path:
+    """
+    Writes a torch profiler trace of a short call, for chrome://tracing or Perfetto.
+
+    Returns:
+        `Path`: the file.
+    """
+    options = sampling_options(temperature) | {"max_new_tokens": TRACED_TOKENS}
+    generate(model, contender, prompt, **options)
+    folder.mkdir(parents=True, exist_ok=True)
+    with profile(activities=activities(model.device)) as profiler:
+        generate(model, contender, prompt, **options)
+    path = folder / "trace.json.gz"
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What to record on a device."""
+    on_cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *on_cuda]

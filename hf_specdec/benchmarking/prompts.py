@@ -1,0 +1,122 @@
+"""The prompts that are measured with: built-in sets, or a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+
+TASKS = ("chat", "code", "summarise", "translate", "maths", "rag")
+"""The built-in sets, which were written for this project."""
+
+_BUILT_IN = Path(__file__).parent / "prompts.jsonl"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """
+    What is asked.
+
+    Args:
+        task (`str`): the kind of text, by which figures are grouped.
+        text (`str`): the user's turn.
+    """
+
+    task: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPrompt:
+    """
+    A prompt as the model reads it.
+
+    Args:
+        task (`str`): the kind of text, by which figures are grouped.
+        inputs (`BatchEncoding`): `input_ids` `[1, tokens]` int64, and what else `generate` takes.
+    """
+
+    task: str
+    inputs: BatchEncoding
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return self.inputs["input_ids"].shape[1]
+
+
+def built_in(tasks: Sequence[str] = TASKS, num_prompts: int | None = None) -> list[Prompt]:
+    """
+    Prompts that come with the package.
+
+    Args:
+        tasks (`Sequence[str]`): which of `TASKS`.
+        num_prompts (`int`, *optional*): most prompts of each.
+
+    Raises:
+        ValueError: for a task that there is none of.
+    """
+    unknown = [task for task in tasks if task not in TASKS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no built-in set of prompts. There are {', '.join(TASKS)}.")
+    return first_of_each(sorted(read(_BUILT_IN), key=lambda prompt: TASKS.index(prompt.task)), num_prompts, tasks)
+
+
+def read(path: Path) -> list[Prompt]:
+    """
+    Reads prompts from a file: one a line, or, if its name ends in .jsonl, one object a line with `prompt` and
+    optionally `task`. The task is the file's name where none is given.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it holds no prompts, or a line is not such an object.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = [
+        _object(path, number, line) if path.suffix == ".jsonl" else Prompt(path.stem, line.strip())
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not found:
+        raise ValueError(f'{path} holds no prompts. Write one a line, or {{"prompt": "…"}} a line in a .jsonl.')
+    return found
+
+
+def _object(path: Path, number: int, line: str) -> Prompt:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}, is not valid JSON ({error}).") from error
+    text, task = (value.get("prompt"), value.get("task", path.stem)) if isinstance(value, dict) else (None, None)
+    if not isinstance(text, str) or not text.strip() or not isinstance(task, str):
+        raise ValueError(f'{path}, line {number}: write {{"task": "chat", "prompt": "…"}}; `task` may be left out.')
+    return Prompt(task, text)
+
+
+def first_of_each(
+    prompts: Iterable[Prompt], num_prompts: int | None, tasks: Sequence[str] | None = None
+) -> list[Prompt]:
+    """At most `num_prompts` prompts of each task, of the given `tasks` alone."""
+    counts: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        counts[prompt.task] = counts.get(prompt.task, 0) + 1
+        if (tasks is None or prompt.task in tasks) and (num_prompts is None or counts[prompt.task] <= num_prompts):
+            kept.append(prompt)
+    return kept
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], device: str) -> list[EncodedPrompt]:
+    """The prompts on a device, through the tokenizer's chat template if it has one."""
+    return [EncodedPrompt(prompt.task, _encode(tokenizer, prompt.text).to(device)) for prompt in prompts]
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:
+    if tokenizer.chat_template is None:
+        return tokenizer(text, return_tensors="pt")
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)

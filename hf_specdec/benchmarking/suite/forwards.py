@@ -1,0 +1,58 @@
+"""Single forwards, as steps make them, and the matmuls that they cannot do without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+from ...attention import switched_to_tree_attention
+from ...cache import TreeCache
+from ...forward import TreeForward
+from ...trees import TokenTree, Topology
+
+
+@contextmanager
+def forward_behind(
+    model: PreTrainedModel, ids: torch.Tensor, tree: TokenTree | None
+) -> Iterator[Callable[[], object]]:
+    """
+    The forward of the root and a tree's nodes, with random tokens, behind a context; may be repeated, as nothing is
+    committed.
+
+    Args:
+        ids (`torch.Tensor` of shape `[1, tokens]`, int64): the context.
+        tree (`TokenTree`, *optional*): None: the root alone.
+    """
+    topology, length = Topology.of_tree(tree, model.device), ids.shape[1]
+    nodes = topology.num_nodes + 1
+    cache = TreeCache(model.config.num_hidden_layers, 1, model.device, capacity=length + nodes)
+    shift = torch.zeros(1, dtype=torch.long, device=model.device)
+    tokens = torch.randint(model.config.vocab_size, (1, nodes), device=model.device)
+    with torch.no_grad(), switched_to_tree_attention(model):
+        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache.adopt_prefill()
+        forward = TreeForward(model, cache, None, shift)
+        yield lambda: forward(tokens, topology.ancestors, topology.depths)
+
+
+def matmuls(model: PreTrainedModel, num_tokens: int) -> Callable[[], object]:
+    """
+    The multiplications by a model's own weight matrices for `num_tokens` tokens, and nothing else: random inputs, one
+    call each, the lm_head included.
+    """
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    weight = layers[0].weight
+    inputs = {
+        size: torch.randn(num_tokens, size, dtype=weight.dtype, device=weight.device)
+        for size in {layer.in_features for layer in layers}
+    }
+
+    def run() -> None:
+        with torch.no_grad():
+            for layer in layers:
+                torch.nn.functional.linear(inputs[layer.in_features], layer.weight)
+
+    return run

@@ -1,0 +1,149 @@
+"""P4 and P8: a trained head on its own target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+from ...config import SpeculativeConfig
+from ...metrics import SpeculationMetrics, last_metrics
+from ...trees import DynamicTree
+from ..bench import REFERENCE
+from ..comparison import compare
+from ..contenders import baseline, sampling_options, speculative
+from ..equality import Gate, check, differences_of
+from ..figures import figures
+from ..loading import load_draft, load_target, load_tokenizer
+from ..prompts import EncodedPrompt, built_in, encode
+from .sizes import tree_of
+
+
+NODES = 59
+"""Draft tokens of the trees of P8."""
+SPEED_TASKS = ("chat", "code", "maths")
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """
+    Args:
+        target (`str`, *optional*): Hub id or folder; None: SmolLM2.
+        draft (`str`): Hub id or folder of the head.
+        dtype (`torch.dtype`), device (`str`): of both.
+        max_new_tokens (`int`), rounds (`int`): of timed calls.
+        gate_tokens (`int`): of the comparison in float32.
+    """
+
+    target: str | None
+    draft: str
+    dtype: torch.dtype
+    device: str
+    max_new_tokens: int
+    gate_tokens: int
+    rounds: int
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer = load_tokenizer(self.target)
+        tokenizer.padding_side = "left"
+        return tokenizer
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return load_target(self.target, self.dtype, self.device)
+
+    @cached_property
+    def assistant(self) -> Any:
+        return load_draft(self.draft, self.dtype, self.device)
+
+    @cached_property
+    def prompts(self) -> list[EncodedPrompt]:
+        return encode(self.tokenizer, built_in(SPEED_TASKS, 1), self.device)
+
+
+def gate(trained: Trained) -> Gate:
+    """Compares the texts with the head's own tree with plain ones, in float32."""
+    target = load_target(trained.target, torch.float32, trained.device)
+    draft = load_draft(trained.draft, torch.float32, trained.device)
+    return check(target, trained.prompts, [speculative(draft, "default")], max_new_tokens=trained.gate_tokens)
+
+
+def speed_of_head(trained: Trained) -> dict[str, Any]:
+    """P4: tokens per second over `generate` eager, and static and compiled."""
+    contenders = [baseline("eager", None), baseline("static", None), speculative(trained.assistant, "default")]
+    calls = compare(
+        trained.model,
+        trained.prompts,
+        contenders,
+        temperature=0.0,
+        max_new_tokens=trained.max_new_tokens,
+        rounds=trained.rounds,
+    )
+    found = figures(calls, temperature=0.0, reference=REFERENCE)
+    eager, static, ours = (row for row in found if row.task == found[-1].task)
+    return {
+        "over": {
+            "eager": ours.speed_up,
+            "static": ours.tokens_per_second / static.tokens_per_second,
+        },
+        "acceptance_length": ours.mean_acceptance_length,
+        "calls": [row.to_dict() for row in found],
+        "differences": [d.to_dict() for d in differences_of(trained.model, trained.prompts, calls, REFERENCE)],
+    }
+
+
+def drawn_over_best(trained: Trained) -> dict[str, Any]:
+    """
+    P8: tokens per step at temperature 1, of drawn trees with recursive rejection over trees of the best tokens with
+    the next token drawn from the target. For each, the better of a static and a dynamic tree counts.
+    """
+    trees = {
+        "static": tree_of(NODES, depth=6),
+        "dynamic": DynamicTree(depth=6, top_k=10, num_nodes=NODES),
+    }
+    ways = {
+        "drawn": {"draft_sampling": "sample", "verification": "rejection"},
+        "best": {"draft_sampling": "greedy", "verification": "target"},
+    }
+    found = {
+        f"{way}, {kind} tree": acceptance(trained, SpeculativeConfig(tree=tree, **options))
+        for way, options in ways.items()
+        for kind, tree in trees.items()
+    }
+    best = {way: max(value for name, (value, _) in found.items() if name.startswith(way)) for way in ways}
+    return {
+        "ratio": best["drawn"] / best["best"],
+        "acceptance_length": {name: value for name, (value, _) in found.items()},
+        "standard_error": {name: error for name, (_, error) in found.items()},
+        "nodes": NODES,
+    }
+
+
+def acceptance(trained: Trained, config: SpeculativeConfig) -> tuple[float, float]:
+    """Tokens per step at temperature 1 over all built-in prompts in one batch, and the standard error of this mean."""
+    texts = [prompt.text for prompt in built_in()]
+    if trained.tokenizer.chat_template is None:
+        inputs = trained.tokenizer(texts, return_tensors="pt", padding=True)
+    else:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True, "padding": True}
+        inputs = trained.tokenizer.apply_chat_template(chats, **options)
+    torch.manual_seed(0)
+    trained.model.generate(
+        **BatchEncoding(inputs).to(trained.device),
+        **sampling_options(1.0),
+        max_new_tokens=trained.max_new_tokens,
+        assistant_model=trained.assistant,
+        speculative_config=config,
+    )
+    return mean_length(last_metrics())
+
+
+def mean_length(metrics: SpeculationMetrics) -> tuple[float, float]:
+    """The mean acceptance length and its standard error, taking steps as independent."""
+    counts = torch.tensor([float(count) for row in metrics.accepted_per_step for count in row], dtype=torch.float64)
+    return 1 + float(counts.mean()), float(counts.std() / len(counts) ** 0.5)

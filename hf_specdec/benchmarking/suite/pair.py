@@ -1,0 +1,135 @@
+"""
+A target of random weights, and a draft that agrees with it as often as is wished.
+
+The draft is the target's first two layers, with its embeddings, norm and lm_head. The output projections of all later
+layers are scaled by ε: at 0 both are one function, and the larger ε, the less they agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AutoModelForCausalLM, BatchEncoding, PreTrainedModel
+
+from ...metrics import SpeculationMetrics, last_metrics
+from ...trees import TokenTree
+from ..comparison import generate
+from ..contenders import GREEDY, speculative
+from ..figures import pool
+from ..prompts import EncodedPrompt
+from .sizes import Sizes, random_llama, tree_of
+
+
+DRAFT_LAYERS = 2
+ACCEPTANCE_LENGTH, TOLERANCE = 4.5, 0.1
+TREE = tree_of(num_nodes=32, depth=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """
+    Args:
+        epsilon (`float`): the scale that was found.
+        acceptance_length (`float`): tokens per step with it.
+        tried (`list`): all pairs of both that were tried.
+    """
+
+    epsilon: float
+    acceptance_length: float
+    tried: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it came within the tolerance."""
+        return abs(self.acceptance_length - ACCEPTANCE_LENGTH) <= TOLERANCE
+
+
+class Pair:
+    """
+    Args:
+        sizes (`Sizes`): of the target, and of its prompts.
+        dtype (`torch.dtype`), device (`str`): of both.
+    """
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: str):
+        self.sizes, self.epsilon = sizes, 1.0
+        self.target = random_llama(sizes.shape, dtype, device)
+        self.draft = first_layers(self.target, DRAFT_LAYERS)
+        self.prompts = [self._prompt(seed) for seed in range(sizes.num_prompts)]
+
+    def _prompt(self, seed: int) -> EncodedPrompt:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(self.sizes.shape["vocab_size"], (1, self.sizes.prompt), generator=generator)
+        inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        return EncodedPrompt("random tokens", inputs.to(self.target.device))
+
+    def scale(self, epsilon: float) -> None:
+        """Sets ε. Weights are rounded each time, which random ones do not mind."""
+        with torch.no_grad():
+            for layer in self.target.model.layers[DRAFT_LAYERS:]:
+                layer.self_attn.o_proj.weight.mul_(epsilon / self.epsilon)
+                layer.mlp.down_proj.weight.mul_(epsilon / self.epsilon)
+        self.epsilon = epsilon
+
+    def metrics(self, tree: TokenTree, max_new_tokens: int) -> SpeculationMetrics:
+        """What greedy calls on all prompts accept."""
+        contender, found = speculative(self.draft, str(tree)), []
+        for prompt in self.prompts:
+            generate(self.target, contender, prompt, **GREEDY, max_new_tokens=max_new_tokens)
+            found.append(last_metrics())
+        return pool(found)
+
+    def in_float32(self) -> tuple[PreTrainedModel, PreTrainedModel]:
+        """Copies of both, with the same weights in float32."""
+        return copy.deepcopy(self.target).float(), copy.deepcopy(self.draft).float()
+
+
+def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A model of the target's first layers, with its embeddings, norm and lm_head; its own copy."""
+    config = type(target.config).from_dict(target.config.to_dict() | {"num_hidden_layers": num_layers})
+    with torch.device(target.device):
+        draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype).eval()
+    draft.load_state_dict(target.state_dict(), strict=False)
+    return draft
+
+
+def calibrate(pair: Pair) -> Calibration:
+    """Finds the ε with which `TREE` gives 4.5 ± 0.1 tokens per step, on the prompts and texts that are timed later."""
+
+    def acceptance_length(epsilon: float) -> float:
+        pair.scale(epsilon)
+        return pair.metrics(TREE, pair.sizes.max_new_tokens).mean_acceptance_length
+
+    found = bisect(acceptance_length, ACCEPTANCE_LENGTH, TOLERANCE)
+    pair.scale(found.epsilon)
+    return found
+
+
+def bisect(
+    acceptance_length: Callable[[float], float],
+    wanted: float,
+    tolerance: float,
+    low: float = 1e-3,
+    high: float = 1.0,
+    most: int = 14,
+) -> Calibration:
+    """
+    The ε in `[low, high]` with a wished acceptance length, by halving the interval of its logarithm.
+
+    Args:
+        acceptance_length (`Callable[[float], float]`): of an ε; falls with it, but for noise.
+        most (`int`): values to try.
+    """
+    tried: list[tuple[float, float]] = []
+    while len(tried) < most:
+        epsilon = math.sqrt(low * high)
+        tried.append((epsilon, acceptance_length(epsilon)))
+        if abs(tried[-1][1] - wanted) <= tolerance:
+            break
+        low, high = (epsilon, high) if tried[-1][1] > wanted else (low, epsilon)
+    epsilon, length = min(tried, key=lambda item: abs(item[1] - wanted))
+    return Calibration(epsilon=epsilon, acceptance_length=length, tried=tried)

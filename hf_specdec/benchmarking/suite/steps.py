@@ -1,0 +1,134 @@
+"""P1 to P3: a step of the 8B shape, from its matmuls up."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from torch.profiler import profile
+
+from ...metrics import last_metrics
+from ...trees import TokenTree
+from ..bench import REFERENCE
+from ..comparison import compare, generate
+from ..contenders import GREEDY, baseline, speculative
+from ..equality import Gate, check, differences_of
+from ..figures import figures, percentiles
+from ..phases import activities
+from .forwards import forward_behind, matmuls
+from .pair import TREE, Calibration, Pair
+from .sizes import tree_of
+from .timing import captured, milliseconds
+
+
+VERIFIED_NODES = 64
+"""Of P1, the root included."""
+
+
+def gate(pair: Pair) -> Gate:
+    """Compares the texts with the trees of P1 and P3 with plain ones, in float32."""
+    target, draft = pair.in_float32()
+    trees = [tree_of(VERIFIED_NODES - 1, depth=5), TREE]
+    contenders = [speculative(draft, str(tree)) for tree in trees]
+    return check(target, pair.prompts, contenders, max_new_tokens=pair.sizes.gate_tokens)
+
+
+def verify_over_matmuls(pair: Pair) -> dict[str, Any]:
+    """P1: the forward over 64 nodes, captured, over the matmuls alone, captured."""
+    target, sizes, device = pair.target, pair.sizes, pair.target.device
+    ids = torch.randint(target.config.vocab_size, (1, sizes.context), device=device)
+    with forward_behind(target, ids, tree_of(VERIFIED_NODES - 1, depth=5)) as forward:
+        eager = milliseconds(forward, device, sizes.repeats)
+        whole, floor = captured(forward, device), captured(matmuls(target, VERIFIED_NODES), device)
+        times: dict[str, list[float]] = {"forward": [], "matmuls": []}
+        for _ in range(2):  # in turn
+            times["forward"] += milliseconds(whole, device, sizes.repeats)
+            times["matmuls"] += milliseconds(floor, device, sizes.repeats)
+    found = {name: percentiles(values) for name, values in (times | {"eager": eager}).items()}
+    return {"ratio": found["forward"]["p50"] / found["matmuls"]["p50"], "ms": found, "nodes": VERIFIED_NODES}
+
+
+def step_besides_forwards(pair: Pair, calibration: Calibration) -> dict[str, Any]:
+    """P2: the part of a whole step that is not the forwards of target and draft, captured alone."""
+    options = GREEDY | {"max_new_tokens": pair.sizes.max_new_tokens}
+    contender, steps = speculative(pair.draft, str(TREE)), []
+    for prompt in [*pair.prompts[:1], *pair.prompts * 3]:  # the first warms up
+        _, seconds = generate(pair.target, contender, prompt, **options)
+        metrics = last_metrics()
+        steps.append(1000 * (seconds - metrics.seconds["prefill"]) / max(len(metrics.accepted_per_step[0]), 1))
+    step = percentiles(steps[1:])
+    target, draft = forwards_of_step(pair, round(calibration.acceptance_length))
+    return {
+        "share": 1 - (target + draft) / step["p50"],
+        "ms": {"step": step, "target": target, "draft": draft},
+        "graph_launches_per_step": graph_launches_per_step(pair),
+        "tree": str(TREE),
+    }
+
+
+def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:
+    """
+    Milliseconds of the target's forward and of all the draft's in one step, each captured alone.
+
+    Args:
+        num_new (`int`): tokens that the draft has to catch up with: those of the last step.
+    """
+    sizes = pair.sizes
+    ids = torch.randint(pair.target.config.vocab_size, (1, sizes.prompt), device=pair.target.device)
+
+    def one(model: Any, tree: TokenTree | None) -> float:
+        with forward_behind(model, ids, tree) as forward:
+            return statistics.median(
+                milliseconds(captured(forward, model.device), model.device, max(sizes.repeats // 2, 3))
+            )
+
+    # A level's forward is of those nodes that have children.
+    levels = [
+        sum(1 for node, depth in enumerate(TREE.depths) if depth == level and TREE.children[node])
+        for level in range(1, TREE.depth)
+    ]
+    draft = sum(one(pair.draft, chain_of(count)) for count in (num_new, *levels))
+    return one(pair.target, TREE), draft
+
+
+def chain_of(num_nodes: int) -> TokenTree | None:
+    """The tree of a forward over so many nodes, the root included."""
+    return TokenTree.chain(num_nodes - 1) if num_nodes > 1 else None
+
+
+def graph_launches_per_step(pair: Pair) -> float | None:
+    """How many CUDA graphs a step launches; None where there are none."""
+    if pair.target.device.type != "cuda":
+        return None
+    options = GREEDY | {"max_new_tokens": 32}
+    with profile(activities=activities(pair.target.device)) as profiler:
+        generate(pair.target, speculative(pair.draft, str(TREE)), pair.prompts[0], **options)
+    launches = sum(event.count for event in profiler.key_averages() if event.key == "cudaGraphLaunch")
+    return launches / max(len(last_metrics().accepted_per_step[0]), 1)
+
+
+def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str, Any]:
+    """P3: tokens per second over `generate` eager, static and compiled, and assisted."""
+    contenders = [baseline(name, pair.draft) for name in ("eager", "static", "assisted")]
+    contenders.append(speculative(pair.draft, str(TREE)))
+    calls = compare(
+        pair.target,
+        pair.prompts,
+        contenders,
+        temperature=0.0,
+        max_new_tokens=pair.sizes.max_new_tokens,
+        rounds=rounds,
+    )
+    found = figures(calls, temperature=0.0, reference=REFERENCE)
+    rates = [row.tokens_per_second for row in found]
+    names = ("eager", "static", "assisted")
+    return {
+        "over": {name: rates[-1] / rate for name, rate in zip(names, rates, strict=False)},
+        "acceptance_length": found[-1].mean_acceptance_length,
+        "calibration": {"epsilon": calibration.epsilon, "acceptance_length": calibration.acceptance_length},
+        "is_calibrated": calibration.is_met,
+        "calls": [row.to_dict() for row in found],
+        "differences": [d.to_dict() for d in differences_of(pair.target, pair.prompts, calls, REFERENCE)],
+        "tree": str(TREE),
+    }

@@ -1,0 +1,83 @@
+"""Reports for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Column, Table
+
+from .bench import Report
+from .equality import Difference
+from .figures import ALL_TASKS, Figures
+
+
+def table(report: Report) -> Table:
+    """Speed, speed-up and acceptance by task and contender."""
+    temperatures = {found.temperature for found in report.figures}
+    right = {"justify": "right", "no_wrap": True}
+    found = Table(
+        Column("task", no_wrap=True),
+        *([Column("T", **right)] if len(temperatures) > 1 else []),
+        Column("call", no_wrap=True),
+        Column("tok/s", **right),
+        Column("p20 – p80", **right),
+        Column("speed-up", **right),
+        Column("tokens/step", **right),
+        Column("accepted to depth 1, 2, …", no_wrap=True),
+        Column("identical", no_wrap=True),
+        box=None,
+        pad_edge=False,
+    )
+    last = None
+    for row in report.figures:
+        group = (row.task, row.temperature)
+        if last is not None and group != last:
+            found.add_section()
+            found.add_row()
+        cells = _cells(row, report.differences)
+        temperature = [f"{row.temperature:g}"] if len(temperatures) > 1 else []
+        task = row.task if row.task != ALL_TASKS else "all tasks"
+        found.add_row(task if group != last else "", *temperature, *cells)
+        last = group
+    return found
+
+
+def _cells(row: Figures, differences: Sequence[Difference]) -> list[str]:
+    length = row.mean_acceptance_length
+    return [
+        row.contender,
+        f"{row.tokens_per_second:.1f}",
+        f"{row.p20:.1f} – {row.p80:.1f}",
+        f"{row.speed_up:.2f}×",
+        "" if length is None else f"{length:.2f}",
+        per_depth(row.acceptance_per_position or []),
+        _identical(row, differences),
+    ]
+
+
+def per_depth(shares: Sequence[float], most: int = 6) -> str:
+    """Shares by depth in few characters."""
+    text = " ".join(f"{share:.2f}".removeprefix("0") for share in shares[:most])
+    return text + (" …" if len(shares) > most else "")
+
+
+def _identical(row: Figures, differences: Sequence[Difference]) -> str:
+    if row.identical is None:
+        return "sampled"
+    if row.identical == row.texts:
+        return "yes"
+    own = [d for d in differences if d.contender == row.contender and row.task in (d.task, ALL_TASKS)]
+    text = f"{row.identical} of {row.texts}"
+    if not own:
+        return text
+    first = min(own, key=lambda difference: difference.position)
+    return f"{text}; token {first.position}, gap {first.gap:.2g}"
+
+
+def differences_table(differences: Sequence[Difference]) -> Table:
+    """Where texts first differ, and how close the two best logits were there."""
+    found = Table("call", "task", "prompt", "first differing token", "best logit − second", box=None, pad_edge=False)
+    for difference in differences:
+        cells = (difference.prompt, difference.position, f"{difference.gap:.3g}")
+        found.add_row(difference.contender, difference.task, *map(str, cells))
+    return found

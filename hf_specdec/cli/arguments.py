@@ -1,0 +1,60 @@
+"""What the commands that measure have in common: their arguments, checked, and their progress bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..benchmarking import loading
+from ..benchmarking import prompts as prompt_sets
+
+
+def or_bad_parameter(hint: str, function: Any, *arguments: Any) -> Any:
+    """Calls a function; what it refuses becomes an error of the command line."""
+    try:
+        return function(*arguments)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint=hint) from error
+
+
+def checked_device(device: str | None) -> str:
+    """The device that is asked for, or the best there is."""
+    device = device or loading.default_device()
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise typer.BadParameter(
+            f"{device!r} is no device. Write cpu, cuda or cuda:1.", param_hint="--device"
+        ) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(f"{device!r}: PyTorch finds no CUDA device here. Use cpu.", param_hint="--device")
+    return device
+
+
+def checked_dtype(dtype: str | None, device: str) -> str:
+    """The dtype that is asked for; by default float32 on a CPU, else bfloat16."""
+    dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+    if dtype not in loading.DTYPES:
+        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(loading.DTYPES)}.", param_hint="--dtype")
+    return dtype
+
+
+def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int) -> list[prompt_sets.Prompt]:
+    """Those of the file, or of the built-in sets."""
+    if path is None:
+        return or_bad_parameter("--task", prompt_sets.built_in, tasks or prompt_sets.TASKS, num_prompts)
+    if tasks:
+        raise typer.BadParameter("give this or --task, not both.", param_hint="--prompts")
+    return prompt_sets.first_of_each(or_bad_parameter("--prompts", prompt_sets.read, path), num_prompts)
+
+
+def progress_bar() -> Progress:
+    """On stderr, and gone at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, *times, console=Console(stderr=True), transient=True)

