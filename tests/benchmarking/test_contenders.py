@@ -79,4 +79,3 @@ def test_ours_speculate(target: PreTrainedModel, draft: PreTrainedModel) -> None
     with contender.settings() as options:
         target.generate(torch.tensor([[3, 5, 7]]), **options, max_new_tokens=8, do_sample=False)
     assert hf_specdec.last_metrics().num_draft_tokens > 0
-

@@ -36,6 +36,7 @@ class Trained:
         dtype (`torch.dtype`), device (`str`): of both.
         max_new_tokens (`int`), rounds (`int`): of timed calls.
         gate_tokens (`int`): of the comparison in float32.
+        num_prompts (`int`, *optional*): most prompts of each task for P8; None: all.
     """
 
     target: str | None
@@ -45,6 +46,7 @@ class Trained:
     max_new_tokens: int
     gate_tokens: int
     rounds: int
+    num_prompts: int | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -124,8 +126,8 @@ def drawn_over_best(trained: Trained) -> dict[str, Any]:
 
 
 def acceptance(trained: Trained, config: SpeculativeConfig) -> tuple[float, float]:
-    """Tokens per step at temperature 1 over all built-in prompts in one batch, and the standard error of this mean."""
-    texts = [prompt.text for prompt in built_in()]
+    """Tokens per step at temperature 1 over built-in prompts in one batch, and the standard error of this mean."""
+    texts = [prompt.text for prompt in built_in(num_prompts=trained.num_prompts)]
     if trained.tokenizer.chat_template is None:
         inputs = trained.tokenizer(texts, return_tensors="pt", padding=True)
     else:

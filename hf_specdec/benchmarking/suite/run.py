@@ -153,6 +153,7 @@ class Suite:
             max_new_tokens=sizes.max_new_tokens,
             gate_tokens=sizes.gate_tokens,
             rounds=options.rounds,
+            num_prompts=1 if options.tiny else None,
         )
         _check("trained head", heads.gate(trained))
         return trained

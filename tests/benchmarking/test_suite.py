@@ -1,0 +1,187 @@
+"""`hf-specdec bench --suite gpu`, tried out on tiny models, and its parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.benchmarking import last_line, on_tiny_target
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_specdec import SpeculationMetrics, TokenTree
+from hf_specdec.benchmarking.suite import TARGETS, Entry, kernels, steps
+from hf_specdec.benchmarking.suite.forwards import forward_behind, matmuls
+from hf_specdec.benchmarking.suite.heads import mean_length
+from hf_specdec.benchmarking.suite.pair import TREE, Pair, bisect
+from hf_specdec.benchmarking.suite.sizes import TINY, random_llama
+from hf_specdec.cache import TreeCache
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair(TINY, torch.float32, "cpu")
+
+
+def suite(*arguments: Any) -> Any:
+    return on_tiny_target("bench", "--suite", "gpu", "--tiny", *arguments)
+
+
+def test_all_targets_are_tried() -> None:
+    result = suite()
+    assert result.exit_code == 0, result.output
+    found = last_line(result)
+    assert found["trial"] and "A TRIAL" in result.stdout
+    targets = found["targets"]
+    assert list(targets) == list(TARGETS)
+    assert {name for name, entry in targets.items() if entry["status"] == "skipped"} == {"P6", "P7"}
+    assert all(entry["is_met"] is None for entry in targets.values())  # a trial reaches nothing
+    ms = targets["P1"]["figures"]["ms"]
+    assert targets["P1"]["values"]["ratio"] == pytest.approx(ms["forward"]["p50"] / ms["matmuls"]["p50"])
+    ms = targets["P2"]["figures"]["ms"]
+    assert targets["P2"]["values"]["share"] == pytest.approx(1 - (ms["target"] + ms["draft"]) / ms["step"]["p50"])
+    calls = {call["contender"]: call for call in targets["P3"]["figures"]["calls"]}
+    assert list(targets["P3"]["values"]) == ["eager", "static", "assisted"] and len(calls) == 4
+    *others, ours = (call["tokens_per_second"] for call in calls.values())
+    assert list(targets["P3"]["values"].values()) == pytest.approx([ours / other for other in others])
+    assert targets["P3"]["figures"]["acceptance_length"] > 2
+    assert set(targets["P4"]["values"]) == {"eager", "static"}
+    lengths = targets["P8"]["figures"]["acceptance_length"]
+    assert len(lengths) == 4 and all(length > 1 for length in lengths.values())
+    best = max(lengths["best, static tree"], lengths["best, dynamic tree"])
+    drawn = max(lengths["drawn, static tree"], lengths["drawn, dynamic tree"])
+    assert targets["P8"]["values"]["ratio"] == pytest.approx(drawn / best)
+
+
+def test_one_that_fails_does_not_stop_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(pair: Pair) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(steps, "verify_over_matmuls", fails)
+    result = suite("--only", "p6,P2,P1")
+    assert result.exit_code == 1
+    targets = last_line(result)["targets"]
+    assert {name: entry["status"] for name, entry in targets.items()} == {
+        "P1": "failed",
+        "P2": "measured",
+        "P6": "skipped",
+    }
+    assert "RuntimeError: out of luck" in result.stdout
+
+
+def test_a_red_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TreeCache, "_move", lambda cache, kept: None)
+    result = suite("--only", "P1")
+    assert result.exit_code == 1
+    assert "not plain generate's in float32" in last_line(result)["targets"]["P1"]["note"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without CUDA")
+def test_without_cuda() -> None:
+    result = on_tiny_target("bench", "--suite", "gpu")
+    assert result.exit_code == 2 and "gpu needs a CUDA device" in result.output and "--tiny" in result.output
+    result = suite("--only", "P1,P5")
+    assert result.exit_code == 2 and "'P5' is no target of the suite" in result.output
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def test_bisection() -> None:
+    """τ = 6 - 40 ε is 4.5 ± 0.1 for ε from 0.035 to 0.04."""
+    found = bisect(lambda epsilon: 6 - 40 * epsilon, wanted=4.5, tolerance=0.1)
+    assert found.is_met and 0.035 <= found.epsilon <= 0.04
+    assert found.acceptance_length == 6 - 40 * found.epsilon
+    steps_only = bisect(lambda epsilon: 6.0 if epsilon < 0.1 else 1.0, wanted=4.5, tolerance=0.1)
+    assert not steps_only.is_met and len(steps_only.tried) == 14 and steps_only.acceptance_length == 6.0
+
+
+def test_the_smaller_epsilon_the_more_they_agree(pair: Pair) -> None:
+    lengths = []
+    for epsilon in (1e-6, 0.3, 1.0):
+        pair.scale(epsilon)
+        metrics = pair.metrics(TREE, 60)
+        lengths.append(metrics.mean_acceptance_length)
+    assert lengths[0] > 5.5 and lengths[0] > lengths[1] > lengths[2]
+    pair.scale(1.0)
+    fresh = random_llama(TINY.shape, torch.float32, "cpu")
+    for name, weight in pair.target.state_dict().items():
+        assert torch.allclose(weight, fresh.state_dict()[name], rtol=1e-5), name
+
+
+def test_the_tree_of_the_pair() -> None:
+    assert TREE.depth == 5 and TREE.num_nodes == 32 and not TREE.has_rank_gaps
+
+
+def test_a_forward_may_be_repeated(pair: Pair) -> None:
+    tree = TokenTree.from_branching((2, 2))
+    ids = torch.tensor([[3, 5, 7, 9]])
+    with forward_behind(pair.target, ids, tree) as forward:
+        first, second = forward().logits, forward().logits
+    assert first.shape == (1, 7, TINY.shape["vocab_size"]) and torch.equal(first, second)
+    assert pair.target.config._attn_implementation == "sdpa"
+
+
+def test_the_matmuls_are_all_of_a_forward(pair: Pair) -> None:
+    """Multiplications by weights, as FLOPs: 2 for each weight and token, embeddings aside."""
+    run = matmuls(pair.target, 8)
+    with FlopCounterMode(display=False) as counter:
+        run()
+    weights = sum(weight.numel() for name, weight in pair.target.named_parameters() if weight.dim() == 2)
+    weights -= pair.target.get_input_embeddings().weight.numel()
+    assert counter.get_total_flops() == 2 * 8 * weights
+
+
+def test_the_levels_of_the_draft_are_counted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forward that catches up, and one for each level with children: by the nodes that have some."""
+    seen: list[int] = []
+    original = steps.chain_of
+    monkeypatch.setattr(steps, "chain_of", lambda count: (seen.append(count), original(count))[1])
+    target, draft = steps.forwards_of_step(pair, 4)
+    parents = {path[:-1] for path in TREE.paths if len(path) > 1}
+    assert seen == [4, *(sum(len(path) == level for path in parents) for level in range(1, TREE.depth))]
+    assert target > 0 and draft > 0
+
+
+def test_mean_and_error_of_steps() -> None:
+    """0, 1, 2, 3: mean 1.5, and a standard deviation of √(5 / 3), halved."""
+    mean, error = mean_length(SpeculationMetrics(accepted_per_step=[[0, 1], [2, 3]]))
+    assert mean == 2.5 and error == pytest.approx((5 / 3) ** 0.5 / 2)
+
+
+@pytest.mark.parametrize(
+    "name, values, figures, met",
+    [
+        ("P1", {"ratio": 1.25}, {}, True),
+        ("P1", {"ratio": 1.26}, {}, False),
+        ("P3", {"eager": 12.0, "static": 4.0, "assisted": 5.1}, {"is_calibrated": True}, True),
+        ("P3", {"eager": 12.0, "static": 3.9, "assisted": 5.1}, {"is_calibrated": True}, False),
+        ("P3", {"eager": 12.0, "static": 4.0, "assisted": 5.1}, {"is_calibrated": False}, False),
+        ("P6", {}, {"is_met": True}, True),
+        ("P6", {}, {}, None),
+    ],
+)
+def test_what_is_reached(name: str, values: dict[str, float], figures: dict[str, Any], met: bool | None) -> None:
+    assert Entry(name=name, status="measured", values=values, figures=figures).is_met is met
+    assert Entry(name=name, status="failed").is_met is None
+
+
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        ("print('table'); print('{\"is_met\": true}')", {"is_met": True}),
+        ("print('table')", "its last line is no JSON: table"),
+        ("print('[1]')", "no JSON object"),
+        ("raise SystemExit('no GPU')", "ended with status 1: no GPU"),
+    ],
+)
+def test_scripts_of_kernels(code: str, expected: Any, tmp_path: Path) -> None:
+    (tmp_path / "benchmark_tree_attention.py").write_text(code)
+    script = kernels.find_script("tree_attention", tmp_path)
+    assert script is not None and kernels.find_script("rejection", tmp_path) is None
+    if isinstance(expected, dict):
+        assert kernels.run_script(script) == expected
+    else:
+        with pytest.raises(RuntimeError, match=expected.replace("[", r"\[")):
+            kernels.run_script(script)
