@@ -15,13 +15,14 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-oldest check format clean
+.PHONY: help demo test test-slow test-oldest kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
+	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
 	@echo "make check        ruff: lint and formatting"
 	@echo "make format       ruff: fix and format"
 	@echo "make clean        removes the virtual environments, builds and caches"
@@ -38,6 +39,9 @@ test-slow: .venv/.dev
 test-oldest: .venv-oldest/.dev
 	.venv-oldest/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
+kernel:
+	$(PYTHON) kernels/hf-specdec-kernels/build.py
+
 check: .venv/.dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -47,7 +51,7 @@ format: .venv/.dev
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist kernels/*/build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,environment,constraints,extra). The package with the model's GGUF file is installed without its

@@ -1,0 +1,172 @@
+"""
+Compiles the kernels for an H100/H200 (sm_90) on a machine without any GPU, and prints what the code needs: registers,
+bytes of local memory ("stack": spilled registers) and of shared memory. A kernel that needs more shared memory than
+the device has is an error.
+
+    python tests/compile_for_hopper.py [part of a case's name]
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
+from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
+from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
+
+
+LARGEST_SHARED_MEMORY = 227 * 1024
+
+
+def compile_only(kernel: Any, grid: Any) -> Callable:
+    """What `kernel[grid]` is in here: compiles and launches nothing."""
+
+    def compile_and_report(*args: Any, **kwargs: Any) -> None:
+        compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+        uses = resources(compiled.asm["cubin"])
+        shared = compiled.metadata.shared
+        ptx = compiled.asm["ptx"]
+        tensor_cores = "wgmma" if "wgmma.mma" in ptx else "mma" if "mma.sync" in ptx else "-"
+        print(
+            f"  {kernel.fn.__name__:<26} warps {kwargs.get('num_warps', 4)}  registers {uses['REG']:>3}  "
+            f"stack {uses['STACK']:>5}  shared {shared:>6}  {tensor_cores}  grid {grid}"
+        )
+        if shared > LARGEST_SHARED_MEMORY:
+            raise RuntimeError(f"{kernel.fn.__name__} needs {shared} bytes of shared memory.")
+
+    return compile_and_report
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers, stack and the like of a compiled kernel."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", listing)}
+
+
+def attention(
+    nodes: int, dtype: torch.dtype, head_dim: int = 128, batch: int = 1, page_size: int | None = None, **options: Any
+) -> None:
+    heads, kv_heads, capacity = 32, 8, 8192 + 64
+    key = torch.empty(batch, kv_heads, capacity, head_dim, dtype=dtype)
+    block_tables = None
+    if page_size is not None:
+        key = torch.empty(16, kv_heads, page_size, head_dim, dtype=dtype)
+        block_tables = torch.zeros(batch, capacity // page_size, dtype=torch.int32)
+    depths = torch.zeros(1, nodes, dtype=torch.long)
+    tree_attention_launch.launch_tree_attention(
+        torch.empty(batch, nodes, heads, head_dim, dtype=dtype).transpose(1, 2),
+        key,
+        torch.empty_like(key),
+        torch.zeros(batch, dtype=torch.long),
+        torch.zeros(batch, nodes, -(-nodes // 64), dtype=torch.long),
+        nodes,
+        block_tables=block_tables,
+        out=torch.empty(batch, nodes, heads, head_dim, dtype=dtype),
+        **{
+            "first_slots": None,
+            "query_depths": depths,
+            "node_depths": depths,
+            "sinks": None,
+            "scale": head_dim**-0.5,
+            "window": None,
+            "softcap": None,
+            "num_splits": None,
+        }
+        | options,
+    )
+
+
+def walks(dtype: torch.dtype, vocab: int = 128_256, filtered: bool = False, all_options: bool = False) -> None:
+    batch, nodes, depth = 64, 65, 8
+    longs = torch.zeros(batch, nodes, dtype=torch.long)
+    rows = torch.ones(batch)
+    common = {
+        "logits": torch.empty(batch, nodes, vocab, dtype=dtype, device="meta"),
+        "tokens": longs,
+        "parents": longs[:1],
+        "uniforms": torch.empty(batch, nodes, dtype=torch.float64),
+        "max_depth": depth,
+        "temperature": rows if filtered else None,
+        "top_k": rows.int() if filtered else None,
+        "top_p": rows if filtered else None,
+        "end_tokens": longs[0, :3] if all_options else None,
+        "active": rows.bool() if all_options else None,
+        "path": torch.empty(batch, depth + 1, dtype=torch.long),
+        "accepted": torch.empty(batch, dtype=torch.long),
+        "next_tokens": torch.empty(batch, dtype=torch.long),
+    }
+    launch_target_walk(**common | {"uniforms": None, "temperature": None, "top_k": None, "top_p": None})
+    launch_target_walk(**common)
+    launch_rejection_walk(
+        **common,
+        draft_logits=torch.empty(batch, nodes, 32_000 if all_options else vocab, dtype=dtype, device="meta"),
+        draft_index=longs[:1] if all_options else None,
+        draft_columns=torch.zeros(vocab, dtype=torch.long) if all_options else None,
+        draft_temperature=rows if all_options else None,
+    )
+
+
+def compaction(page_size: int | None = None) -> None:
+    cache = torch.empty(64, 8, 64, 128, dtype=torch.bfloat16)
+    rows = torch.zeros(64, dtype=torch.long)
+    block_tables = None if page_size is None else torch.zeros(64, 4, dtype=torch.int32)
+    launch_kv_compaction([cache] * 64, rows, rows, rows[:, None].repeat(1, 9), rows, block_tables)
+
+
+HALF, SINGLE = torch.bfloat16, torch.float32
+CASES = {
+    **{f"attention, {nodes} nodes, {HALF}": lambda nodes=nodes: attention(nodes, HALF) for nodes in (1, 4, 16, 64)},
+    "attention, batch of 16, 16 nodes": lambda: attention(16, HALF, batch=16),
+    "attention, batch of 16, 64 nodes": lambda: attention(64, HALF, batch=16),
+    "attention, float16, all options": lambda: attention(
+        16, torch.float16, window=512, softcap=50.0, sinks=torch.empty(32, dtype=torch.float16), page_size=16
+    ),
+    **{
+        f"attention, head dimension {size}, {nodes} nodes": lambda size=size, nodes=nodes: attention(nodes, HALF, size)
+        for size in (64, 80, 256)
+        for nodes in (1, 64)
+    },
+    **{f"attention, float32, {nodes} nodes": lambda nodes=nodes: attention(nodes, SINGLE) for nodes in (1, 64)},
+    "attention, float32, head dimension 256": lambda: attention(64, SINGLE, 256),
+    **{f"walks, {dtype}": lambda dtype=dtype: walks(dtype) for dtype in (HALF, torch.float16, SINGLE)},
+    "walks, small vocabulary": lambda: walks(SINGLE, vocab=12),
+    "walks with filters": lambda: walks(HALF, filtered=True),
+    "walks with all options": lambda: walks(SINGLE, filtered=True, all_options=True),
+    "compaction": compaction,
+    "compaction of pages": lambda: compaction(64),
+}
+
+
+def main(wanted: str) -> None:
+    driver = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    triton.runtime.driver.set_active(driver)
+    triton.runtime.jit.KernelInterface.__getitem__ = compile_only
+    tree_attention_launch._multiprocessors = lambda device: 132
+    print(f"triton {triton.__version__}")
+    for name, launch in CASES.items():
+        if wanted in name:
+            print(name)
+            launch()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")

@@ -1,0 +1,56 @@
+"""
+Where there is no GPU, Triton's interpreter runs the kernels on the CPU. It has to be told before triton is imported.
+The package is that of `torch-ext/`, installed or not.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "torch-ext")]
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest  # noqa: E402
+
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where the kernels run."""
+    return torch.device("cuda" if ON_GPU else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch: pytest.MonkeyPatch):
+    """Memory that nobody has written holds NaN (or a large negative number), so that an unwritten result shows."""
+    new_empty, empty = torch.Tensor.new_empty, torch.empty
+
+    def poison(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else -(2**30))
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: poison(new_empty(*args, **kwargs)))
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: poison(empty(*args, **kwargs)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: shapes that only a GPU computes in reasonable time")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not ON_GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,156 @@
+"""
+Walks in Triton against plain PyTorch. Both decide by the same random numbers, so that they must agree in every row:
+float32 and float64 differ where a number falls within 1e-6 of a boundary, which no seed here meets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from walk_cases import Case, draft_arguments, filter_arguments, tree_arguments, uniforms
+
+from hf_specdec_kernels import Walks
+from hf_specdec_kernels.rejection_sampling.naive import greedy_walk_naive, rejection_walk_naive, target_walk_naive
+from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
+
+
+CASES = {
+    "usual": Case(),
+    "root alone": Case(nodes=1),
+    "one shared tree": Case(own_trees=False),
+    "two tokens": Case(vocab=2),
+    "several blocks": Case(vocab=150, batch=4, sharpness=4.0),
+    "bfloat16": Case(dtype=torch.bfloat16),
+    "float16": Case(dtype=torch.float16),
+    "void nodes": Case(void=True),
+    "end tokens": Case(ends=True),
+    "resting rows": Case(resting=True),
+    "not all the way down": Case(max_depth=1),
+    "ties": Case(ties=True),
+}
+FILTERED = {
+    "temperature": Case(temperature=True),
+    "top-k": Case(top_k=True, batch=8),
+    "top-p": Case(top_p=True, batch=8),
+    "all filters": Case(temperature=True, top_k=True, top_p=True, batch=8),
+    "all filters, bfloat16": Case(temperature=True, top_k=True, top_p=True, dtype=torch.bfloat16, batch=8),
+    "all filters, ties": Case(temperature=True, top_k=True, top_p=True, ties=True, vocab=40, batch=8),
+    "all filters, several blocks": Case(top_k=True, top_p=True, ties=True, vocab=150, batch=3, nodes=5),
+}
+DRAFTED = {
+    "close": Case(distance=0.1),
+    "far": Case(distance=3.0),
+    "identical": Case(distance=0.0),
+    "small draft vocabulary": Case(draft_vocab=6),
+    "small support": Case(support=2),
+    "one token": Case(support=1),
+    "wide": Case(nodes=20, vocab=6),
+    "distributions in another order": Case(indexed=True),
+    "everything": Case(
+        batch=10,
+        draft_vocab=7,
+        void=True,
+        temperature=True,
+        top_k=True,
+        top_p=True,
+        ends=True,
+        resting=True,
+        indexed=True,
+    ),
+}
+
+
+def room(case: Case, arguments: dict, device: torch.device) -> Walks:
+    shapes = ((case.batch, arguments["max_depth"] + 1), (case.batch,), (case.batch,))
+    return Walks(*(torch.full(shape, -7, dtype=torch.int64, device=device) for shape in shapes))
+
+
+def assert_same(found: Walks, expected: Walks) -> None:
+    for name, one, other in zip(Walks._fields, found, expected, strict=True):
+        assert torch.equal(one, other), (name, one, other)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch):
+    """Blocks so small that several are needed."""
+    monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.LARGEST_BLOCK", 64)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy(name: str, device: torch.device) -> None:
+    case = CASES[name]
+    tree = tree_arguments(case, device)
+    found = room(case, tree, device)
+    launch_target_walk(**tree, uniforms=None, temperature=None, top_k=None, top_p=None, **found._asdict())
+    expected = greedy_walk_naive(**tree)
+    assert_same(found, expected)
+    assert case.nodes == 1 or (expected.accepted > 0).any()
+
+
+@pytest.mark.parametrize("name", CASES | FILTERED)
+def test_target(name: str, device: torch.device) -> None:
+    case = (CASES | FILTERED)[name]
+    arguments = tree_arguments(case, device) | filter_arguments(case, device)
+    arguments["uniforms"] = uniforms(case, device)
+    found = room(case, arguments, device)
+    launch_target_walk(**arguments, **found._asdict())
+    expected = target_walk_naive(**arguments)
+    assert_same(found, expected)
+    assert case.nodes == 1 or (expected.accepted > 0).any()
+
+
+@pytest.mark.parametrize("name", CASES | FILTERED | DRAFTED)
+def test_rejection(name: str, device: torch.device) -> None:
+    case = (CASES | FILTERED | DRAFTED)[name]
+    tree = tree_arguments(case, device)
+    arguments = draft_arguments(case, device, tree) | tree | filter_arguments(case, device)
+    arguments["uniforms"] = uniforms(case, device)
+    found = room(case, arguments, device)
+    launch_rejection_walk(**arguments, **found._asdict())
+    expected = rejection_walk_naive(**arguments)
+    assert_same(found, expected)
+    assert case.nodes == 1 or (expected.accepted > 0).any()
+
+
+def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
+    """q is 1, e^-800, e^-801: once the first is refused, the second has to pass with 0.5 / 0.73, not always."""
+    ratio = 0.5 * (1 + torch.tensor(-1.0).exp().item())
+    second = torch.tensor([ratio - 1e-3, ratio + 1e-3], dtype=torch.float64)
+    arguments = {
+        "logits": torch.tensor([-torch.inf, 0.0, 0.0], device=device).expand(2, 3, -1).contiguous(),
+        "draft_logits": torch.tensor([0.0, -800.0, -801.0], device=device).expand(2, 3, -1).contiguous(),
+        "tokens": torch.tensor([[-1, 0, 1]], device=device).repeat(2, 1),
+        "parents": torch.zeros(1, 3, dtype=torch.long, device=device),
+        "uniforms": torch.stack([torch.full((2,), 0.5), torch.full((2,), 0.5), second], dim=1).double().to(device),
+        "max_depth": 1,
+    }
+    found = room(Case(batch=2), arguments, device)
+    others = ("draft_index", "draft_columns", "draft_temperature", "temperature", "top_k", "top_p", "end_tokens")
+    launch_rejection_walk(**arguments, **dict.fromkeys((*others, "active")), **found._asdict())
+    assert found.accepted.tolist() == [1, 0]
+    assert_same(found, rejection_walk_naive(**arguments))
+
+
+# ------------------------------------------------------------------------------------------------------------ on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["usual", "all filters", "small draft vocabulary", "ties"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_vocabularies(
+    name: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    case = replace((CASES | FILTERED | DRAFTED)[name], dtype=dtype, batch=48, nodes=33, vocab=128_256, sharpness=3.0)
+    case = replace(case, draft_vocab=32_000 if case.draft_vocab else None)
+    tree = tree_arguments(case, device)
+    arguments = draft_arguments(case, device, tree) | tree | filter_arguments(case, device)
+    arguments["uniforms"] = uniforms(case, device)
+    found = room(case, arguments, device)
+    launch_rejection_walk(**arguments, **found._asdict())
+    expected = rejection_walk_naive(**arguments)
+    # Sums over so many float32 numbers may move a boundary over one draw in ten thousand.
+    agree = (found.path == expected.path).all(dim=1) & (found.next_tokens == expected.next_tokens)
+    assert agree.sum() >= case.batch - 1

@@ -1,0 +1,42 @@
+"""Checks of arguments. None of them reads a device value, so that all of them may run while a graph is captured."""
+
+from __future__ import annotations
+
+import torch
+
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def check_shape(name: str, tensor: torch.Tensor, *sizes: int | tuple[int, ...] | None) -> None:
+    """
+    Raises:
+        ValueError: if the tensor's shape is not `sizes`; a tuple names the sizes allowed, None allows any.
+    """
+    allowed = [size if isinstance(size, tuple) else (size,) for size in sizes]
+    fits = tensor.dim() == len(sizes) and all(
+        None in choices or actual in choices for actual, choices in zip(tensor.shape, allowed, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(
+            " or ".join("any" if size is None else str(size) for size in choices) for choices in allowed
+        )
+        raise ValueError(f"`{name}` has shape {list(tensor.shape)}; it must be [{wanted}].")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, allowed: tuple[torch.dtype, ...]) -> None:
+    """
+    Raises:
+        TypeError: if the tensor's dtype is not among `allowed`.
+    """
+    if tensor.dtype not in allowed:
+        raise TypeError(f"`{name}` has dtype {tensor.dtype}; convert it to {' or '.join(map(str, allowed))}.")
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """
+    Raises:
+        ValueError: if the tensor is on another device than the other arguments.
+    """
+    if tensor.device != device:
+        raise ValueError(f"`{name}` is on {tensor.device}, the other arguments on {device}; move it there.")

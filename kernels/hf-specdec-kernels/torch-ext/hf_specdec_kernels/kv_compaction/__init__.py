@@ -1,0 +1,109 @@
+"""Moving the accepted path of a tree down behind the committed slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from ..checks import INTEGERS, check_device, check_dtype, check_shape
+from .naive import kv_compaction_naive
+
+
+__all__ = ["kv_compaction", "kv_compaction_naive", "pointer_table"]
+
+
+def pointer_table(caches: Sequence[torch.Tensor]) -> torch.Tensor:
+    """
+    The addresses of some caches, `[caches]` int64 on their device: made once, as long as the caches stay where they
+    are. (It copies from the host, so that it cannot be called while a graph is captured.)
+    """
+    return torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64, device=caches[0].device)
+
+
+def kv_compaction(
+    caches: Sequence[torch.Tensor],
+    pointers: torch.Tensor,
+    lengths: torch.Tensor,
+    path: torch.Tensor,
+    accepted: torch.Tensor,
+    *,
+    block_tables: torch.Tensor | None = None,
+) -> None:
+    """
+    Moves slots `lengths[b] + path[b, i]` to `lengths[b] + i` for `i <= accepted[b]`, in all caches (keys and values of
+    all layers) by one launch, in place. Nothing is read on the host; lengths stay as they are.
+
+    Args:
+        caches (`list` of `torch.Tensor`): the keys and values of all layers, all of one shape, `[batch, kv_heads,
+            capacity, dim]`, and one layout: any strides, but the last is 1; with `block_tables`, `[num_blocks,
+            kv_heads, block_size, dim]`. Layers of another shape need a call of their own.
+        pointers (`torch.Tensor` of shape `[caches]`, int64): their `pointer_table`.
+        lengths (`torch.Tensor` of shape `[batch]`, int32 or int64): committed slots before the step.
+        path (`torch.Tensor` of shape `[batch, depth + 1]`, int32 or int64): nodes of the accepted path, growing; the
+            first is the root, 0. What stands behind `accepted` does not matter.
+        accepted (`torch.Tensor` of shape `[batch]`, int32 or int64): accepted nodes without the root; -1 moves
+            nothing.
+        block_tables (`torch.Tensor` of shape `[batch, max_blocks]`, int32 or int64, *optional*): for a paged cache,
+            the block that holds slots `i * block_size` and following of every row.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    _check(caches, pointers, lengths, path, accepted, block_tables)
+    ops.kv_compaction(list(caches), pointers, lengths, path, accepted, block_tables)
+
+
+@torch.library.custom_op(add_op_namespace_prefix("kv_compaction"), mutates_args=("caches",), device_types="cpu")
+def _kv_compaction(
+    caches: Sequence[torch.Tensor],
+    pointers: torch.Tensor,
+    lengths: torch.Tensor,
+    path: torch.Tensor,
+    accepted: torch.Tensor,
+    block_tables: torch.Tensor | None,
+) -> None:
+    kv_compaction_naive(caches, lengths, path, accepted, block_tables)
+
+
+@_kv_compaction.register_kernel("cuda")
+def _(*args) -> None:
+    from .triton import launch_kv_compaction  # triton is only needed where it runs
+
+    launch_kv_compaction(*args)
+
+
+@_kv_compaction.register_fake
+def _(*args) -> None:
+    return None
+
+
+def _check(caches, pointers, lengths, path, accepted, block_tables) -> None:
+    if not caches:
+        raise ValueError("`caches` is empty; pass the keys and values of at least one layer.")
+    first = caches[0]
+    check_shape("caches[0]", first, None, None, None, None)
+    for index, cache in enumerate(caches):
+        if (cache.shape, cache.stride(), cache.dtype) != (first.shape, first.stride(), first.dtype):
+            raise ValueError(
+                f"`caches[{index}]` is a {cache.dtype} tensor of shape {list(cache.shape)} and strides "
+                f"{cache.stride()}, the first one a {first.dtype} tensor of shape {list(first.shape)} and strides "
+                f"{first.stride()}; call once for every layout."
+            )
+        check_device(f"caches[{index}]", cache, first.device)
+    if first.stride(3) != 1:
+        raise ValueError(f"`caches` have strides {first.stride()}; the last must be 1.")
+    batch = path.shape[0] if block_tables is not None else first.shape[0]
+    check_shape("pointers", pointers, len(caches))
+    check_dtype("pointers", pointers, (torch.int64,))
+    check_shape("path", path, batch, None)
+    tensors = {"lengths": lengths, "accepted": accepted}
+    for name, tensor in tensors.items():
+        check_shape(name, tensor, batch)
+    if block_tables is not None:
+        check_shape("block_tables", block_tables, batch, None)
+        tensors["block_tables"] = block_tables
+    for name, tensor in ({"path": path} | tensors).items():
+        check_dtype(name, tensor, INTEGERS)
+        check_device(name, tensor, first.device)

@@ -1,0 +1,216 @@
+"""Attention of tree nodes over cached keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from ..checks import INTEGERS, check_device, check_dtype, check_shape
+from .masks import NODES_PER_WORD, pack_ancestors
+from .naive import tree_attention_naive
+
+
+__all__ = ["pack_ancestors", "tree_attention", "tree_attention_naive"]
+
+LARGEST_HEAD_DIM = 256
+
+
+def tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    ancestors: torch.Tensor,
+    *,
+    num_nodes: int | None = None,
+    first_slots: torch.Tensor | None = None,
+    query_depths: torch.Tensor | None = None,
+    node_depths: torch.Tensor | None = None,
+    block_tables: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    num_splits: int | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    Attention of a tree's nodes over the committed slots of their row and, of the tree itself, over their ancestors.
+
+    Slots `first_slots[b]` to `lengths[b] - 1` of row b hold committed tokens, slots `lengths[b]` to
+    `lengths[b] + num_nodes - 1` the tree's nodes, whose keys and values must have been written before. Keys and values
+    are split over programs as in Flash-Decoding (https://pytorch.org/blog/flash-decoding/), with the online softmax of
+    arXiv 2205.14135 in float32; the query heads of one K/V head and the nodes share a program, so that K/V are read
+    once and never repeated. No value is read on the host, and the launch depends on shapes alone: the call can be
+    captured in a CUDA graph (after a first call that compiles it).
+
+    Args:
+        query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): float32, float16 or bfloat16 (float64 on
+            the CPU), any strides.
+        key (`torch.Tensor` of shape `[batch, kv_heads, capacity, head_dim]`): of the same dtype, any strides; with
+            `block_tables`, `[num_blocks, kv_heads, block_size, head_dim]`.
+        value (`torch.Tensor` of shape `[batch, kv_heads, capacity, value_dim]`): likewise.
+        lengths (`torch.Tensor` of shape `[batch]`, int32 or int64): committed slots, padding included.
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, ceil(num_nodes / 64)]`, int64): bit j % 64 of word
+            j // 64 says whether a query attends to node j; `pack_ancestors` makes it. A query that may attend to
+            nothing gets zeros.
+        num_nodes (`int`, *optional*, defaults to `queries`): nodes behind the committed slots; more than the queries
+            where earlier levels of a growing tree are there already.
+        first_slots (`torch.Tensor` of shape `[batch]`, int32 or int64, *optional*): the first slot that holds a token,
+            where rows are padded on the left; 0 by default.
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int32 or int64, *optional*): depth of every
+            query, 0 for what comes right behind the committed slots. Needed with a `window`.
+        node_depths (`torch.Tensor` of shape `[1 or batch, num_nodes]`, int32 or int64, *optional*, defaults to
+            `query_depths`): depth of every node.
+        block_tables (`torch.Tensor` of shape `[batch, max_blocks]`, int32 or int64, *optional*): for a paged cache,
+            the block that holds slots `i * block_size` and following of every row.
+        sinks (`torch.Tensor` of shape `[heads]`, *optional*): scores that take part in the softmax and have no value
+            (attention sinks, as in gpt-oss).
+        scale (`float`, *optional*, defaults to `head_dim ** -0.5`): factor of the scores.
+        window (`int`, *optional*): a query attends to keys less than this many positions before it. A node's position
+            is that of the first uncommitted slot plus its depth.
+        softcap (`float`, *optional*): scores become `softcap * tanh(score / softcap)` (Gemma 2).
+        num_splits (`int`, *optional*): programs that share the keys of one row and K/V head; by default chosen from
+            `capacity` and the number of multiprocessors.
+        out (`torch.Tensor` of shape `[batch, queries, heads, value_dim]`, *optional*): where to write the result.
+
+    Returns:
+        `torch.Tensor`: `[batch, queries, heads, value_dim]` in the dtype of `query`.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    num_nodes = query.shape[2] if num_nodes is None else num_nodes
+    _check(query, key, value, lengths, ancestors, num_nodes, first_slots, block_tables, sinks, window, softcap)
+    node_depths = query_depths if node_depths is None else node_depths
+    _check_depths(query, num_nodes, query_depths, node_depths, window)
+    batch, heads, queries, head_dim = query.shape
+    shape = (batch, queries, heads, value.shape[3])
+    if out is None:
+        out = query.new_empty(shape)
+    check_shape("out", out, *shape)
+    check_dtype("out", out, (query.dtype,))
+    check_device("out", out, query.device)
+    scale = head_dim**-0.5 if scale is None else float(scale)
+    ops.tree_attention(
+        query,
+        key,
+        value,
+        lengths,
+        ancestors,
+        num_nodes,
+        first_slots,
+        query_depths,
+        node_depths,
+        block_tables,
+        sinks,
+        scale,
+        window,
+        None if softcap is None else float(softcap),
+        num_splits,
+        out,
+    )
+    return out
+
+
+@torch.library.custom_op(add_op_namespace_prefix("tree_attention"), mutates_args=("out",), device_types="cpu")
+def _tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    ancestors: torch.Tensor,
+    num_nodes: int,
+    first_slots: torch.Tensor | None,
+    query_depths: torch.Tensor | None,
+    node_depths: torch.Tensor | None,
+    block_tables: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    num_splits: int | None,
+    out: torch.Tensor,
+) -> None:
+    out.copy_(
+        tree_attention_naive(
+            query,
+            key,
+            value,
+            lengths,
+            ancestors,
+            num_nodes,
+            first_slots,
+            query_depths,
+            node_depths,
+            block_tables,
+            sinks,
+            scale,
+            window,
+            softcap,
+        )
+    )
+
+
+@_tree_attention.register_kernel("cuda")
+def _(*args) -> None:
+    from .triton import launch_tree_attention  # triton is only needed where it runs
+
+    launch_tree_attention(*args)
+
+
+@_tree_attention.register_fake
+def _(*args) -> None:
+    return None
+
+
+def _check(
+    query, key, value, lengths, ancestors, num_nodes, first_slots, block_tables, sinks, window, softcap
+) -> None:
+    check_shape("query", query, None, None, None, None)
+    batch, heads, queries, head_dim = query.shape
+    floats = (torch.bfloat16, torch.float16, torch.float32) + ((torch.float64,) if query.device.type == "cpu" else ())
+    check_dtype("query", query, floats)
+    rows = batch if block_tables is None else None
+    check_shape("key", key, rows, None, None, head_dim)
+    check_shape("value", value, key.shape[0], key.shape[1], key.shape[2], None)
+    if key.shape[1] == 0 or heads % key.shape[1]:
+        raise ValueError(f"`key` has {key.shape[1]} heads; {heads} query heads must be a multiple of it.")
+    if max(head_dim, value.shape[3]) > LARGEST_HEAD_DIM:
+        raise ValueError(
+            f"`query` and `value` have head dimensions {head_dim} and {value.shape[3]}; at most {LARGEST_HEAD_DIM} "
+            "are supported. Use the model's own attention."
+        )
+    check_shape("lengths", lengths, batch)
+    check_shape("ancestors", ancestors, (1, batch), queries, -(-num_nodes // NODES_PER_WORD))
+    check_dtype("ancestors", ancestors, (torch.int64,))
+    for name, tensor in (("key", key), ("value", value)):
+        check_dtype(name, tensor, (query.dtype,))
+    if first_slots is not None:
+        check_shape("first_slots", first_slots, batch)
+    if block_tables is not None:
+        check_shape("block_tables", block_tables, batch, None)
+    for name, tensor in (("lengths", lengths), ("first_slots", first_slots), ("block_tables", block_tables)):
+        if tensor is not None:
+            check_dtype(name, tensor, INTEGERS)
+    if sinks is not None:
+        check_shape("sinks", sinks, heads)
+    optional = {"first_slots": first_slots, "block_tables": block_tables, "sinks": sinks}
+    tensors = {"key": key, "value": value, "lengths": lengths, "ancestors": ancestors} | optional
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_device(name, tensor, query.device)
+    for name, number in (("window", window), ("softcap", softcap)):
+        if number is not None and number <= 0:
+            raise ValueError(f"`{name}` is {number}; pass a positive number, or None for none.")
+
+
+def _check_depths(query, num_nodes, query_depths, node_depths, window) -> None:
+    batch, queries = query.shape[0], query.shape[2]
+    if window is not None and query_depths is None:
+        raise ValueError("`query_depths` is None, but a `window` needs positions; pass the depths of the nodes.")
+    for name, depths, count in (("query_depths", query_depths, queries), ("node_depths", node_depths, num_nodes)):
+        if depths is not None:
+            check_shape(name, depths, (1, batch), count)
+            check_dtype(name, depths, INTEGERS)
+            check_device(name, depths, query.device)

@@ -1,0 +1,93 @@
+"""Tree attention in plain PyTorch: dense scores, dense masks."""
+
+from __future__ import annotations
+
+import torch
+
+from .masks import unpack_ancestors
+
+
+def tree_attention_naive(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    ancestors: torch.Tensor,
+    num_nodes: int,
+    first_slots: torch.Tensor | None = None,
+    query_depths: torch.Tensor | None = None,
+    node_depths: torch.Tensor | None = None,
+    block_tables: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    scale: float = 1.0,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """
+    What `hf_specdec_kernels.tree_attention` computes, in float32 (float64 for a float64 query); the arguments are
+    described there.
+
+    Returns:
+        `torch.Tensor`: `[batch, queries, heads, value_dim]` in the dtype of `query`.
+    """
+    if block_tables is not None:
+        key, value = in_slot_order(key, block_tables), in_slot_order(value, block_tables)
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    batch, heads, queries, head_dim = query.shape
+    kv_heads = key.shape[1]
+    allowed = visible_slots(
+        key.shape[2], lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, window
+    )[:, None, None]
+    # Slots that nobody sees may hold anything, NaN included.
+    used = allowed.any(dim=3).view(batch, 1, -1, 1)
+    key, value = (torch.where(used, states.to(dtype), 0) for states in (key, value))
+    grouped = query.to(dtype).view(batch, kv_heads, heads // kv_heads, queries, head_dim)
+    scores = torch.einsum("bhgqd,bhsd->bhgqs", grouped, key) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    highest = scores.amax(dim=-1, keepdim=True)
+    if sinks is not None:
+        sinks = sinks.to(dtype).view(kv_heads, -1, 1, 1)
+        highest = torch.maximum(highest, sinks)
+    highest = highest.clamp(min=torch.finfo(dtype).min)
+    weights = (scores - highest).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks - highest).exp()
+    weights = torch.where(total > 0, weights / total, 0)
+    attended = torch.einsum("bhgqs,bhsd->bqhgd", weights, value)
+    return attended.flatten(2, 3).to(query.dtype)
+
+
+def visible_slots(
+    capacity: int,
+    lengths: torch.Tensor,
+    ancestors: torch.Tensor,
+    num_nodes: int,
+    first_slots: torch.Tensor | None,
+    query_depths: torch.Tensor | None,
+    node_depths: torch.Tensor | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Which slots every query attends to, `[batch, queries, capacity]` bool."""
+    batch, queries = len(lengths), ancestors.shape[1]
+    slots = torch.arange(capacity, device=lengths.device)
+    nodes = slots - lengths[:, None].long()  # negative: committed
+    places = nodes.clamp(0, max(num_nodes - 1, 0))
+    in_tree = unpack_ancestors(ancestors, num_nodes).expand(batch, -1, -1)
+    in_tree = in_tree.gather(2, places[:, None].expand(-1, queries, -1))
+    first = 0 if first_slots is None else first_slots[:, None]
+    committed = (nodes < 0) & (slots >= first)
+    allowed = committed[:, None] | (in_tree & ((nodes >= 0) & (nodes < num_nodes))[:, None])
+    if window is not None:
+        depths = node_depths.long().expand(batch, -1).gather(1, places)
+        from_first_node = torch.where(nodes < 0, nodes, depths)
+        allowed = allowed & (query_depths[:, :, None] - from_first_node[:, None] < window)
+    return allowed
+
+
+def in_slot_order(pages: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
+    """A paged cache `[num_blocks, kv_heads, block_size, dim]` as `[batch, kv_heads, slots, dim]`."""
+    blocks = pages[block_tables.long().clamp(min=0)]
+    return blocks.transpose(1, 2).flatten(2, 3)

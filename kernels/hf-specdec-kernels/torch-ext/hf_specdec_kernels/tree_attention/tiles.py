@@ -1,0 +1,69 @@
+"""Sizes of the launches of tree attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """
+    Sizes of a launch.
+
+    Args:
+        block_m (`int`): (node, query head) pairs of a program.
+        block_n (`int`): keys of a step; divides 64.
+        num_warps (`int`): warps of a program.
+        num_stages (`int`): steps whose loads are under way at once.
+        programs_per_sm (`int`): programs that fit on a multiprocessor at once.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype) -> Tiles:
+    """
+    Tiles for so many (node, query head) pairs per K/V head.
+
+    Small tiles are bound by memory: two programs share a multiprocessor. Large ones are bound by the tensor cores:
+    one program with two warp groups. float32 without TF32 has no tensor cores, and needs small tiles.
+    """
+    needed = max(16, 1 << (pairs - 1).bit_length())
+    if dtype == torch.float32:
+        return Tiles(min(needed, 32), 32, 4, 2, 2)
+    if head_dim > 128:
+        return Tiles(min(needed, 64), 32, 4, 3, 1)
+    if needed <= 64:
+        return Tiles(needed, 64, 4, 3 if needed <= 32 else 2, 2)
+    return Tiles(128, 64, 8, 3, 1)
+
+
+LARGEST_NUM_SPLITS = 64
+SMALLEST_SHARE = 4
+"""Blocks of keys that make a program worth its start."""
+MANY_BLOCKS = 8
+"""Below so many blocks a share, a second program per multiprocessor costs more than it hides."""
+
+
+def choose_num_splits(programs: int, num_blocks: int, multiprocessors: int, tiles: Tiles) -> int:
+    """
+    Into how many shares the keys are split, so that `programs` times as many programs fill the device evenly.
+
+    The least that fills at least 95 % of what the best would.
+    """
+    most = max(1, min(LARGEST_NUM_SPLITS, num_blocks // SMALLEST_SHARE))
+    at_once = multiprocessors
+    if tiles.programs_per_sm > 1 and programs * num_blocks >= tiles.programs_per_sm * multiprocessors * MANY_BLOCKS:
+        at_once *= tiles.programs_per_sm
+    filled = {}
+    for splits in range(1, most + 1):
+        waves = programs * splits / at_once
+        filled[splits] = waves / -(-programs * splits // at_once)
+    best = max(filled.values())
+    return next(splits for splits, share in filled.items() if share >= 0.95 * best)
