@@ -14,7 +14,7 @@ from .comparison import compare, num_calls
 from .contenders import Contender
 from .equality import Difference, Gate, check, differences_of
 from .figures import Figures, figures
-from .phases import split_of_steps, write_trace
+from .phases import split_of_steps, trace_call
 from .prompts import EncodedPrompt
 
 
@@ -155,4 +155,6 @@ def trace(
 ) -> Path:
     """Writes a profiler trace of the first of our contenders; returns its path."""
     ours = next(contender for contender in contenders if contender.is_ours)
-    return write_trace(model, prompts[0], ours, folder, temperature=method.temperatures[0])
+    path = folder / "trace.json.gz"
+    trace_call(model, prompts[0], ours, path, temperature=method.temperatures[0])
+    return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -67,23 +67,29 @@ def split_of_steps(
     return found
 
 
-def write_trace(
-    model: PreTrainedModel, prompt: EncodedPrompt, contender: Contender, folder: Path, *, temperature: float
-) -> Path:
-    """
-    Writes a torch profiler trace of a short call, for chrome://tracing or Perfetto.
-
-    Returns:
-        `Path`: the file.
-    """
+def trace_call(
+    model: PreTrainedModel, prompt: EncodedPrompt, contender: Contender, path: Path, *, temperature: float = 0.0
+) -> None:
+    """Writes a trace of a short call."""
     options = sampling_options(temperature) | {"max_new_tokens": TRACED_TOKENS}
-    generate(model, contender, prompt, **options)
-    folder.mkdir(parents=True, exist_ok=True)
-    with profile(activities=activities(model.device)) as profiler:
-        generate(model, contender, prompt, **options)
-    path = folder / "trace.json.gz"
+    write_trace(lambda: generate(model, contender, prompt, **options), path, model.device)
+
+
+def write_trace(function: Callable[[], object], path: Path, device: torch.device) -> None:
+    """
+    Calls a function once to warm it up, and once more for a torch profiler trace, which chrome://tracing and Perfetto
+    show.
+
+    Args:
+        path (`Path`): the file, .json or .json.gz; its folder is made if there is none.
+    """
+    function()
+    synchronize(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with profile(activities=activities(device)) as profiler:
+        function()
+        synchronize(device)
     profiler.export_chrome_trace(str(path))
-    return path
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:

@@ -32,8 +32,8 @@ def save_plot(report: Report, path: Path) -> None:
     temperatures = list(dict.fromkeys(found.temperature for found in report.figures))
     num_tasks = len({found.task for found in report.figures})
     num_contenders = len({found.contender for found in report.figures})
-    widest = max(4.5, 1.2 + 0.26 * num_tasks * num_contenders)
-    figure = Figure(figsize=(widest + 8.5, 0.5 + 4.2 * len(temperatures)), layout="constrained")
+    widest = min(max(4.5, 0.85 * num_tasks, 1.2 + 0.25 * num_tasks * num_contenders), 9.0)
+    figure = Figure(figsize=(widest + 8.5, 0.5 + 4.8 * len(temperatures)), layout="constrained")
     figure.suptitle(_title(report), fontsize=12)
     rows = figure.subplots(len(temperatures), 3, squeeze=False, width_ratios=[widest, 3.8, 4.7])
     for temperature, (left, middle, right) in zip(temperatures, rows, strict=True):
@@ -59,9 +59,10 @@ def _draw_speed_ups(axes: Axes, found: Sequence[Figures], mode: str) -> None:
         values = [figures.speed_up for figures in found if figures.contender == name]
         places = [place + (index - (len(contenders) - 1) / 2) * width for place in range(len(tasks))]
         bars = axes.bar(places, values, width * 0.92, label=name, color=colour)
-        axes.bar_label(
-            bars, fmt="%.1f", fontsize=9, padding=1, path_effects=[withStroke(linewidth=3, foreground="white")]
-        )
+        # Many bars are narrow: their labels stand upright.
+        upright = 90 if len(tasks) * len(contenders) > 22 else 0
+        halo = [withStroke(linewidth=3, foreground="white")]
+        axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=2, rotation=upright, path_effects=halo)
     axes.axhline(1.0, color="#444444", linewidth=1, linestyle="--", zorder=0)
     axes.set_xticks(range(len(tasks)), ["all tasks" if task == ALL_TASKS else task for task in tasks])
     axes.set_ylabel("speed-up over generate")
@@ -95,7 +96,9 @@ def _draw_acceptance(axes: Axes, found: Sequence[Figures]) -> None:
         shares = figures.acceptance_per_position
         name = ("all tasks" if figures.task == ALL_TASKS else figures.task) if only else figures.contender
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-        label = f"{name} ({figures.mean_acceptance_length:.2f} tokens/step)"
+        if name == "all tasks":
+            style = {"color": "black", "linestyle": "--", "marker": "."}
+        label = f"{name}: {figures.mean_acceptance_length:.2f}"
         axes.plot(range(1, len(shares) + 1), shares, label=label, markersize=5, linewidth=1.6, **style)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0.8, deepest + 0.2)
@@ -104,7 +107,10 @@ def _draw_acceptance(axes: Axes, found: Sequence[Figures]) -> None:
     axes.set_ylabel("share of drafts accepted so far")
     axes.set_title("Acceptance by depth", fontsize=12)
     if ours:
-        axes.legend(fontsize=9, frameon=False, loc="upper right")
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
+        axes.legend(
+            title="tokens per step", title_fontsize=9, fontsize=9, frameon=False, ncols=3 if only else 1, **below
+        )
     _tidy(axes)
 
 
@@ -122,7 +128,9 @@ def _draw_steps(axes: Axes, found: Sequence[Figures]) -> None:
     per_token = 1000 * plain.seconds / plain.tokens
     bars = axes.barh(len(ours), per_token, 0.55, color="#666666")
     axes.bar_label(bars, [f"{per_token:.1f}"], label_type="center", fontsize=9, color="white")
-    axes.set_yticks(range(len(ours) + 1), [*(figures.contender for figures in ours), "a token of\ngenerate"])
+    axes.set_yticks(
+        range(len(ours) + 1), [*(figures.contender for figures in ours), "generate, a token\n(with prefill)"]
+    )
     axes.set_ylim(len(ours) + 0.6, -0.6)
     axes.set_xlabel("milliseconds per step")
     axes.set_title("Time of a step", fontsize=12)

@@ -44,10 +44,10 @@ def checked_dtype(dtype: str | None, device: str) -> str:
     return dtype
 
 
-def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int) -> list[prompt_sets.Prompt]:
+def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int | None) -> list[prompt_sets.Prompt]:
     """Those of the file, or of the built-in sets."""
     if path is None:
-        return or_bad_parameter("--task", prompt_sets.built_in, tasks or prompt_sets.TASKS, num_prompts)
+        return or_bad_parameter("--task", prompt_sets.built_in, tasks or prompt_sets.TASKS, num_prompts or 2)
     if tasks:
         raise typer.BadParameter("give this or --task, not both.", param_hint="--prompts")
     return prompt_sets.first_of_each(or_bad_parameter("--prompts", prompt_sets.read, path), num_prompts)

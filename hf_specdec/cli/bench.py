@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
-from collections.abc import Sequence
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -22,12 +25,14 @@ from ..benchmarking.comparison import generate
 from ..benchmarking.environment import environment
 from ..benchmarking.tables import differences_table, table
 from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
+from .suite import run_suite
 
 
 PANEL_SUITE = "The suite of the GPU targets"
 
 
 def bench(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -60,7 +65,10 @@ def bench(
         Path | None,
         typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …, "task": …} a line.'),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of each task.")] = 2,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most prompts of each task.", show_default="2 of the built-in sets, all of a file"),
+    ] = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option(min=0.0, help="0: greedy. Several may be given.", show_default="0"),
@@ -102,49 +110,101 @@ def bench(
     device = checked_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    logging.disable_progress_bar()
     if suite is not None:
-        from .suite import run_suite
-
+        _refuse_others(context)
         head = None if draft == "ngram" else draft
-        return run_suite(suite, only, target, head, device=device, tiny=tiny, rounds=rounds)
+        return run_suite(suite, only, target, head, device=device, tiny=tiny, rounds=rounds, profile=profile)
     if only is not None or tiny:
         raise typer.BadParameter("belongs to --suite gpu.", param_hint="--only" if only is not None else "--tiny")
-    dtype = checked_dtype(dtype, device)
     _check_plot(plot)
-    logging.disable_progress_bar()
-    texts = checked_prompts(prompts, task, num_prompts)
-    method = benchmark.Method(
-        temperatures=tuple(dict.fromkeys(temperature or [0.0])),
-        max_new_tokens=max_new_tokens,
-        rounds=rounds,
-        seed=seed,
+    request = Request(
+        target=target,
+        draft=draft,
+        dtype=checked_dtype(dtype, device),
+        device=device,
+        trees=list(dict.fromkeys(tree or ["default"])),
+        baselines=list(dict.fromkeys(["eager", *(baseline or [])])),
+        texts=checked_prompts(prompts, task, num_prompts),
+        method=benchmark.Method(
+            temperatures=tuple(dict.fromkeys(temperature or [0.0])),
+            max_new_tokens=max_new_tokens,
+            rounds=rounds,
+            seed=seed,
+        ),
     )
-    trees = list(dict.fromkeys(tree or ["default"]))
-    for text in trees:
+    for text in request.trees:
         or_bad_parameter("--tree", ways.parse_tree, text)
-    baselines = list(dict.fromkeys(["eager", *(baseline or [])]))
-
     with progress_bar() as progress:
-        tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-        encoded = prompt_sets.encode(tokenizer, texts, device)
-        report = benchmark.Report(setting=_setting(target, draft, dtype, device, method, texts), gate=None)
-        if gate:
-            model, contenders = _load(target, draft, "float32", device, trees, baselines, method, encoded[0])
-            total = benchmark.num_gate_calls(len(encoded), contenders)
-            bar = progress.add_task("Comparing texts in float32", total=total)
-            report.gate = benchmark.gate(model, encoded, contenders, method, lambda: progress.advance(bar))
-        if not gate or (report.is_lossless and dtype != "float32"):
-            model = contenders = None  # frees them before others are read
-            model, contenders = _load(target, draft, dtype, device, trees, baselines, method, encoded[0])
-        if report.is_lossless:
-            total = benchmark.num_timed_calls(len(encoded), contenders, method)
-            bar = progress.add_task("Timing", total=total)
-            benchmark.measure(report, model, encoded, contenders, method, lambda: progress.advance(bar))
-            if profile is not None:
-                report.setting["trace"] = str(benchmark.trace(model, encoded, contenders, method, profile))
+        report = request.measure(progress, gate=gate, profile=profile)
     _show(report, plot)
     if not report.is_lossless:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be compared."""
+
+    target: str | None
+    draft: str
+    dtype: str
+    device: str
+    trees: list[str]
+    baselines: list[str]
+    texts: list[prompt_sets.Prompt]
+    method: benchmark.Method
+
+    def measure(self, progress: Progress, *, gate: bool, profile: Path | None) -> benchmark.Report:
+        """Compares texts, then times."""
+        tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, self.target)
+        prompts = prompt_sets.encode(tokenizer, self.texts, self.device)
+        report = benchmark.Report(setting=self.setting, gate=None)
+        model, contenders = self.load("float32" if gate else self.dtype, prompts[0])
+        if gate:
+            total = benchmark.num_gate_calls(len(prompts), contenders)
+            bar = progress.add_task("Comparing texts in float32", total=total)
+            report.gate = benchmark.gate(model, prompts, contenders, self.method, lambda: progress.advance(bar))
+        if not report.is_lossless:
+            return report
+        if gate and self.dtype != "float32":
+            model = contenders = None  # frees them before others are read
+            model, contenders = self.load(self.dtype, prompts[0])
+        total = benchmark.num_timed_calls(len(prompts), contenders, self.method)
+        bar = progress.add_task("Timing", total=total)
+        benchmark.measure(report, model, prompts, contenders, self.method, lambda: progress.advance(bar))
+        if profile is not None:
+            report.setting["trace"] = str(benchmark.trace(model, prompts, contenders, self.method, profile))
+        return report
+
+    def load(self, dtype: str, prompt: prompt_sets.EncodedPrompt) -> tuple[PreTrainedModel, list[ways.Contender]]:
+        """The target, and what is compared on it; ours have written two tokens, so that what does not fit shows."""
+        model = or_bad_parameter("TARGET", loading.load_target, self.target, loading.DTYPES[dtype], self.device)
+        draft = or_bad_parameter("--draft", loading.load_draft, self.draft, loading.DTYPES[dtype], self.device)
+        contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
+        ours = [ways.speculative(draft, tree) for tree in self.trees]
+        for contender, temperature in itertools.product(ours, self.method.temperatures):
+            options = ways.sampling_options(temperature) | {"max_new_tokens": 2}
+            try:
+                generate(model, contender, prompt, **options)
+            except ValueError as error:
+                raise typer.BadParameter(str(error), param_hint=f"--draft {self.draft}, {contender.name}") from error
+        return model, contenders + ours
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What was measured how, as JSON; folders by their last name."""
+        method = self.method
+        return {
+            "target": Path(self.target).name if self.target else loading.SMOLLM2,
+            "draft": Path(self.draft).name,
+            "dtype": self.dtype,
+            **environment(self.device),
+            "max_new_tokens": method.max_new_tokens,
+            "rounds": method.rounds,
+            "seed": method.seed,
+            "prompts": Counter(text.task for text in self.texts),
+        }
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -161,50 +221,15 @@ def _check_plot(plot: Path | None) -> None:
         raise typer.BadParameter(f"{plot.parent} is no folder. Make it first.", param_hint="--plot")
 
 
-def _load(
-    target: str | None,
-    draft: str,
-    dtype: str,
-    device: str,
-    trees: Sequence[str],
-    baselines: Sequence[str],
-    method: benchmark.Method,
-    prompt: prompt_sets.EncodedPrompt,
-) -> tuple[PreTrainedModel, list[ways.Contender]]:
-    """The target, and what is compared on it; each has written two tokens."""
-    model = or_bad_parameter("TARGET", loading.load_target, target, loading.DTYPES[dtype], device)
-    assistant = or_bad_parameter("--draft", loading.load_draft, draft, loading.DTYPES[dtype], device)
-    contenders = [or_bad_parameter("--baseline", ways.baseline, name, assistant) for name in baselines]
-    contenders += [ways.speculative(assistant, tree) for tree in trees]
-    for contender in contenders:
-        for temperature in method.temperatures if contender.is_ours else ():
-            options = ways.sampling_options(temperature) | {"max_new_tokens": 2}
-            try:
-                generate(model, contender, prompt, **options)
-            except ValueError as error:  # the draft or the tree does not fit the target
-                raise typer.BadParameter(str(error), param_hint=f"--draft {draft}, {contender.name}") from error
-    return model, contenders
+WITH_SUITE = ("suite", "only", "tiny", "target", "draft", "device", "threads", "rounds", "profile")
 
 
-def _setting(
-    target: str | None,
-    draft: str,
-    dtype: str,
-    device: str,
-    method: benchmark.Method,
-    texts: Sequence[prompt_sets.Prompt],
-) -> dict[str, Any]:
-    counts = {task: sum(text.task == task for text in texts) for task in dict.fromkeys(text.task for text in texts)}
-    return {
-        "target": Path(target).name if target else loading.SMOLLM2,
-        "draft": draft if draft == "ngram" else Path(draft).name,
-        "dtype": dtype,
-        **environment(device),
-        "max_new_tokens": method.max_new_tokens,
-        "rounds": method.rounds,
-        "seed": method.seed,
-        "prompts": counts,
-    }
+def _refuse_others(context: typer.Context) -> None:
+    """The suite has its own prompts, trees and baselines."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name)
+        if parameter.name not in WITH_SUITE and source is not None and source.name != "DEFAULT":
+            raise typer.BadParameter("does not go with --suite.", param_hint=parameter.opts[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- output

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
-from transformers.utils import logging
 
 from ..benchmarking import suite as targets
 from ..benchmarking.environment import environment
@@ -15,7 +15,15 @@ from ..benchmarking.suite.run import AT_MOST, REACH
 
 
 def run_suite(
-    name: str, only: str | None, target: str | None, head: str | None, *, device: str, tiny: bool, rounds: int
+    name: str,
+    only: str | None,
+    target: str | None,
+    head: str | None,
+    *,
+    device: str,
+    tiny: bool,
+    rounds: int,
+    profile: Path | None,
 ) -> None:
     """Measures, prints a table and one line of JSON. Exits with 1 if a target could not be measured."""
     if name != "gpu":
@@ -27,12 +35,17 @@ def run_suite(
             param_hint="--suite",
         )
     options = targets.Options(
-        only=_names(only), target=target, head=head, device=device, tiny=tiny, rounds=1 if tiny else rounds
+        only=_names(only),
+        target=target,
+        head=head,
+        device=device,
+        tiny=tiny,
+        rounds=1 if tiny else rounds,
+        traces=profile,
     )
     console = Console()
     if tiny:
         console.print("A TRIAL on tiny models: the figures say nothing about speed.", style="bold")
-    logging.disable_progress_bar()
     entries = []
     with Console(stderr=True).status("") as status:
         for entry in targets.run(options, lambda name: status.update(f"{name}: {targets.TARGETS[name]}")):

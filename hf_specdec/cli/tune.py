@@ -40,7 +40,10 @@ def tune(
         Path | None,
         typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …} a line.'),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of each task.")] = 2,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most prompts of each task.", show_default="2 of the built-in sets, all of a file"),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate at most.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls of the best trees with each prompt.")] = 2,

@@ -120,6 +120,7 @@ def test_a_wrong_text_is_not_timed(prompts: Path, monkeypatch: pytest.MonkeyPatc
         (("--temperature", "-1"), ("--temperature",)),
         (("--tiny",), ("--tiny", "belongs to --suite gpu")),
         (("--suite", "tpu"), ("--suite", "no suite. There is: gpu")),
+        (("--suite", "gpu", "--tiny", "--tree", "auto"), ("--tree", "does not go with --suite")),
     ],
 )
 def test_bad_arguments(arguments: tuple[str, ...], messages: tuple[str, ...]) -> None:

@@ -28,8 +28,8 @@ def suite(*arguments: Any) -> Any:
     return on_tiny_target("bench", "--suite", "gpu", "--tiny", *arguments)
 
 
-def test_all_targets_are_tried() -> None:
-    result = suite()
+def test_all_targets_are_tried(tmp_path: Path) -> None:
+    result = suite("--profile", tmp_path)
     assert result.exit_code == 0, result.output
     found = last_line(result)
     assert found["trial"] and "A TRIAL" in result.stdout
@@ -49,13 +49,14 @@ def test_all_targets_are_tried() -> None:
     assert set(targets["P4"]["values"]) == {"eager", "static"}
     lengths = targets["P8"]["figures"]["acceptance_length"]
     assert len(lengths) == 4 and all(length > 1 for length in lengths.values())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["P1.json.gz", "P2.json.gz", "P4.json.gz"]
     best = max(lengths["best, static tree"], lengths["best, dynamic tree"])
     drawn = max(lengths["drawn, static tree"], lengths["drawn, dynamic tree"])
     assert targets["P8"]["values"]["ratio"] == pytest.approx(drawn / best)
 
 
 def test_one_that_fails_does_not_stop_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(pair: Pair) -> None:
+    def fails(pair: Pair, trace: Path | None) -> None:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(steps, "verify_over_matmuls", fails)
@@ -83,6 +84,15 @@ def test_without_cuda() -> None:
     assert result.exit_code == 2 and "gpu needs a CUDA device" in result.output and "--tiny" in result.output
     result = suite("--only", "P1,P5")
     assert result.exit_code == 2 and "'P5' is no target of the suite" in result.output
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_forwards_can_be_captured() -> None:
+    result = on_tiny_target("bench", "--suite", "gpu", "--tiny", "--only", "P1,P2,P8", "--device", "cuda")
+    assert result.exit_code == 0, result.output
+    targets = last_line(result)["targets"]
+    assert targets["P1"]["figures"]["ms"]["eager"]["p50"] > targets["P1"]["figures"]["ms"]["forward"]["p50"]
+    assert targets["P2"]["figures"]["graph_launches_per_step"] is not None
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

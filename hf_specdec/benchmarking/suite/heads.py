@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..contenders import baseline, sampling_options, speculative
 from ..equality import Gate, check, differences_of
 from ..figures import figures
 from ..loading import load_draft, load_target, load_tokenizer
+from ..phases import trace_call
 from ..prompts import EncodedPrompt, built_in, encode
 from .sizes import tree_of
 
@@ -74,7 +76,7 @@ def gate(trained: Trained) -> Gate:
     return check(target, trained.prompts, [speculative(draft, "default")], max_new_tokens=trained.gate_tokens)
 
 
-def speed_of_head(trained: Trained) -> dict[str, Any]:
+def speed_of_head(trained: Trained, trace: Path | None = None) -> dict[str, Any]:
     """P4: tokens per second over `generate` eager, and static and compiled."""
     contenders = [baseline("eager", None), baseline("static", None), speculative(trained.assistant, "default")]
     calls = compare(
@@ -85,6 +87,8 @@ def speed_of_head(trained: Trained) -> dict[str, Any]:
         max_new_tokens=trained.max_new_tokens,
         rounds=trained.rounds,
     )
+    if trace is not None:
+        trace_call(trained.model, trained.prompts[0], contenders[-1], trace)
     found = figures(calls, temperature=0.0, reference=REFERENCE)
     eager, static, ours = (row for row in found if row.task == found[-1].task)
     return {

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class Options:
         device (`str`): where to run.
         tiny (`bool`): a trial on tiny models in float32; its figures say nothing.
         rounds (`int`): timed calls of P3 and P4.
+        traces (`Path`, *optional*): a folder for profiler traces of P1's forward and of steps of P2 and P4.
     """
 
     only: tuple[str, ...]
@@ -61,6 +63,7 @@ class Options:
     device: str = "cuda"
     tiny: bool = False
     rounds: int = 3
+    traces: Path | None = None
 
     @property
     def sizes(self) -> Sizes:
@@ -159,11 +162,11 @@ class Suite:
         return trained
 
     def p1(self) -> Entry:
-        found = steps.verify_over_matmuls(self.pair)
+        found = steps.verify_over_matmuls(self.pair, self._trace_of("P1"))
         return Entry(name="P1", status="measured", values={"ratio": found["ratio"]}, figures=found)
 
     def p2(self) -> Entry:
-        found = steps.step_besides_forwards(self.pair, self.calibration)
+        found = steps.step_besides_forwards(self.pair, self.calibration, self._trace_of("P2"))
         launches = found["graph_launches_per_step"]
         note = "" if launches is None else f"{launches:.1f} graph launches a step"
         return Entry(name="P2", status="measured", values={"share": found["share"]}, figures=found, note=note)
@@ -176,7 +179,7 @@ class Suite:
         return Entry(name="P3", status="measured", values=found["over"], figures=found, note=note)
 
     def p4(self) -> Entry:
-        found = heads.speed_of_head(self.trained)
+        found = heads.speed_of_head(self.trained, self._trace_of("P4"))
         note = f"{found['acceptance_length']:.2f} tokens a step"
         return Entry(name="P4", status="measured", values=found["over"], figures=found, note=note)
 
@@ -199,6 +202,9 @@ class Suite:
         found = heads.drawn_over_best(self.trained)
         note = ", ".join(f"{name}: {length:.2f}" for name, length in found["acceptance_length"].items())
         return Entry(name="P8", status="measured", values={"ratio": found["ratio"]}, figures=found, note=note)
+
+    def _trace_of(self, name: str) -> Path | None:
+        return None if self.options.traces is None else self.options.traces / f"{name}.json.gz"
 
     def forget(self, name: str) -> None:
         """Frees what only targets before this one needed."""

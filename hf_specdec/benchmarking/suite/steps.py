@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..comparison import compare, generate
 from ..contenders import GREEDY, baseline, speculative
 from ..equality import Gate, check, differences_of
 from ..figures import figures, percentiles
-from ..phases import activities
+from ..phases import activities, trace_call, write_trace
 from .forwards import forward_behind, matmuls
 from .pair import TREE, Calibration, Pair
 from .sizes import tree_of
@@ -34,7 +35,7 @@ def gate(pair: Pair) -> Gate:
     return check(target, pair.prompts, contenders, max_new_tokens=pair.sizes.gate_tokens)
 
 
-def verify_over_matmuls(pair: Pair) -> dict[str, Any]:
+def verify_over_matmuls(pair: Pair, trace: Path | None = None) -> dict[str, Any]:
     """P1: the forward over 64 nodes, captured, over the matmuls alone, captured."""
     target, sizes, device = pair.target, pair.sizes, pair.target.device
     ids = torch.randint(target.config.vocab_size, (1, sizes.context), device=device)
@@ -45,11 +46,13 @@ def verify_over_matmuls(pair: Pair) -> dict[str, Any]:
         for _ in range(2):  # in turn
             times["forward"] += milliseconds(whole, device, sizes.repeats)
             times["matmuls"] += milliseconds(floor, device, sizes.repeats)
+        if trace is not None:
+            write_trace(forward, trace, device)
     found = {name: percentiles(values) for name, values in (times | {"eager": eager}).items()}
     return {"ratio": found["forward"]["p50"] / found["matmuls"]["p50"], "ms": found, "nodes": VERIFIED_NODES}
 
 
-def step_besides_forwards(pair: Pair, calibration: Calibration) -> dict[str, Any]:
+def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | None = None) -> dict[str, Any]:
     """P2: the part of a whole step that is not the forwards of target and draft, captured alone."""
     options = GREEDY | {"max_new_tokens": pair.sizes.max_new_tokens}
     contender, steps = speculative(pair.draft, str(TREE)), []
@@ -57,6 +60,8 @@ def step_besides_forwards(pair: Pair, calibration: Calibration) -> dict[str, Any
         _, seconds = generate(pair.target, contender, prompt, **options)
         metrics = last_metrics()
         steps.append(1000 * (seconds - metrics.seconds["prefill"]) / max(len(metrics.accepted_per_step[0]), 1))
+    if trace is not None:
+        trace_call(pair.target, pair.prompts[0], contender, trace)
     step = percentiles(steps[1:])
     target, draft = forwards_of_step(pair, round(calibration.acceptance_length))
     return {
