@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
@@ -110,7 +111,9 @@ def first_of_each(
     return kept
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], device: str) -> list[EncodedPrompt]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], device: str | torch.device
+) -> list[EncodedPrompt]:
     """The prompts on a device, through the tokenizer's chat template if it has one."""
     return [EncodedPrompt(prompt.task, _encode(tokenizer, prompt.text).to(device)) for prompt in prompts]
 

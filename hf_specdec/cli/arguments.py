@@ -57,4 +57,5 @@ def progress_bar() -> Progress:
     """On stderr, and gone at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, *times, console=Console(stderr=True), transient=True)
+    # Drawn seldom: the thread that draws takes time from what is measured.
+    return Progress(*columns, *times, console=Console(stderr=True), transient=True, refresh_per_second=1)

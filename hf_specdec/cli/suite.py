@@ -47,7 +47,7 @@ def run_suite(
     if tiny:
         console.print("A TRIAL on tiny models: the figures say nothing about speed.", style="bold")
     entries = []
-    with Console(stderr=True).status("") as status:
+    with Console(stderr=True).status("", refresh_per_second=1) as status:
         for entry in targets.run(options, lambda name: status.update(f"{name}: {targets.TARGETS[name]}")):
             entries.append(entry)
             mark = {None: "", True: ", reached", False: ", not reached"}[entry.is_met]

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.benchmarking import HEAD, invoke, last_line, on_tiny_target
 from support.goldens import TINY_TARGET
+from transformers import BatchEncoding, PreTrainedModel
 
+from hf_specdec.benchmarking.bench import Method, Report, measure
+from hf_specdec.benchmarking.contenders import baseline, speculative
+from hf_specdec.benchmarking.prompts import EncodedPrompt
 from hf_specdec.cache import TreeCache
 
 
@@ -100,6 +105,23 @@ def test_a_wrong_text_is_not_timed(prompts: Path, monkeypatch: pytest.MonkeyPatc
     assert found["results"] == [] and found["gate"]["differences"]
     assert "Not timed" in result.stdout and "tok/s" not in result.stdout
     assert "first differing token" in result.stdout
+
+
+def test_figures_for_a_model_card(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    ids = torch.tensor([[3, 5, 7]])
+    inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    prompts = [EncodedPrompt("chat", inputs), EncodedPrompt("code", inputs)]
+    calls = [baseline("eager", draft), speculative(draft, "chain:2")]
+    report = Report(setting={"dtype": "float64", "device": "a machine"}, gate=None)
+    measure(report, target, prompts, calls, Method(max_new_tokens=8, rounds=1))
+    found = report.measurements("tree chain:2")
+    ours = [row for row in report.figures if row.contender == "tree chain:2"]
+    assert [measurement.dataset for measurement in found] == ["chat", "code", "all"]
+    for measurement, row in zip(found, ours, strict=True):
+        assert measurement.mean_acceptance_length == row.mean_acceptance_length
+        assert measurement.speed_up == pytest.approx(row.speed_up)
+        assert (measurement.dtype, measurement.hardware) == ("float64", "a machine")
+    assert report.measurements("generate") == []
 
 
 @pytest.mark.parametrize(
