@@ -16,7 +16,7 @@ def target_probabilities(
 
     The same tokens as transformers' `TemperatureLogitsWarper`, `TopKLogitsWarper` and `TopPLogitsWarper` leave, in
     this order: top-k keeps all tokens as good as the k-th, top-p the fewest best ones whose probability reaches
-    `top_p`, and of equally good ones those of a higher number.
+    `top_p`, and of equally good ones those of a higher number. (Which of them transformers keeps depends on the sort.)
 
     Args:
         temperature, top_k, top_p (`torch.Tensor` of shape `[batch]`, *optional*): as in `target_walk`.

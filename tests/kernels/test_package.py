@@ -1,0 +1,187 @@
+"""The kernels as a package: what it needs, what it refuses, how it is built, compiled and tested by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hf_specdec_kernels
+
+
+FOLDER = Path(__file__).parents[2] / "kernels" / "hf-specdec-kernels"
+
+
+def run(*command: Any, **environment: str) -> subprocess.CompletedProcess:
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=variables)
+
+
+def test_importing_needs_no_triton() -> None:
+    hidden = "import sys; sys.modules['triton'] = None; "
+    done = run(sys.executable, "-c", hidden + "import hf_specdec, hf_specdec_kernels")
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- operators and compile
+
+
+def attention_arguments(**changes: Any) -> dict[str, Any]:
+    ancestors = torch.ones(1, 3, 3, dtype=torch.bool).tril()
+    return {
+        "query": torch.randn(2, 4, 3, 8),
+        "key": torch.randn(2, 2, 20, 8),
+        "value": torch.randn(2, 2, 20, 8),
+        "lengths": torch.tensor([5, 9]),
+        "ancestors": hf_specdec_kernels.pack_ancestors(ancestors),
+        "query_depths": torch.arange(3)[None],
+    } | changes
+
+
+def walk_arguments(**changes: Any) -> dict[str, Any]:
+    return {
+        "logits": torch.randn(2, 4, 11),
+        "tokens": torch.randint(0, 11, (2, 4)),
+        "parents": torch.tensor([[0, 0, 0, 1]]),
+        "max_depth": 2,
+    } | changes
+
+
+def drawn_arguments(**changes: Any) -> dict[str, Any]:
+    return walk_arguments(uniforms=torch.rand(2, 4), temperature=torch.ones(2), top_p=torch.full((2,), 0.9)) | changes
+
+
+def compaction_arguments(**changes: Any) -> dict[str, Any]:
+    caches = [torch.randn(2, 2, 20, 8) for _ in range(4)]
+    return {
+        "caches": caches,
+        "pointers": hf_specdec_kernels.pointer_table(caches),
+        "lengths": torch.tensor([5, 9]),
+        "path": torch.tensor([[0, 2, 3], [0, 1, 3]]),
+        "accepted": torch.tensor([2, -1]),
+    } | changes
+
+
+CALLS = {
+    "tree_attention": attention_arguments,
+    "greedy_walk": walk_arguments,
+    "target_walk": drawn_arguments,
+    "rejection_walk": lambda **changes: drawn_arguments(draft_logits=torch.randn(2, 4, 11)) | changes,
+    "kv_compaction": compaction_arguments,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operators_are_registered_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`opcheck` on the arguments that a call hands to its operator: schema, fake implementation, autograd."""
+    operator = getattr(torch.ops.hf_specdec_kernels, name)
+    calls = []
+
+    class Recorder:
+        def __getattr__(self, other: str) -> Any:
+            return lambda *args: calls.append(args)
+
+    module = sys.modules[getattr(hf_specdec_kernels, name).__module__]
+    monkeypatch.setattr(module, "ops", Recorder())
+    getattr(hf_specdec_kernels, name)(**CALLS[name]())
+    assert set(torch.library.opcheck(operator.default, calls[0]).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles_as_a_whole(name: str, backend: str) -> None:
+    function = getattr(hf_specdec_kernels, name)
+    arguments = CALLS[name]()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda **kwargs: function(**kwargs), backend=backend, fullgraph=True)
+    before = [cache.clone() for cache in arguments.get("caches", ())]
+    found = compiled(**arguments)
+    after = [cache.clone() for cache in arguments.get("caches", ())]
+    for cache, old in zip(arguments.get("caches", ()), before, strict=True):
+        cache.copy_(old)
+    expected = function(**arguments)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(after, list(arguments.get("caches", ())))
+    assert not before or not torch.equal(before[0], after[0])
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+BAD = {
+    "`key` has shape [2, 2, 20, 7]": ("tree_attention", {"key": torch.zeros(2, 2, 20, 7)}),
+    "`key` has 3 heads": ("tree_attention", {"key": torch.zeros(2, 3, 20, 8), "value": torch.zeros(2, 3, 20, 8)}),
+    "`key` has dtype torch.float16": ("tree_attention", {"key": torch.zeros(2, 2, 20, 8).half()}),
+    "`lengths` has dtype torch.float32": ("tree_attention", {"lengths": torch.zeros(2)}),
+    "`ancestors` has shape [1, 3, 1]; it must be [1 or 2, 3, 2]": ("tree_attention", {"num_nodes": 70}),
+    "`ancestors` has dtype torch.bool": ("tree_attention", {"ancestors": torch.ones(1, 3, 1, dtype=torch.bool)}),
+    "`window` is 0": ("tree_attention", {"window": 0}),
+    "`query_depths` is None": ("tree_attention", {"window": 4, "query_depths": None}),
+    "`out` has shape [2, 3, 4, 7]": ("tree_attention", {"out": torch.zeros(2, 3, 4, 7)}),
+    "`logits` has shape [2, 4]": ("greedy_walk", {"logits": torch.zeros(2, 4)}),
+    "`logits` has strides (44, 11, 0)": ("greedy_walk", {"logits": torch.zeros(2, 4, 11)[..., :1].expand(2, 4, 11)}),
+    "`tokens` has dtype torch.int32": ("greedy_walk", {"tokens": torch.zeros(2, 4, dtype=torch.int32)}),
+    "`parents` has shape [3, 4]; it must be [1 or 2, 4]": ("greedy_walk", {"parents": torch.zeros(3, 4)}),
+    "`max_depth` is -1": ("greedy_walk", {"max_depth": -1}),
+    "`end_tokens` is empty": ("greedy_walk", {"end_tokens": torch.zeros(0, dtype=torch.long)}),
+    "`uniforms` has shape [2, 3]; it must be [2, 4]": ("target_walk", {"uniforms": torch.rand(2, 3)}),
+    "`temperature` has dtype torch.float64": ("target_walk", {"temperature": torch.ones(2).double()}),
+    "`draft_logits` has shape [2, 4, 9]": ("rejection_walk", {"draft_logits": torch.zeros(2, 4, 9)}),
+    "`out.path` is a torch.int64 tensor of shape [2, 2]": (
+        "greedy_walk",
+        {"out": hf_specdec_kernels.Walks(*(torch.zeros(2, 2, dtype=torch.long) for _ in range(3)))},
+    ),
+    "`caches` is empty": ("kv_compaction", {"caches": []}),
+    "`caches[1]` is a torch.float64 tensor": (
+        "kv_compaction",
+        {"caches": [torch.zeros(2, 2, 20, 8), torch.zeros(2, 2, 20, 8).double()]},
+    ),
+    "`pointers` has shape [3]; it must be [4]": ("kv_compaction", {"pointers": torch.zeros(3, dtype=torch.long)}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_named(message: str) -> None:
+    name, changes = BAD[message]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        getattr(hf_specdec_kernels, name)(**CALLS[name](**changes))
+    assert message in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------- the build
+
+
+# (A folder of that name on the path can be imported, too.)
+@pytest.mark.skipif("kernels" not in packages_distributions(), reason="the package `kernels` is not installed")
+def test_a_build_can_be_loaded(tmp_path: Path) -> None:
+    import kernels
+
+    spec = importlib.util.spec_from_file_location("build_of_kernel", FOLDER / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    variant = tmp_path / "build" / "torch-universal"
+    module.build(variant)
+    loaded = kernels.get_local_kernel(tmp_path)
+    assert sorted(loaded.__all__) == sorted(hf_specdec_kernels.__all__)
+    assert loaded.__file__.startswith(str(tmp_path))
+    arguments = attention_arguments()
+    expected = hf_specdec_kernels.tree_attention(**arguments)
+    assert torch.equal(loaded.tree_attention(**arguments), expected)
+    identifier = json.loads((variant / "metadata.json").read_text())["id"]
+    assert hasattr(getattr(torch.ops, identifier), "tree_attention")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_against_plain_pytorch() -> None:
+    """The kernels' own tests, in a process of their own: Triton has to be told before its import to interpret."""
+    tests = FOLDER / "tests"
+    done = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
