@@ -100,11 +100,27 @@ def test_forwards_can_be_captured() -> None:
 
 def test_bisection() -> None:
     """τ = 6 - 40 ε is 4.5 ± 0.1 for ε from 0.035 to 0.04."""
-    found = bisect(lambda epsilon: 6 - 40 * epsilon, wanted=4.5, tolerance=0.1)
-    assert found.is_met and 0.035 <= found.epsilon <= 0.04
+    found = bisect(lambda epsilon, prompts: 6 - 40 * epsilon, wanted=4.5, tolerance=0.1)
+    assert found.is_met and 0.035 <= found.epsilon <= 0.04 and found.prompts == 0
     assert found.acceptance_length == 6 - 40 * found.epsilon
-    steps_only = bisect(lambda epsilon: 6.0 if epsilon < 0.1 else 1.0, wanted=4.5, tolerance=0.1)
-    assert not steps_only.is_met and len(steps_only.tried) == 14 and steps_only.acceptance_length == 6.0
+
+
+@pytest.mark.parametrize("place", [1e-4, 3.0])
+def test_bisection_far_from_the_first_guess(place: float) -> None:
+    assert bisect(lambda epsilon, prompts: 4.5 * place / epsilon, wanted=4.5, tolerance=0.1).is_met
+
+
+def test_bisection_of_what_jumps() -> None:
+    """Where the acceptance jumps over what is wished, other prompts are tried, with the ε of the jump."""
+
+    def jumps(epsilon: float, prompts: int) -> float:
+        return (5.0 if epsilon < 0.05 else 4.0) - (0.45 if prompts == 3 else 0.0)
+
+    found = bisect(jumps, wanted=4.5, tolerance=0.1)
+    assert found.is_met and found.prompts == 3
+    assert 0.047 < found.epsilon < 0.05 and found.acceptance_length == 4.55
+    hopeless = bisect(lambda epsilon, prompts: 6.0 if epsilon < 0.1 else 1.0, wanted=4.5, tolerance=0.1, most=12)
+    assert not hopeless.is_met and len(hopeless.tried) == 12 and hopeless.acceptance_length == 6.0
 
 
 def test_the_smaller_epsilon_the_more_they_agree(pair: Pair) -> None:

@@ -28,19 +28,26 @@ DRAFT_LAYERS = 2
 ACCEPTANCE_LENGTH, TOLERANCE = 4.5, 0.1
 TREE = tree_of(num_nodes=32, depth=5)
 
+FIRST_STEP = 2.0
+"""Between the values that bracket the ε that is looked for."""
+NARROW = 1.06
+"""A bracket whose ends are this far apart, or less, is not halved any more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """
     Args:
         epsilon (`float`): the scale that was found.
-        acceptance_length (`float`): tokens per step with it.
-        tried (`list`): all pairs of both that were tried.
+        prompts (`int`): the number of the random prompts that were taken with it.
+        acceptance_length (`float`): tokens per step with both.
+        tried (`list`): all that was tried, in this order of figures.
     """
 
     epsilon: float
+    prompts: int
     acceptance_length: float
-    tried: list[tuple[float, float]] = field(default_factory=list)
+    tried: list[tuple[float, int, float]] = field(default_factory=list)
 
     @property
     def is_met(self) -> bool:
@@ -59,7 +66,12 @@ class Pair:
         self.sizes, self.epsilon = sizes, 1.0
         self.target = random_llama(sizes.shape, dtype, device)
         self.draft = first_layers(self.target, DRAFT_LAYERS)
-        self.prompts = [self._prompt(seed) for seed in range(sizes.num_prompts)]
+        self.draw_prompts(0)
+
+    def draw_prompts(self, number: int) -> None:
+        """Takes the random prompts of this number."""
+        first = number * self.sizes.num_prompts
+        self.prompts = [self._prompt(seed) for seed in range(first, first + self.sizes.num_prompts)]
 
     def _prompt(self, seed: int) -> EncodedPrompt:
         generator = torch.Generator().manual_seed(seed)
@@ -98,38 +110,54 @@ def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 
 def calibrate(pair: Pair) -> Calibration:
-    """Finds the ε with which `TREE` gives 4.5 ± 0.1 tokens per step, on the prompts and texts that are timed later."""
+    """
+    Finds the ε, and random prompts, with which `TREE` gives 4.5 ± 0.1 tokens per step, on the texts that are timed
+    later.
+    """
 
-    def acceptance_length(epsilon: float) -> float:
+    def acceptance_length(epsilon: float, prompts: int) -> float:
         pair.scale(epsilon)
+        pair.draw_prompts(prompts)
         return pair.metrics(TREE, pair.sizes.max_new_tokens).mean_acceptance_length
 
     found = bisect(acceptance_length, ACCEPTANCE_LENGTH, TOLERANCE)
     pair.scale(found.epsilon)
+    pair.draw_prompts(found.prompts)
     return found
 
 
 def bisect(
-    acceptance_length: Callable[[float], float],
+    acceptance_length: Callable[[float, int], float],
     wanted: float,
     tolerance: float,
-    low: float = 1e-3,
-    high: float = 1.0,
-    most: int = 14,
+    guess: float = 0.025,
+    most: int = 18,
 ) -> Calibration:
     """
-    The ε in `[low, high]` with a wished acceptance length, by halving the interval of its logarithm.
+    An ε with a wished acceptance length: a bracket around it, then halves of the bracket's logarithm. Greedy texts
+    change abruptly, and the acceptance with them: where the bracket has become narrow, other prompts are tried.
 
     Args:
-        acceptance_length (`Callable[[float], float]`): of an ε; falls with it, but for noise.
-        most (`int`): values to try.
+        acceptance_length (`Callable[[float, int], float]`): of an ε and the number of the prompts; falls with ε, but
+            for such jumps.
+        guess (`float`): the ε to begin with.
+        most (`int`): how much to try.
     """
-    tried: list[tuple[float, float]] = []
+    tried: list[tuple[float, int, float]] = []
+    low, high, epsilon, prompts = 0.0, math.inf, guess, 0
     while len(tried) < most:
-        epsilon = math.sqrt(low * high)
-        tried.append((epsilon, acceptance_length(epsilon)))
-        if abs(tried[-1][1] - wanted) <= tolerance:
+        length = acceptance_length(epsilon, prompts)
+        tried.append((epsilon, prompts, length))
+        if abs(length - wanted) <= tolerance:
             break
-        low, high = (epsilon, high) if tried[-1][1] > wanted else (low, epsilon)
-    epsilon, length = min(tried, key=lambda item: abs(item[1] - wanted))
-    return Calibration(epsilon=epsilon, acceptance_length=length, tried=tried)
+        if prompts == 0:
+            low, high = (epsilon, high) if length > wanted else (low, epsilon)
+        if high == math.inf:
+            epsilon *= FIRST_STEP
+        elif low == 0.0:
+            epsilon /= FIRST_STEP
+        else:
+            epsilon = math.sqrt(low * high)
+            prompts += high <= NARROW * low
+    epsilon, prompts, length = min(tried, key=lambda item: abs(item[2] - wanted))
+    return Calibration(epsilon=epsilon, prompts=prompts, acceptance_length=length, tried=tried)

@@ -141,7 +141,9 @@ class Suite:
 
     @cached_property
     def calibration(self) -> Calibration:
-        return calibrate(self.pair)
+        found = calibrate(self.pair)
+        _check("the calibrated pair", steps.gate(self.pair))
+        return found
 
     @cached_property
     def trained(self) -> heads.Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str
     return {
         "over": {name: rates[-1] / rate for name, rate in zip(names, rates, strict=False)},
         "acceptance_length": found[-1].mean_acceptance_length,
-        "calibration": {"epsilon": calibration.epsilon, "acceptance_length": calibration.acceptance_length},
+        "calibration": asdict(calibration),
         "is_calibrated": calibration.is_met,
         "calls": [row.to_dict() for row in found],
         "differences": [d.to_dict() for d in differences_of(pair.target, pair.prompts, calls, REFERENCE)],
