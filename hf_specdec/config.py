@@ -40,6 +40,12 @@ class SpeculativeConfig:
             way, so that drawn tokens are accepted the most often; any is exact.
         disable_by_batch_size (`int`, *optional*):
             With more than this many unfinished rows, steps carry no draft tokens.
+        disable_counts_waiting (`bool`, *optional*, defaults to `False`):
+            Whether requests that wait for their turn count for `disable_by_batch_size`, too. For
+            `generate_batch` and its manager: in `generate` nobody waits.
+        max_step_nodes (`int`, *optional*):
+            Most draft tokens of a step, over all its rows: every row's tree is cut to an equal share. For
+            `generate_batch` and its manager.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
             Whether a step is captured in a CUDA graph. No step is captured in this version: `True` is refused.
         compile (`bool`, *optional*, defaults to `False`):
@@ -55,6 +61,8 @@ class SpeculativeConfig:
     verification: Literal["auto", "target", "rejection"] = "auto"
     draft_temperature: float | None = None
     disable_by_batch_size: int | None = None
+    disable_counts_waiting: bool = False
+    max_step_nodes: int | None = None
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
 
@@ -74,6 +82,13 @@ class SpeculativeConfig:
         limit = self.disable_by_batch_size
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise ValueError(f"`disable_by_batch_size` must be None or an integer from 0 on, but is {limit!r}.")
+        if not isinstance(self.disable_counts_waiting, bool):
+            raise ValueError(
+                f"`disable_counts_waiting` must be True or False, but is {self.disable_counts_waiting!r}."
+            )
+        most = self.max_step_nodes
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise ValueError(f"`max_step_nodes` must be None or an integer from 1 on, but is {most!r}.")
         if self.cuda_graphs not in ("auto", False):
             raise ValueError(
                 f"`cuda_graphs={self.cuda_graphs!r}`: this version captures no CUDA graphs. Use 'auto' or False."

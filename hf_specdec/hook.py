@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
 from . import attention
+from .batching import hook as batching
 from .config import SpeculativeConfig
 from .drafters import as_drafter, is_own_draft
 from .generation import plan_of_call, speculative_decoding
@@ -29,8 +30,8 @@ def is_speculative(generation_config: GenerationConfig, assistant_model: Any) ->
 
 def install() -> None:
     """
-    Hooks into transformers, once: two generation options, and two methods of `GenerationMixin` that take over where a
-    call is ours and else call what was there. Registers "tree_attention".
+    Hooks into transformers, once: two generation options, and methods of `GenerationMixin` and `ContinuousMixin` that
+    take over where a call is ours and else call what was there. Registers "tree_attention".
     """
     if hasattr(GenerationConfig, "tree"):
         return
@@ -39,6 +40,7 @@ def install() -> None:
     attention.register()
     _wrap_validation()
     _wrap_assisted_decoding()
+    batching.install()
 
 
 def _wrap_validation() -> None:

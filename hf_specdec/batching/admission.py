@@ -1,0 +1,172 @@
+"""Requests from what a caller says: checked before they wait with the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import EosTokenCriteria
+
+from ..config import SpeculationPlan, SpeculativeConfig
+from ..drafters import Drafter
+from ..generation import plan_of_call
+from ..refusals import check_call, check_inputs
+from .blocks import BlockPool
+from .request import Request, RequestOptions, prepare_options
+
+
+_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer")
+_OUTPUTS = (
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+)
+
+
+class Admission:
+    """
+    Args:
+        model (`PreTrainedModel`): the target.
+        assistant_model: what drafts, as the user gave it; `drafter` is made of it.
+        generation_config (`GenerationConfig`, *optional*): the options of requests that give none.
+        config (`SpeculativeConfig`): how requests speculate.
+
+    Raises:
+        ValueError, TypeError: for a target, draft or option that cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        assistant_model: Any,
+        drafter: Drafter,
+        generation_config: GenerationConfig | None,
+        config: SpeculativeConfig,
+    ):
+        self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
+        self.config = config
+        self.pool: BlockPool | None = None
+        """What a request must fit into."""
+        self.vocab_size = model.config.get_text_config().vocab_size
+        self.num_embeddings = model.get_input_embeddings().num_embeddings
+        self.generation_config = None
+        if generation_config is not None:
+            self.generation_config = copy.deepcopy(generation_config)
+            # They are in `config` by now; `generate` itself is to prepare a plain call.
+            self.generation_config.tree = self.generation_config.speculative_config = None
+            if self.generation_config.eos_token_id == -1:
+                self.generation_config.eos_token_id = None
+        self._known_options = set(vars(GenerationConfig())) - {"tree", "speculative_config"} | set(_OBJECTS)
+        # What is wrong with the target or the draft is wrong with every request.
+        self.request("check", [0], {"max_new_tokens": 1})
+
+    def request(
+        self,
+        request_id: str,
+        input_ids: Iterable[int],
+        options: dict[str, Any],
+        *,
+        tree: Any = None,
+        speculate: bool = True,
+        seed: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+    ) -> Request:
+        """
+        A request with all that `generate` would make of its options; see `SpeculativeBatchingManager.add_request`.
+
+        Raises:
+            ValueError, TypeError: for what cannot be served.
+        """
+        prompt = self._checked_prompt(input_ids)
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")
+        options, ends = self._checked_options(options)
+        config, processors, criteria = prepare_options(self.model, prompt, self.generation_config, options)
+        if not ends:
+            criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
+        self._check_config(config)
+        plan = self._plan(config, tree, seed if config.do_sample else None)
+        check_inputs(self.model, config, torch.tensor([prompt]), {})
+        request = Request(
+            request_id,
+            prompt,
+            RequestOptions(processors, criteria, bool(config.do_sample), plan if speculate else None, seed),
+            self.model.device,
+            streaming,
+            record_timestamps,
+        )
+        if self.pool is not None and self.pool.blocks_for(request.max_length) > self.pool.num_blocks:
+            raise ValueError(
+                f"The prompt of {len(prompt)} tokens with `max_new_tokens={request.max_length - len(prompt)}` can "
+                f"never fit: there is memory for {self.pool.num_slots} tokens. Ask for fewer, or raise `num_blocks` "
+                "or `max_memory_percent`."
+            )
+        return request
+
+    def _checked_prompt(self, input_ids: Iterable[int]) -> list[int]:
+        prompt = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
+        if not prompt or not all(hasattr(token, "__index__") for token in prompt):
+            raise ValueError(f"`input_ids` must be a list of one token or more, but is {_shorten(prompt)}.")
+        prompt = [int(token) for token in prompt]
+        if not all(0 <= token < self.num_embeddings for token in prompt):
+            raise ValueError(
+                f"`input_ids` names tokens beyond the {self.num_embeddings} that the model knows: {_shorten(prompt)}."
+            )
+        return prompt
+
+    def _checked_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The options that are given, and whether end tokens count."""
+        unknown = sorted(set(options) - self._known_options)
+        if unknown:
+            raise ValueError(
+                f"`{unknown[0]}={options[unknown[0]]!r}` is not known here. A request takes the options of a "
+                f"`GenerationConfig`, {', '.join(f'`{name}`' for name in _OBJECTS)}."
+            )
+        given = {name: value for name, value in options.items() if value is not None}
+        ends = given.get("eos_token_id") != -1
+        if not ends:
+            del given["eos_token_id"]
+        return given, ends
+
+    def _check_config(self, config: GenerationConfig) -> None:
+        for name in _OUTPUTS:
+            if getattr(config, name, None):
+                raise ValueError(f"`{name}=True`: requests return tokens alone. Use `generate`, or leave it out.")
+        if (config.num_return_sequences or 1) > 1:
+            raise ValueError(
+                f"`num_return_sequences={config.num_return_sequences}`: add as many requests instead, each with a "
+                "`seed` of its own."
+            )
+        mode = config.get_generation_mode()
+        if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            raise ValueError(
+                f"The generation mode '{mode.value}' is not for requests that share their steps: they are decoded "
+                "greedily or sampled. Leave the option that asks for it out (`num_beams`, `penalty_alpha`, …)."
+            )
+
+    def _plan(self, config: GenerationConfig, tree: Any, seed: int | None) -> SpeculationPlan:
+        """How a request speculates."""
+        own = self.config if tree is None else replace(self.config, tree=tree)
+        if seed is not None:
+            if own.verification == "rejection":
+                raise ValueError(
+                    f"`seed={seed}` with `verification='rejection'`: what is kept would depend on the drafts, and so "
+                    "on what else runs. Use verification='auto', or leave `seed` out."
+                )
+            own = replace(own, verification="target")
+        config.tree, config.speculative_config = None, own
+        call = {"assistant_model": self.assistant_model}
+        check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call)
+        return plan_of_call(config, own, self.drafter, self.vocab_size)
+
+
+def _shorten(tokens: list[Any]) -> str:
+    return repr(tokens) if len(tokens) <= 8 else f"{tokens[:4]!r}"[:-1] + ", …, " + f"{tokens[-3:]!r}"[1:]

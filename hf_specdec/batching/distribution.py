@@ -1,0 +1,145 @@
+"""The targets' distributions of a step's requests: each with its own processors, criteria and random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList
+
+from ..verification import Walk, choose
+from ..verification.processors import READS_SCORES_ONLY
+from .request import Request
+
+
+class RowDistributions:
+    """
+    What the verifiers ask for p, for a step of requests (see `TargetDistribution`). Processors run where walks stand,
+    with each request's own history; requests whose processors read the scores alone, and alike, share a call. A token
+    is part of its text as soon as it is accepted, so that criteria and processors are called in turn, as in plain
+    `generate`. A request whose processors or criteria raise, or whose logits are not numbers, fails; the others go on.
+
+    Args:
+        requests (`list[Request]`): the rows.
+        logits (`torch.Tensor` of shape `[batch, nodes + 1, vocab]`): of the step's forward.
+    """
+
+    reads_ahead = False
+
+    def __init__(self, requests: list[Request], logits: torch.Tensor):
+        self.requests, self._logits = requests, logits
+        self.batch_size = len(requests)
+        self._groups = [sharing_key(request.options.processors) for request in requests]
+        self._seeded = [request.options.seed is not None and request.options.do_sample for request in requests]
+        # A sum is NaN where a number is; masked logits of -inf are none.
+        for request, is_nan in zip(requests, logits.sum(dim=-1).isnan().any(dim=1).tolist(), strict=True):
+            if is_nan:
+                request.fail("The model's logits are not numbers (NaN).")
+
+    # --------------------------------------------------------------------------------------- what the verifiers ask
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether no greedy request has a processor, so that its scores are the logits as they are."""
+        return not any(r.options.processors for r in self.requests if not r.options.do_sample)
+
+    def all_scores(self) -> torch.Tensor:
+        """The logits of all nodes, `[batch, nodes + 1, vocab]`; only if `is_bare`."""
+        return self._logits
+
+    def scores(self, rows: list[int], walk: Walk) -> torch.Tensor:
+        """Processed scores at the nodes where the walks of `rows` stand, `[rows, vocab]` float32."""
+        index = torch.tensor([rows, [walk.node(row) for row in rows]], device=self._logits.device)
+        scores = self._logits[index[0], index[1]].to(torch.float32, copy=True)
+        places: dict[Hashable, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(self._groups[row], []).append(place)
+        for group, members in places.items():
+            processors = self.requests[rows[members[0]]].options.processors
+            if not processors:
+                continue
+            if len(members) == len(rows) and isinstance(group, tuple):
+                return processors(None, scores)
+            if isinstance(group, tuple):
+                scores[members] = processors(None, scores[members])
+            else:
+                self._process_alone(rows[members[0]], processors, scores[members[0] : members[0] + 1])
+        return scores
+
+    def _process_alone(self, row: int, processors: LogitsProcessorList, scores: torch.Tensor) -> None:
+        """Processes the scores (`[1, vocab]`, in place) of a request whose processors look at its history."""
+        request = self.requests[row]
+        if request.is_over:
+            return
+        try:
+            processed = processors(request.history(request.length), scores.clone())
+            if request.options.do_sample and not bool(processed.softmax(dim=-1).isfinite().all()):
+                raise ValueError("A logits processor has left nothing to choose from, or made NaN of the scores.")
+            scores.copy_(processed)
+        except Exception as error:  # whatever a user's processor raises is that request's own
+            request.fail(error)
+
+    def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
+        """The next token of every row: the argmax, or drawn from p, with a seed by the request's own numbers."""
+        scores = self.scores(rows, walk)
+        if not do_sample or not any(self._seeded[row] for row in rows):
+            return choose(scores, do_sample).tolist()
+        tokens = choose(scores, do_sample)
+        places = [place for place, row in enumerate(rows) if self._seeded[row]]
+        numbers = [
+            uniform(self.requests[rows[place]].options.seed, self.requests[rows[place]].length) for place in places
+        ]
+        tokens[places] = draw_with(scores[places], torch.tensor(numbers, dtype=torch.float64, device=scores.device))
+        return tokens.tolist()
+
+    def ends(self, row: int, token: int) -> bool:
+        """Takes a token that a walk has accepted, and says whether the request ends with it."""
+        request = self.requests[row]
+        if request.is_over:
+            return True
+        try:
+            return request.accept(token)
+        except Exception as error:  # whatever a user's criterion raises is that request's own
+            request.fail(error)
+            return True
+
+
+def uniform(seed: int, place: int) -> float:
+    """
+    A number in (0, 1) for the token at a place of a text with this seed: the same whatever was drawn before, and in
+    whatever company. So a text is the same with and without drafts, which decide how it is cut into steps.
+    """
+    digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52
+
+
+def draw_with(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """
+    Tokens `[rows]` drawn from softmax(scores) (`[rows, vocab]`) by inversion of the cumulative distribution, with one
+    uniform number per row (`[rows]` float64).
+    """
+    cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
+    reached = numbers[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, reached, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
+
+
+def sharing_key(processors: LogitsProcessorList) -> Hashable:
+    """
+    Equal (a tuple) for lists of processors that read the scores alone and do the same; of its own (the list's id) for
+    any other.
+    """
+    parts = []
+    for processor in processors:
+        values = _plain_values(processor) if type(processor) in READS_SCORES_ONLY else None
+        if values is None:
+            return id(processors)
+        parts.append((type(processor), values))
+    return tuple(parts)
+
+
+def _plain_values(processor: Any) -> tuple | None:
+    """What a processor holds, if these are numbers: it can be told by them."""
+    values = tuple(sorted(vars(processor).items()))
+    return values if all(isinstance(value, int | float) for _, value in values) else None

@@ -1,0 +1,99 @@
+"""Drafters for requests that come and go: what a drafter knows of its rows is kept per request."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..drafters import Drafter, DraftRequest
+from ..sequences import Sequences
+from ..trees import DraftTree
+from .joining import join_drafts
+from .paged_cache import PagedCache
+from .request import Request
+
+
+if TYPE_CHECKING:
+    from .target import InFlightTarget
+
+
+class Drafting(ABC):
+    """
+    Proposes trees for the requests of a step, whichever they are. After every forward of the target it is told which
+    requests were its rows and what of them was kept, whether or not it was asked before: so it can catch up when it is
+    asked again.
+    """
+
+    @property
+    def cache(self) -> PagedCache | None:
+        """The draft's own K/V, if it has any: they go by the blocks of the requests."""
+        return None
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        """The models that run over trees."""
+        return ()
+
+    def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
+        """Entered before the target's first forward, by the thread that runs it."""
+        return nullcontext()
+
+    def knows(self, request: Request) -> bool:
+        """Whether it can propose anything for a request by now."""
+        return True
+
+    @abstractmethod
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        """A tree for every one of these requests, or None. Their blocks have room for it."""
+
+    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
+        """The target has forwarded these rows; `kept` says which of the forward's nodes are committed now."""
+        return
+
+    def forget(self, request: Request) -> None:
+        """The request is over, or its K/V are gone."""
+        return
+
+
+class OneByOneDrafting(Drafting):
+    """A drafter of its own for every request: for those without a model, whose rows share no forward anyway."""
+
+    def __init__(self, drafter: Drafter, target: PreTrainedModel):
+        self.drafter, self.target = drafter, target
+        self.device = target.device if drafter.models else torch.device("cpu")
+        self._drafters: weakref.WeakKeyDictionary[Request, tuple[Drafter, Sequences]] = weakref.WeakKeyDictionary()
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.models
+
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        drafts = []
+        for row in requests:
+            drafter, sequences = self._of(row, request)
+            drafter.request = request
+            sequences.extend(0, row.tokens[sequences.lengths[0] :])
+            drafts.append(drafter.propose(sequences))
+        parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]
+        return join_drafts(parts, len(requests), self.target.device) if parts else None
+
+    def _of(self, row: Request, request: DraftRequest) -> tuple[Drafter, Sequences]:
+        if row not in self._drafters:
+            drafter = self.drafter.for_call(self.target)
+            sequences = Sequences(torch.tensor([row.tokens], device=self.device), max_length=row.max_length)
+            drafter.start(sequences, request)
+            self._drafters[row] = drafter, sequences
+        return self._drafters[row]
+
+    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
+        for row, nodes in zip(requests, kept, strict=True):
+            if row in self._drafters:
+                self._drafters[row][0].commit([nodes[1:] if nodes else None])
+
+    def forget(self, request: Request) -> None:
+        self._drafters.pop(request, None)

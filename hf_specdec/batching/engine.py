@@ -1,0 +1,241 @@
+"""A step of many requests: admit → read prompts → propose → score → accept → commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import supports_switching, switched_to_tree_attention
+from ..drafters import Drafter, DraftRequest
+from ..metrics import SpeculationMetrics
+from ..trees import DraftTree, DynamicTree, TokenTree
+from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
+from ..verification.processors import READS_SCORES_ONLY
+from .blocks import BlockPool
+from .distribution import RowDistributions, sharing_key
+from .joining import join_drafts
+from .model_drafting import drafting_of
+from .policy import LoadPolicy
+from .request import Request
+from .scheduler import Scheduler
+from .target import InFlightTarget
+from .tree_choice import TreeChoices
+
+
+@dataclass(eq=False)
+class DraftGroup:
+    """Rows of a step that are drafted for together."""
+
+    request: DraftRequest
+    rows: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """
+    Runs requests, a step at a time; belongs to one thread.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        drafter (`Drafter`): proposes the trees.
+        pool (`BlockPool`): the memory for K/V.
+        policy (`LoadPolicy`): when to speculate.
+        max_requests (`int`): most requests that run at once.
+        chunk_size (`int`): most prompt tokens of a step.
+        max_step_nodes (`int`, *optional*): most draft tokens of a step.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        drafter: Drafter,
+        pool: BlockPool,
+        policy: LoadPolicy,
+        *,
+        max_requests: int,
+        chunk_size: int,
+        max_step_nodes: int | None = None,
+    ):
+        self.model, self.pool, self.policy = model, pool, policy
+        self.target = InFlightTarget(model, pool)
+        self.drafting = drafting_of(drafter, model, pool)
+        self.scheduler = Scheduler(pool, self.target.cache, max_requests, chunk_size, self.drafting.forget)
+        draft = drafter.models[0] if drafter.models else type(drafter)
+        self.choices = TreeChoices(model, draft, max_step_nodes)
+        self.metrics = SpeculationMetrics()
+        """Of all requests so far; `accepted_per_step` stays empty."""
+        self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
+        self.speculates = True
+        """Whether the load lets requests speculate at present."""
+        self._vocab_size = model.config.get_text_config().vocab_size
+        self._temperatures: dict[Any, DraftTemperature] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Entered by the thread that is to call `step`."""
+        with ExitStack() as stack:
+            for switched in filter(supports_switching, (self.model, *self.drafting.models)):
+                stack.enter_context(switched_to_tree_attention(switched))
+            stack.enter_context(self.drafting.watching(self.target))
+            yield
+
+    # -------------------------------------------------------------------------------------------------------- a step
+
+    @torch.no_grad()
+    def step(self) -> list[Request]:
+        """One step. Returns the requests that have new tokens or are over."""
+        self.scheduler.admit()
+        with self.metrics.phase("prefill"):
+            self._read_prompts()
+        return self._decode(self.scheduler.running)
+
+    def end(self, request: Request) -> None:
+        """Takes a request that is over out of the batch."""
+        self.scheduler.remove(request)
+
+    def _read_prompts(self) -> None:
+        requests, counts = self.scheduler.next_chunk()
+        if not requests:
+            return
+        self.target.read(requests, counts)
+        self.drafting.observe(requests, [list(range(count)) for count in counts])
+        self.scheduler.read(requests)
+        self.num_tokens_read += sum(counts)
+
+    def _decode(self, requests: list[Request]) -> list[Request]:
+        """Lets all requests that have been read go on by a token at least."""
+        phase, seconds = self.metrics.phase, self.metrics.seconds
+        for request in requests:
+            self.scheduler.make_room(request)
+        requests = self.scheduler.running  # others may have lost their blocks
+        if not requests:
+            return []
+        before = dict(seconds)
+        self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
+        with phase("propose"):
+            groups = self._groups(requests) if self.speculates else []
+            draft = self._propose(requests, groups)
+        with phase("score"):
+            outputs = self.target.score(requests, draft)
+        with phase("accept"):
+            walk = self._accept(requests, draft, groups, outputs)
+        with phase("commit"):
+            self._commit(requests, draft, groups, walk)
+        if self.speculates:
+            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
+            propose = spent.pop("propose")
+            self.choices.end_step(draft, walk.paths, propose, sum(spent.values()))
+        self.num_steps += 1
+        return requests
+
+    # ------------------------------------------------------------------------------------------------------- propose
+
+    def _groups(self, requests: list[Request]) -> list[DraftGroup]:
+        """Which rows speculate in this step, and how: rows that ask for the same are drafted for together."""
+        groups: dict[Any, DraftGroup] = {}
+        for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
+            if tree is None or request.room < 1 or not self.drafting.knows(request):
+                continue
+            # A tree never takes blocks from others.
+            if not self.pool.reserve(request.table, request.length + _slots_of(tree)):
+                continue
+            plan = replace(request.options.plan, tree=tree)
+            warpers = LogitsProcessorList(p for p in request.options.processors if type(p) in READS_SCORES_ONLY)
+            drawn_from = (sharing_key(warpers), plan.draft_temperature) if plan.draws_children else None
+            key = (tree, plan.draws_children, drawn_from)
+            if key not in groups:
+                temperature = self._temperature(drawn_from)
+                groups[key] = DraftGroup(DraftRequest(plan, self._vocab_size, warpers, temperature=temperature))
+            groups[key].rows.append(row)
+        return list(groups.values())
+
+    def _temperature(self, drawn_from: tuple | None) -> DraftTemperature:
+        """The temperature of q, which is learnt from all requests with the same warpers."""
+        if drawn_from is None:
+            return DraftTemperature(adapts=False)
+        key, value = drawn_from
+        new = DraftTemperature(value or 1.0, adapts=value is None)
+        return self._temperatures.setdefault(drawn_from, new) if isinstance(key, tuple) else new
+
+    def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:
+        parts = []
+        for group in groups:
+            draft = self.drafting.propose([requests[row] for row in group.rows], group.request)
+            if draft is not None:
+                parts.append((group.rows, draft))
+        if not parts:
+            return DraftTree.empty(len(requests), self.target.device)
+        return join_drafts(parts, len(requests), self.target.device)
+
+    # -------------------------------------------------------------------------------------------- accept and commit
+
+    def _accept(
+        self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], outputs: ModelOutput
+    ) -> Walk:
+        distributions = RowDistributions(requests, outputs.logits)
+        left = {row for row, request in enumerate(requests) if not request.is_over}
+        walk = Walk.start(len(requests), [])
+        for group in groups if draft.num_nodes > 0 else ():
+            rows = [row for row in group.rows if row in left and requests[row].options.plan.uses_rejection]
+            if rows:
+                temperature = group.request.temperature
+                observe = temperature.observe if temperature.begin_step() else None
+                _take_over(walk, walk_by_rejection(draft, distributions, rows, observe), rows)
+                left -= set(rows)
+        for do_sample in (False, True):
+            rows = sorted(row for row in left if requests[row].options.do_sample == do_sample)
+            if rows:
+                _take_over(walk, walk_target(draft, distributions, rows, do_sample), rows)
+        return walk
+
+    def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
+        drafted = {row for group in groups for row in group.rows}
+        for row, request in enumerate(requests):
+            if request.error is not None:
+                walk.paths[row] = None
+                continue
+            path, tokens = walk.paths[row], walk.tokens[row]
+            if len(tokens) > len(path) and not request.is_over:
+                self._append(request, tokens[-1])
+            self._count(request, len(path), draft.num_valid(row) if row in drafted else None)
+            self.num_tokens_generated += len(tokens)
+        self.target.cache.keep(walk.paths)
+        self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
+        for request in requests:
+            if request.error is not None:
+                self._clear(request)
+
+    def _append(self, request: Request, token: int) -> None:
+        try:
+            request.accept(token)
+        except Exception as error:  # whatever a user's criterion raises is that request's own
+            request.fail(error)
+
+    def _count(self, request: Request, accepted: int, drafted: int | None) -> None:
+        request.metrics.accepted_per_step[0].append(accepted)
+        if drafted is not None:
+            request.metrics.add_draft(drafted, accepted)
+            self.metrics.add_draft(drafted, accepted)
+
+    def _clear(self, request: Request) -> None:
+        """Nobody is to find NaN in a block."""
+        for cache in (self.target.cache, self.drafting.cache):
+            if cache is not None:
+                cache.clear(request.table)
+
+
+def _slots_of(tree: TokenTree | DynamicTree) -> int:
+    """Slots behind the root that a tree needs: its nodes, or all candidates that a draft forwards to choose them."""
+    if isinstance(tree, DynamicTree):
+        return max(tree.num_nodes, tree.top_k * (tree.depth - 1))
+    return tree.num_nodes
+
+
+def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:
+    for row in rows:
+        walk.paths[row], walk.tokens[row] = part.paths[row], part.tokens[row]

@@ -1,0 +1,155 @@
+"""Makes `model.generate_batch(assistant_model=…, tree=…)` and what it is made of ours, on unchanged transformers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
+from transformers.utils import logging
+
+from ..config import SpeculativeConfig
+from .manager import SpeculativeBatchingManager
+from .request import SpeculativeGenerationOutput
+
+
+_OURS = ("assistant_model", "tree", "speculative_config")
+
+
+def install() -> None:
+    """Lets three methods of transformers' `ContinuousMixin` take over where a call is ours."""
+    _wrap("init_continuous_batching", _make_manager)
+    _wrap("continuous_batching_context_manager", _running_manager)
+    _wrap("generate_batch", _generate_batch)
+
+
+def _wrap(name: str, ours: Any) -> None:
+    original = getattr(ContinuousMixin, name)
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        config = kwargs.get("generation_config")
+        position = 1 if name == "generate_batch" else 0
+        if config is None and len(args) > position:
+            config = args[position]
+        is_ours = any(kwargs.get(option) is not None for option in _OURS)
+        is_ours |= any(getattr(config, option, None) is not None for option in _OURS)
+        return (ours if is_ours else original)(self, *args, **_without_none(kwargs))
+
+    setattr(ContinuousMixin, name, method)
+
+
+def _without_none(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if value is not None or name not in _OURS}
+
+
+def _make_manager(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None = None,
+    continuous_batching_config: ContinuousBatchingConfig | None = None,
+    workload_hints: Any = None,
+    *,
+    assistant_model: Any = None,
+    tree: Any = None,
+    speculative_config: Any = None,
+) -> SpeculativeBatchingManager:
+    """`init_continuous_batching`; `workload_hints` are for transformers' own manager."""
+    call = GenerationConfig()
+    call.tree = tree if tree is not None else getattr(generation_config, "tree", None)
+    own = getattr(generation_config, "speculative_config", None)
+    call.speculative_config = speculative_config if speculative_config is not None else own
+    config = SpeculativeConfig.from_generation_config(call)
+    if assistant_model is None:
+        name = "tree" if call.tree is not None else "speculative_config"
+        raise ValueError(
+            f"`{name}`={getattr(call, name)!r} without a draft: pass `assistant_model=` a draft model, a head or "
+            f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
+        )
+    return SpeculativeBatchingManager(
+        model,
+        generation_config,
+        continuous_batching_config,
+        assistant_model=assistant_model,
+        speculative_config=config,
+    )
+
+
+@contextmanager
+def _running_manager(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None = None,
+    block: bool = True,
+    timeout: float | None = None,
+    continuous_batching_config: ContinuousBatchingConfig | None = None,
+    persistent_manager: bool = False,
+    warmup: bool = True,
+    workload_hints: Any = None,
+    **speculation: Any,
+) -> Iterator[SpeculativeBatchingManager]:
+    """`continuous_batching_context_manager`; there is nothing to warm up."""
+    _refuse_persistence(persistent_manager)
+    manager = _make_manager(model, generation_config, continuous_batching_config, **speculation)
+    manager.start()
+    try:
+        yield manager
+    except BaseException:
+        manager.stop(hard_stop=True)
+        raise
+    manager.stop(block=block, timeout=timeout)
+
+
+def _generate_batch(
+    model: PreTrainedModel,
+    inputs: list[list[int]],
+    generation_config: GenerationConfig | None = None,
+    continuous_batching_config: ContinuousBatchingConfig | None = None,
+    record_timestamps: bool = False,
+    progress_bar: bool = False,
+    persistent_manager: bool = False,
+    warmup: bool = True,
+    *,
+    assistant_model: Any = None,
+    tree: Any = None,
+    speculative_config: Any = None,
+    **options: Any,
+) -> dict[str, SpeculativeGenerationOutput]:
+    """
+    `generate_batch`: results by request, in the order of `inputs`. `options` are those of `generate`, and `seed`.
+
+    Raises:
+        ValueError, TypeError: for what cannot be served, before anything runs.
+        RuntimeError: if a step fails.
+    """
+    _refuse_persistence(persistent_manager)
+    manager = _make_manager(
+        model,
+        generation_config,
+        continuous_batching_config,
+        assistant_model=assistant_model,
+        tree=tree,
+        speculative_config=speculative_config,
+    )
+    # Everything is in the queue before the first step: a seed of torch's then reproduces the batch.
+    names = manager.add_requests(inputs, record_timestamps=record_timestamps, **options)
+    results: dict[str, SpeculativeGenerationOutput] = {}
+    with manager, logging.tqdm(total=len(names), disable=not progress_bar, unit="request") as bar:
+        while len(results) < len(names):
+            result = manager.get_result()
+            if result is None:
+                raise RuntimeError("A step has failed.") from manager.background_thread_status.fatal_error
+            results[result.request_id] = result
+            bar.update()
+    fatal_error = manager.background_thread_status.fatal_error
+    if fatal_error is not None:
+        raise RuntimeError(f"A step has failed: {fatal_error}") from fatal_error
+    return {name: results[name] for name in names}
+
+
+def _refuse_persistence(persistent_manager: bool) -> None:
+    if persistent_manager:
+        raise ValueError(
+            "`persistent_manager=True`: make a manager with `init_continuous_batching` instead, and keep it."
+        )

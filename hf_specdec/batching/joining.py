@@ -1,0 +1,51 @@
+"""One draft tree for all rows of a step, from trees that were drafted for some of them each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..trees import DraftTree, Topology
+
+
+@dataclass(eq=False)
+class JoinedDraft(DraftTree):
+    """
+    Trees side by side: a row has the nodes of its own tree, and behind them some that do not count.
+
+    Args:
+        parts (`list`): for every row, the tree that it comes from and its row there; None for a row without one.
+    """
+
+    parts: list[tuple[DraftTree, int] | None] = field(default_factory=list)
+
+    def scores_of(self, row: int, node: int) -> torch.Tensor:
+        draft, row_there = self.parts[row]
+        return draft.scores_of(row_there, node)
+
+
+def join_drafts(parts: list[tuple[list[int], DraftTree]], batch_size: int, device: torch.device) -> DraftTree:
+    """
+    Joins trees of different shapes.
+
+    Args:
+        parts (`list`): rows of the step, and the tree that was drafted for them, in their order.
+        batch_size (`int`): rows of the step; those without a tree get nodes that do not count.
+    """
+    if len(parts) == 1 and parts[0][0] == list(range(batch_size)):
+        return parts[0][1].to(device)
+    num_nodes = max(draft.num_nodes for _, draft in parts)
+    tokens = torch.zeros(batch_size, num_nodes, dtype=torch.long, device=device)
+    valid = torch.zeros(batch_size, num_nodes, dtype=torch.bool, device=device)
+    parents = torch.zeros(batch_size, num_nodes + 1, dtype=torch.long, device=device)
+    origin: list[tuple[DraftTree, int] | None] = [None] * batch_size
+    for rows, draft in parts:
+        draft, index = draft.to(device), torch.tensor(rows, device=device)
+        tokens[index, : draft.num_nodes] = draft.tokens
+        valid[index, : draft.num_nodes] = True if draft.valid is None else draft.valid
+        parents[index, : draft.num_nodes + 1] = draft.topology.parents.expand(len(rows), -1)
+        for place, row in enumerate(rows):
+            origin[row] = draft, place
+    depth = max(draft.topology.depth for _, draft in parts)
+    return JoinedDraft(tokens, Topology.of_parents(parents, depth), valid, parts=origin)

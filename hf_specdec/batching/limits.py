@@ -1,0 +1,130 @@
+"""How much runs at once: memory for K/V, requests, prompt tokens of a step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from transformers import ContinuousBatchingConfig, PreTrainedModel
+
+from .blocks import NUM_RESERVED
+
+
+_KEPT = frozenset(
+    {
+        "page_size",
+        "block_size",
+        "num_blocks",
+        "max_batch_tokens",
+        "max_memory_percent",
+        "max_requests_per_batch",
+        "max_queue_size",
+    }
+)
+_ABOUT_SPEED = frozenset(
+    {
+        "max_blocks_per_request",
+        "allow_block_sharing",
+        "use_async_batching",
+        "use_cuda_graph",
+        "q_padding_interval_size",
+        "kv_padding_interval_size",
+        "varlen_compile_config",
+        "decode_compile_config",
+        "default_compile_level",
+        "auto_switch_to_flash",
+        "disable_nccl_graph_mixing",
+        "cpu_group_timeout",
+        "max_cached_graphs",
+        "use_default_compile_configs",
+        "cpu_offload_space_safety_threshold",
+        "per_request_processors",
+        "drop_unsupported_processors",
+    }
+)
+"""Options of transformers' manager about how it does things that ours does otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """
+    Args:
+        block_size (`int`): tokens of a block of K/V.
+        num_blocks (`int`, *optional*): blocks there are; by default as many as fit.
+        memory_share (`float`, *optional*): share of the free memory that blocks may take.
+        max_requests (`int`): most requests that run at once.
+        chunk_size (`int`): most prompt tokens of a step.
+        max_queue_size (`int`): most requests that wait; 0 for any number.
+    """
+
+    block_size: int = 32
+    num_blocks: int | None = None
+    memory_share: float | None = None
+    max_requests: int = 256
+    chunk_size: int = 2048
+    max_queue_size: int = 0
+
+    @classmethod
+    def of(cls, config: ContinuousBatchingConfig | None, device: torch.device) -> Limits:
+        """
+        What transformers' `ContinuousBatchingConfig` says of them.
+
+        Raises:
+            ValueError: for what it asks for and we do not have.
+        """
+        defaults = cls(chunk_size=256) if device.type == "cpu" else cls()
+        if config is None:
+            return defaults
+        _check(config)
+        return cls(
+            block_size=getattr(config, "block_size", None) or config.page_size,  # its name in 5.17 and 5.23
+            num_blocks=config.num_blocks,
+            memory_share=config.max_memory_percent,
+            max_requests=config.max_requests_per_batch or defaults.max_requests,
+            chunk_size=config.max_batch_tokens or defaults.chunk_size,
+            max_queue_size=config.max_queue_size,
+        )
+
+    def blocks(self, models: list[PreTrainedModel], device: torch.device) -> int:
+        """Blocks to allocate: those asked for, else what the memory allows."""
+        if self.num_blocks is not None:
+            return self.num_blocks
+        per_block = self.block_size * sum(map(_bytes_per_token, models))
+        share = self.memory_share or (0.25 if device.type == "cpu" else 0.8)
+        return max(int(_free_memory(device) * share / per_block) - NUM_RESERVED, 1)
+
+
+def _check(config: ContinuousBatchingConfig) -> None:
+    defaults = ContinuousBatchingConfig()
+    for name, remedy in (
+        ("return_logprobs", "Leave it out; `generate(output_scores=True)` returns scores."),
+        ("cpu_offload_space", "Leave it out: requests that lose their K/V compute them anew."),
+        ("scheduler_type", "Leave it out: first come, first served."),
+        ("seed", "Give seeds to requests: `add_request(…, seed=…)`."),
+    ):
+        value = getattr(config, name, None)
+        if value != getattr(defaults, name, None):
+            raise ValueError(f"`continuous_batching_config.{name}={value!r}` is not for speculation. {remedy}")
+    known = _KEPT | _ABOUT_SPEED
+    for name in set(vars(config)) - known:
+        if getattr(config, name) != getattr(defaults, name, None):
+            raise ValueError(
+                f"`continuous_batching_config.{name}={getattr(config, name)!r}` is not known here. Leave it out."
+            )
+
+
+def _bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of K/V per token of a text."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 4 << 30

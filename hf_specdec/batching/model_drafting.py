@@ -1,0 +1,197 @@
+"""Drafting with models for requests that come and go: all requests of a step share the draft's forwards."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..drafters import Drafter, DraftModelDrafter, DraftRequest, EagleDrafter, MedusaDrafter
+from ..forward import causal_chain, execution_device
+from ..trees import DraftTree
+from .blocks import BlockPool
+from .drafting import Drafting, OneByOneDrafting
+from .paged_cache import PagedCache
+from .request import Request
+from .step_rows import StepRows
+
+
+if TYPE_CHECKING:
+    from .target import InFlightTarget
+
+LONGEST_FORWARD = 512
+"""Tokens of a text that a draft forwards at once, when it has much to catch up with."""
+FEW = 16
+"""Rows that lag by no more than this are caught up with beside the others; those further behind on their own."""
+
+
+def drafting_of(drafter: Drafter, target: PreTrainedModel, pool: BlockPool) -> Drafting:
+    """
+    How a drafter serves requests that come and go.
+
+    Raises:
+        ValueError: for a drafter of a user's own that watches the target's forwards.
+    """
+    if isinstance(drafter, DraftModelDrafter):
+        return DraftModelDrafting(drafter.for_call(target), pool)
+    if isinstance(drafter, EagleDrafter):
+        return EagleDrafting(drafter.for_call(target), pool)
+    if isinstance(drafter, MedusaDrafter):
+        return MedusaDrafting(drafter.for_call(target))
+    if type(drafter).watching is not Drafter.watching:
+        raise ValueError(
+            f"`assistant_model`: {type(drafter).__name__} watches the target's forwards, whose rows change from step "
+            "to step here. Pass it to `generate`."
+        )
+    return OneByOneDrafting(drafter, target)
+
+
+class DraftModelDrafting(Drafting):
+    """A draft model: what it has seen of a request is in its cache, and it forwards the rest when it is asked."""
+
+    def __init__(self, drafter: DraftModelDrafter, pool: BlockPool):
+        self.drafter, device = drafter, execution_device(drafter.model)
+        num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
+        drafter.begin(PagedCache(num_layers, pool, device), None, torch.zeros(1, dtype=torch.long, device=device))
+
+    @property
+    def cache(self) -> PagedCache:
+        return self.drafter.cache
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.models
+
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        self.drafter.request = request
+        for row in requests:
+            if row.length - self.cache.length_of(row.table) > FEW:
+                self._read(row)
+        self.cache.seat([row.table for row in requests])
+        self.drafter._shift = [0] * len(requests)
+        starts = [min(seen, row.length - 1) for seen, row in zip(self.cache.lengths, requests, strict=True)]
+        return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
+
+    def _read(self, row: Request) -> None:
+        """Forwards what the draft has not seen of a text, but for the root."""
+        self.cache.seat([row.table])
+        for start in range(self.cache.lengths[0], row.length - 1, LONGEST_FORWARD):
+            end = min(start + LONGEST_FORWARD, row.length - 1)
+            tokens = torch.tensor([row.tokens[start:end]], device=self.drafter.device)
+            self.drafter.forward(tokens, *causal_chain(end - start, self.drafter.device), logits_to_keep=1)
+            self.cache.set_lengths([end])
+
+    def forget(self, request: Request) -> None:
+        self.cache.forget(request.table)
+
+
+class EagleDrafting(Drafting):
+    """An EAGLE head: the target's features wait with their request until the head is asked, or there are many."""
+
+    def __init__(self, drafter: EagleDrafter, pool: BlockPool):
+        self.drafter, device = drafter, execution_device(drafter.head)
+        num_layers = drafter.head.config.text_config.num_hidden_layers
+        drafter.begin(PagedCache(num_layers, pool, device), None, torch.zeros(1, dtype=torch.long, device=device), 0)
+        self._waiting: weakref.WeakKeyDictionary[Request, list[torch.Tensor]] = weakref.WeakKeyDictionary()
+
+    @property
+    def cache(self) -> PagedCache:
+        return self.drafter.cache
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.models
+
+    def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
+        return self.drafter.watching(target)
+
+    def knows(self, request: Request) -> bool:
+        return bool(self._waiting.get(request))
+
+    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
+        features = _nodes_of(self.drafter._features.take(self.drafter.device, self.drafter.head.dtype), kept)
+        for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
+            if request.options.plan is None or not nodes:
+                continue
+            self._waiting.setdefault(request, []).append(features[row : row + 1, : len(nodes)])
+            if self._num_waiting(request) >= LONGEST_FORWARD:
+                self._read(request)
+
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(request)
+        for row in requests:
+            if self._num_waiting(row) > FEW:
+                self._read(row)
+        features = [torch.cat(self._waiting[row], dim=1) for row in requests]
+        draft = self.drafter.propose(self._seat(requests, features))
+        if not self.drafter._waiting:
+            for row in requests:
+                self._waiting[row] = []
+        return draft
+
+    def _num_waiting(self, request: Request) -> int:
+        return sum(features.shape[1] for features in self._waiting[request])
+
+    def _read(self, request: Request) -> None:
+        """Forwards all features of a request but the last, which is left for the next tree."""
+        features = torch.cat(self._waiting[request], dim=1)
+        self._seat([request], [features[:, :-1]])
+        self.drafter._catch_up()
+        self._waiting[request] = [features[:, -1:].clone()]
+
+    def _seat(self, requests: list[Request], features: list[torch.Tensor]) -> StepRows:
+        """Makes these requests the drafter's rows, with the features that it is to forward."""
+        self.cache.seat([request.table for request in requests])
+        rows = StepRows(requests, self.drafter.device, self.cache.lengths)
+        counts = [of_row.shape[1] for of_row in features]
+        padded = [torch.nn.functional.pad(of_row, (0, 0, 0, max(counts) - of_row.shape[1])) for of_row in features]
+        self.drafter.sequences, self.drafter._root_states = rows, None
+        self.drafter._waiting = [(torch.cat(padded), counts)]
+        return rows
+
+    def forget(self, request: Request) -> None:
+        self._waiting.pop(request, None)
+        self.cache.forget(request.table)
+
+
+class MedusaDrafting(Drafting):
+    """Medusa heads: of every request they read the feature of the last token before the root."""
+
+    def __init__(self, drafter: MedusaDrafter):
+        self.drafter = drafter
+        drafter.device = execution_device(drafter.heads)
+        self._last: weakref.WeakKeyDictionary[Request, torch.Tensor] = weakref.WeakKeyDictionary()
+
+    def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
+        return self.drafter.watching(target)
+
+    def knows(self, request: Request) -> bool:
+        return request in self._last
+
+    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
+        features = self.drafter._features.take(self.drafter.device, self.drafter.heads.dtype)
+        last = _nodes_of(features, [nodes[-1:] for nodes in kept])
+        for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
+            if nodes:
+                self._last[request] = last[row]
+
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        self.drafter.request = request
+        self.drafter._last = torch.cat([self._last[row] for row in requests])
+        starts = [row.length - 1 for row in requests]
+        return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
+
+    def forget(self, request: Request) -> None:
+        self._last.pop(request, None)
+
+
+def _nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:
+    """The features of the kept nodes of every row, one after the other, `[batch, most, features]`."""
+    most = max(map(len, kept))
+    if all(nodes == list(range(len(nodes))) for nodes in kept):
+        return features[:, :most]
+    padded = torch.tensor([nodes + [0] * (most - len(nodes)) for nodes in kept], device=features.device)
+    return features.gather(1, padded[:, :, None].expand(-1, -1, features.shape[2]))

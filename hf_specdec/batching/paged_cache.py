@@ -1,0 +1,173 @@
+"""`PagedCache`: a `TreeCache` whose rows are requests that come and go, with K/V in blocks."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from transformers.cache_utils import Cache
+
+from ..cache import TreeCache, TreeLayer, WriteWindow
+from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
+
+
+class PagedLayer(TreeLayer):
+    """K/V of one attention layer, `[blocks, kv_heads, block_size, head_dim]`."""
+
+    @property
+    def cache(self) -> PagedCache:
+        """The cache that the layer is part of."""
+        return self._cache()
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        pool = self.cache.pool
+        self.keys, self.values = (
+            states.new_zeros(pool.num_blocks + NUM_RESERVED, states.shape[1], pool.block_size, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) where `PagedCache.write_nodes` said, and returns copies
+        of all slots up to the last one written, `[batch, kv_heads, slots, head_dim]`.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        blocks, offsets = self.cache.write_window.places_on(self.device)
+        self.keys[blocks, :, offsets] = key_states.transpose(1, 2)
+        self.values[blocks, :, offsets] = value_states.transpose(1, 2)
+        return self.gather(self.keys), self.gather(self.values)
+
+    def gather(self, states: torch.Tensor) -> torch.Tensor:
+        """The slots of the seated requests in a row each. A kernel that reads block tables needs none of this."""
+        num_heads, _, head_dim = states.shape[1:]
+        index = self.cache.write_window.rows_to_read(num_heads, self.device)
+        gathered = states.flatten(0, 1).flatten(1).index_select(0, index)
+        gathered = gathered.view(len(self.cache.tables), num_heads, -1, head_dim)
+        return gathered[:, :, : self.cache.write_window.end]
+
+    def move(self, sources: tuple[torch.Tensor, torch.Tensor], targets: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Copies slots to other slots; both are block numbers and offsets in the blocks, `[batch, slots]` each."""
+        sources = tuple(places.to(self.device) for places in sources)
+        targets = tuple(places.to(self.device) for places in targets)
+        for states in (self.keys, self.values):
+            states[targets[0], :, targets[1]] = states[sources[0], :, sources[1]]
+
+
+class PagedWindow(WriteWindow):
+    """
+    Where a forward writes and what it reads.
+
+    Args:
+        blocks, offsets (`torch.Tensor` of shape `[batch, nodes]`, int64): where each node goes.
+        tables (`torch.Tensor` of shape `[batch, blocks]`, int64): the blocks to read.
+        end (`int`): one past the last slot of any row.
+    """
+
+    def __init__(self, blocks: torch.Tensor, offsets: torch.Tensor, tables: torch.Tensor, end: int):
+        super().__init__(None, end, None)
+        self.tables = tables
+        self._places = {blocks.device: (blocks, offsets)}
+        self._rows: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+    def places_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks and offsets to write to, on the device of a layer."""
+        if device not in self._places:
+            blocks, offsets = next(iter(self._places.values()))
+            self._places[device] = blocks.to(device), offsets.to(device)
+        return self._places[device]
+
+    def rows_to_read(self, num_heads: int, device: torch.device) -> torch.Tensor:
+        """Rows of `[blocks · heads]`, in the order of batch, head and block."""
+        key = (num_heads, device)
+        if key not in self._rows:
+            heads = torch.arange(num_heads, device=self.tables.device)
+            rows = self.tables[:, None, :] * num_heads + heads[None, :, None]
+            self._rows[key] = rows.flatten().to(device)
+        return self._rows[key]
+
+
+class PagedCache(TreeCache):
+    """
+    The K/V of many requests. `seat` says which of them are the rows of the next forwards; otherwise it is used like a
+    `TreeCache`.
+
+    Args:
+        num_layers (`int`): decoder layers of the model.
+        pool (`BlockPool`): says how many blocks there are, and of what size.
+        device (`torch.device`): where lengths and tables live; K/V are where the model computes them.
+    """
+
+    def __init__(self, num_layers: int, pool: BlockPool, device: torch.device):
+        Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])
+        self.pool, self.device = pool, device
+        self.write_window: PagedWindow | None = None
+        self._lengths_of: weakref.WeakKeyDictionary[BlockTable, int] = weakref.WeakKeyDictionary()
+        self.seat([])
+
+    def seat(self, tables: list[BlockTable]) -> None:
+        """
+        Makes requests, by their tables, the rows of the next forwards. They must have all the blocks that they are to
+        fill: nodes without a block are computed, but not kept.
+        """
+        self.tables = tables
+        # The last column has no block of anybody: slots past a request's own are looked up there.
+        width = max((len(table.blocks) for table in tables), default=0) + 1
+        padded = [table.blocks + [ZERO_BLOCK] * (width - len(table.blocks)) for table in tables]
+        self._tables_tensor = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(tables), width)
+        super().set_lengths([self.length_of(table) for table in tables])
+
+    def length_of(self, table: BlockTable) -> int:
+        """Tokens of a request whose K/V are in here."""
+        return self._lengths_of.get(table, 0)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        super().set_lengths(lengths)
+        for table, length in zip(self.tables, lengths, strict=True):
+            self._lengths_of[table] = length
+
+    def forget(self, table: BlockTable) -> None:
+        """Nothing of a request is in here any more."""
+        self._lengths_of.pop(table, None)
+
+    def clear(self, table: BlockTable) -> None:
+        """
+        Zeroes a request's blocks. Needed where they may hold NaN: what a mask hides counts nothing times its value,
+        which is NaN for NaN.
+        """
+        blocks = torch.tensor([WASTE_BLOCK, *table.blocks])
+        for layer in self.layers:
+            if layer.is_initialized:
+                for states in (layer.keys, layer.values):
+                    states[blocks.to(states.device)] = 0.0
+
+    def write_nodes(self, offset: int, num_nodes: int) -> None:
+        """The next forwards write `num_nodes` nodes at `lengths + offset`."""
+        end = max(self.lengths) + offset + num_nodes
+        slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
+        width, used = self._tables_tensor.shape[1], self.pool.blocks_for(end)
+        tables = self._tables_tensor[:, :used]
+        if used > width:
+            tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
+        self.write_window = PagedWindow(*self._places(slots), tables, end)
+
+    def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block numbers and offsets of slots of every row, `[batch, slots]` each."""
+        columns = slots.div(self.pool.block_size, rounding_mode="floor").clamp(max=self._tables_tensor.shape[1] - 1)
+        blocks = self._tables_tensor.gather(1, columns)
+        return torch.where(blocks == ZERO_BLOCK, WASTE_BLOCK, blocks), slots % self.pool.block_size
+
+    def _move(self, kept: list[list[int]]) -> None:
+        # Rows that keep fewer nodes copy what is already there; those slots are written again by the next step.
+        most = max(map(len, kept))
+        nodes = [row + list(range(len(row), most)) for row in kept]
+        start = self.lengths_tensor[:, None]
+        sources = self._places(start + torch.tensor(nodes, device=self.device))
+        targets = self._places(start + torch.arange(most, device=self.device))
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.move(sources, targets)

@@ -1,0 +1,221 @@
+"""One request: its text, its options as `generate` prepares them, and what becomes of it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+
+from ..config import SpeculationPlan
+from ..metrics import SpeculationMetrics
+from ..sequences import Sequences
+from .blocks import BlockTable
+
+
+@dataclass
+class SpeculativeGenerationOutput(GenerationOutput):
+    """
+    transformers' `GenerationOutput`, and what speculation did.
+
+    Args:
+        speculation (`SpeculationMetrics`): the counts of this request.
+    """
+
+    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+
+
+@dataclass(frozen=True, eq=False)
+class RequestOptions:
+    """
+    What decides a request's text, as `generate` hands it to a decoding method.
+
+    Args:
+        processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): those of `generate` for this prompt.
+        do_sample (`bool`): whether tokens are drawn.
+        plan (`SpeculationPlan`, *optional*): how the request speculates; None if it does not.
+        seed (`int`, *optional*): makes its draws the same whatever else runs.
+    """
+
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    do_sample: bool
+    plan: SpeculationPlan | None
+    seed: int | None = None
+
+
+class Request:
+    """
+    A text that grows. All of it but the last token, the root, is to be in the cache before a step.
+
+    Args:
+        request_id (`str`): its name.
+        prompt (`list[int]`): the tokens that it starts with.
+        options (`RequestOptions`): how it goes on.
+        device (`torch.device`): where processors and criteria want its tokens.
+        streaming (`bool`), record_timestamps (`bool`): as in transformers' manager.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        options: RequestOptions,
+        device: torch.device,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+    ):
+        self.request_id, self.prompt, self.options = request_id, list(prompt), options
+        self.streaming = streaming
+        self.tokens = list(prompt)
+        self.max_length = _max_length(options.criteria, len(prompt))
+        self.table = BlockTable()
+        self.error: str | None = None
+        self.metrics = SpeculationMetrics(accepted_per_step=[[]])
+        self._device = device
+        self._status = RequestStatus.PENDING
+        self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
+        self._timestamps: list[float] | None = [] if record_timestamps else None
+        self._end_tokens = _end_tokens(options.criteria)
+        # The usual two are looked at without a tensor.
+        self._criteria = StoppingCriteriaList(
+            criterion for criterion in options.criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
+        )
+        self._history: Sequences | None = None
+
+    # -------------------------------------------------------------------------------------------------------- the text
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt and root included."""
+        return len(self.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def room(self) -> int:
+        """How many draft tokens a step can use: the step's own token takes the last place."""
+        return self.max_length - len(self.tokens) - 1
+
+    def accept(self, token: int) -> bool:
+        """Appends a token and says whether the text ends with it; criteria see every token in order."""
+        self.tokens.append(token)
+        if self._timestamps is not None:
+            self._timestamps.append(time.perf_counter())
+        ends = token in self._end_tokens or len(self.tokens) >= self.max_length
+        if self._criteria:
+            ends |= bool(torch.as_tensor(self._criteria(self.history(self.length), None)).all())
+        if ends:
+            self.status = RequestStatus.FINISHED
+        return ends
+
+    def history(self, length: int) -> torch.Tensor:
+        """The first `length` tokens, `[1, length]` int64 on the device; a view."""
+        if self._history is None:
+            self._history = Sequences(torch.tensor([self.tokens], device=self._device), max_length=None)
+            self._seen = self.length
+        if self._seen < length:
+            self._history.write(0, self._seen, self.tokens[self._seen :])
+            self._seen = self.length
+        return self._history.row(0, length)
+
+    # ------------------------------------------------------------------------------------------- what becomes of it
+
+    @property
+    def status(self) -> RequestStatus:
+        """Waiting, being prefilled, running, finished or failed."""
+        return self._status
+
+    @status.setter
+    def status(self, status: RequestStatus) -> None:
+        if self._started < 0 and status != RequestStatus.PENDING:
+            self._started = time.perf_counter()
+        if status >= RequestStatus.FINISHED:
+            self._ended = time.perf_counter()
+        self._status = status
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has finished or failed."""
+        return self._status >= RequestStatus.FINISHED
+
+    def fail(self, error: str | BaseException) -> None:
+        """Ends the request with an error."""
+        self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        self.status = RequestStatus.FAILED
+
+    def to_generation_output(self) -> SpeculativeGenerationOutput:
+        """The request as it stands, for whoever waits for it."""
+        return SpeculativeGenerationOutput(
+            request_id=self.request_id,
+            prompt_ids=list(self.prompt),
+            generated_tokens=self.tokens[len(self.prompt) :],
+            error=self.error,
+            status=self.status,
+            created_time=self._created,
+            lifespan=(self._started, self._ended),
+            timestamps=None if self._timestamps is None else list(self._timestamps),
+            speculation=self.metrics,
+        )
+
+
+def prepare_options(
+    model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
+) -> tuple[GenerationConfig, LogitsProcessorList, StoppingCriteriaList]:
+    """
+    What `generate` would hand to a decoding method for this prompt: config, processors and criteria. `generate` itself
+    prepares it, so that defaults, checks and refusals are the same.
+
+    Raises:
+        ValueError: for whatever `generate` refuses.
+    """
+
+    def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
+        return prepared
+
+    generation_config, options = _with_stop_strings(generation_config, dict(options))
+    ids = torch.tensor([prompt], device=model.device)
+    # Its mask says that all of the prompt counts: else tokens that are the padding token would not.
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
+    return prepared["generation_config"], prepared["logits_processor"], prepared["stopping_criteria"]
+
+
+def _with_stop_strings(
+    generation_config: GenerationConfig | None, options: dict[str, Any]
+) -> tuple[GenerationConfig | None, dict[str, Any]]:
+    """The same, with stop strings as a criterion: a custom decoding method does not get the tokenizer."""
+    tokenizer = options.pop("tokenizer", None)
+    stop_strings = options.get("stop_strings") or getattr(generation_config, "stop_strings", None)
+    if tokenizer is None or not stop_strings:
+        return generation_config, options
+    options.pop("stop_strings", None)
+    if generation_config is not None:
+        generation_config = copy.copy(generation_config)
+        generation_config.stop_strings = None
+    criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
+    criteria.append(StopStringCriteria(tokenizer, stop_strings))
+    return generation_config, options | {"stopping_criteria": criteria}
+
+
+def _max_length(criteria: StoppingCriteriaList, prompt_length: int) -> int:
+    """Tokens that the text may grow to: as in plain `generate`, one new token at least."""
+    lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+    return max(min(lengths), prompt_length + 1)
+
+
+def _end_tokens(criteria: StoppingCriteriaList) -> frozenset[int]:
+    return frozenset(
+        token
+        for criterion in criteria
+        if type(criterion) is EosTokenCriteria
+        for token in torch.as_tensor(criterion.eos_token_id).flatten().tolist()
+    )

@@ -1,0 +1,73 @@
+"""What requests bring forth, for those who wait for it in other threads and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .request import SpeculativeGenerationOutput as Output
+
+
+class Results:
+    """Outputs in the order they came; those with a handler go to it instead."""
+
+    def __init__(self) -> None:
+        self._outputs: deque[Output] = deque()
+        self._handlers: dict[str, tuple[Callable[[Output], None], asyncio.AbstractEventLoop]] = {}
+        self._changed = threading.Condition()
+        self._is_open = True
+
+    def register(self, request_id: str, callback: Callable[[Output], None], loop: asyncio.AbstractEventLoop) -> None:
+        """From now on `callback` is called in `loop` with the outputs of a request, those that are there included."""
+        with self._changed:
+            self._handlers[request_id] = callback, loop
+            mine = [output for output in self._outputs if output.request_id == request_id]
+            self._outputs = deque(output for output in self._outputs if output.request_id != request_id)
+        for output in mine:
+            self.deliver(output)
+
+    def deliver(self, output: Output) -> None:
+        """Hands an output to its handler, or keeps it until somebody asks."""
+        with self._changed:
+            handler = self._handlers.get(output.request_id)
+            if handler is None:
+                self._outputs.append(output)
+                self._changed.notify_all()
+                return
+            if output.is_finished():
+                del self._handlers[output.request_id]
+        callback, loop = handler
+        try:
+            loop.call_soon_threadsafe(callback, output)
+        except RuntimeError:
+            pass  # the loop is closed: nobody is left to be told
+
+    def open(self) -> None:
+        """More outputs are to come: it is worth waiting for them."""
+        with self._changed:
+            self._is_open = True
+
+    def close(self) -> None:
+        """No more outputs are to come."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+
+    def get(self, request_id: str | None, timeout: float | None) -> Output | None:
+        """
+        The next output, of one request if it is named; None after `timeout` seconds, or if there will be none.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                for output in self._outputs:
+                    if request_id is None or output.request_id == request_id:
+                        self._outputs.remove(output)
+                        return output
+                left = None if until is None else until - time.monotonic()
+                if not self._is_open or (left is not None and left <= 0):
+                    return None
+                self._changed.wait(left)

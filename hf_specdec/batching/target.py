@@ -1,0 +1,65 @@
+"""The target in flight: its forwards over whichever requests a step has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..forward import TreeForward, causal_chain, execution_device
+from ..trees import DraftTree
+from .blocks import BlockPool
+from .paged_cache import PagedCache
+from .request import Request
+
+
+class InFlightTarget:
+    """
+    Args:
+        model (`PreTrainedModel`): the target.
+        pool (`BlockPool`): the blocks of its K/V.
+    """
+
+    def __init__(self, model: PreTrainedModel, pool: BlockPool):
+        self.model, self.device = model, execution_device(model)
+        self.cache = PagedCache(model.config.get_text_config(decoder=True).num_hidden_layers, pool, self.device)
+        self.forward = TreeForward(model, self.cache, None, torch.zeros(1, dtype=torch.long, device=self.device))
+        self.is_running = False
+        """Whether a forward over requests is under way: a processor, too, may run the model."""
+
+    def read(self, requests: list[Request], counts: list[int]) -> None:
+        """Forwards the next `counts` tokens of some texts, for their K/V alone."""
+        self.cache.seat([request.table for request in requests])
+        starts, most = self.cache.lengths, max(counts)
+        parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
+        tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
+        # Where a row has fewer tokens, the last is repeated, at its own position: there may be none behind it.
+        depths = torch.arange(most, device=self.device).minimum(torch.tensor(counts, device=self.device)[:, None] - 1)
+        with self._running():
+            self.forward(tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=1)
+        self.cache.set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
+
+    def score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
+        """One forward over the root and all draft nodes of every request: logits `[batch, nodes + 1, vocab]`."""
+        self.cache.seat([request.table for request in requests])
+        topology, drafted, position_depths = draft.topology, draft.tokens, None
+        roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)
+        if draft.valid is not None:
+            # Nodes that do not count repeat the root, in its place: theirs may lie past the last position that the
+            # model knows.
+            drafted = torch.where(draft.valid, drafted, roots)
+            position_depths = topology.depths * torch.nn.functional.pad(draft.valid, (1, 0), value=True)
+        tokens = torch.cat([roots, drafted], dim=1)
+        with self._running():
+            return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False

@@ -1,0 +1,82 @@
+"""Which tree each request of a step takes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
+from ..trees.auto_tables import AcceptanceTable
+from .request import Request
+
+
+class TreeChoices:
+    """
+    Trees by request. A tree, or one of a schedule by the length of the text, is the request's own. Under "auto" all
+    requests share a choice, since they share the step's time: one for every size of batch, by powers of two, while
+    what is learnt about acceptance is common to all.
+
+    Args:
+        target, draft: whose step times are remembered under "auto"; see `choice_of`.
+        max_step_nodes (`int`, *optional*): most draft tokens of a step: each row has an equal share of them.
+    """
+
+    def __init__(self, target: Any, draft: Any, max_step_nodes: int | None):
+        self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
+        self._auto: dict[tuple[AutoTree, int], TreeChoice] = {}
+        self._acceptance: dict[AutoTree, AcceptanceTable] = {}
+        self._asked: dict[AutoTree, list[int]] = {}
+
+    def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
+        """The tree of every row of the step that begins; None for those that take none."""
+        self._batch_size = _bucket(len(requests))
+        self._asked = {}
+        wanted = [_wanted_tree(request) for request in requests]
+        for row, tree in enumerate(wanted):
+            if isinstance(tree, AutoTree):
+                self._asked.setdefault(tree, []).append(row)
+        longest = max((request.length for request in requests), default=0)
+        chosen = {tree: self._auto_choice(tree).begin_step(longest) for tree in self._asked}
+        trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
+        if self.max_step_nodes is None:
+            return trees
+        share = self.max_step_nodes // max(len(requests), 1)
+        return [None if tree is None else _within(tree, share) for tree in trees]
+
+    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
+        """Told what came of the step, for all of whose rows `begin_step` was asked; see `TreeChoice.end_step`."""
+        for tree, rows in self._asked.items():
+            asked = set(rows)
+            own = [path if row in asked else None for row, path in enumerate(paths)]
+            self._auto_choice(tree).end_step(draft, own, propose, rest)
+
+    def _auto_choice(self, tree: AutoTree) -> TreeChoice:
+        key = (tree, self._batch_size)
+        if key not in self._auto:
+            choice = choice_of(tree, self.target, self.draft, self._batch_size)
+            choice.acceptance = self._acceptance.setdefault(tree, choice.acceptance)
+            self._auto[key] = choice
+        return self._auto[key]
+
+
+def _bucket(batch_size: int) -> int:
+    """The next power of two."""
+    return 1 << max(batch_size - 1, 0).bit_length()
+
+
+def _wanted_tree(request: Request) -> Any:
+    """The tree of a request for its present length, "auto" included; None if it does not speculate."""
+    tree = None if request.options.plan is None else request.options.plan.tree
+    if not isinstance(tree, TreeSchedule):
+        return tree
+    return [entry for start, entry in tree.entries if start <= request.length][-1]
+
+
+@lru_cache(maxsize=256)
+def _within(tree: TokenTree | DynamicTree, num_nodes: int) -> TokenTree | DynamicTree | None:
+    """A tree of at most so many nodes: the first of a static one, by levels; the best of a dynamic one."""
+    if num_nodes == 0 or tree.num_nodes <= num_nodes:
+        return tree if num_nodes else None
+    if isinstance(tree, DynamicTree):
+        return DynamicTree(depth=tree.depth, top_k=tree.top_k, num_nodes=num_nodes)
+    return TokenTree(tree.paths[:num_nodes])

@@ -1,0 +1,190 @@
+"""`generate_batch`: every request gets the text that `generate` gives it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.batches import LENGTHS, accepted, limits, ragged_prompts, text_alone
+from support.goldens import trained_prompts, trained_target
+from support.heads import tiny_head, trained_head
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR, expected_acceptance
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+
+import hf_specdec
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.batching import hook
+
+
+FAMILIES = ["llama", "qwen3", "gemma2", "gemma3_text", "mistral", "mixtral", "gpt_oss", "gpt2", "gptj", "falcon"]
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
+
+
+def check_texts(
+    model: PreTrainedModel, draft: Any, prompts: list[list[int]], **options: Any
+) -> list[GenerationOutput]:
+    """Asserts that all texts are those of `generate`, and that drafts had a part in them."""
+    new_tokens = options.pop("max_new_tokens", 24)
+    outputs = model.generate_batch(prompts, assistant_model=draft, max_new_tokens=new_tokens, **options)
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.error is None and output.status == RequestStatus.FINISHED
+        assert output.prompt_ids == prompt
+        assert output.generated_tokens == text_alone(model, prompt, max_new_tokens=new_tokens)
+    assert sum(map(accepted, outputs.values())) > 0, "nothing was accepted: the test would not see a fault"
+    return list(outputs.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_a_draft_model(family: str) -> None:
+    model = tiny_model(family)
+    config = limits()
+    check_texts(model, noisy_copy(model), ragged_prompts(), tree=IRREGULAR, continuous_batching_config=config)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
+def test_families_with_a_head(family: str) -> None:
+    model = tiny_model(family)
+    head = tiny_head(model, aux_layer_ids=[0, 1, model.config.get_text_config().num_hidden_layers])
+    wide = TokenTree.from_branching((30, 4))  # a random head is seldom right
+    check_texts(model, head, ragged_prompts(), tree=wide, continuous_batching_config=limits())
+
+
+@pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0)]", DYNAMIC, "auto", [(0, "[(0,)]"), (20, DYNAMIC)]])
+@pytest.mark.parametrize("kind", ["draft", "ngram"])
+def test_trees(target: PreTrainedModel, draft: PreTrainedModel, kind: str, tree: Any) -> None:
+    assistant = draft if kind == "draft" else NgramDraft()
+    config = SpeculativeConfig() if tree is None else None
+    call = {"tree": tree, "speculative_config": config, "continuous_batching_config": limits()}
+    check_texts(target, assistant, ragged_prompts(), max_new_tokens=40, **call)
+
+
+@pytest.mark.parametrize("name", ["safeailab_eagle1", "safeailab_eagle3", "specforge_eagle3"])
+@pytest.mark.parametrize("tree", [None, "[(0,), (1,), (0, 0), (0, 0, 0)]"])
+def test_trained_heads(name: str, tree: str | None) -> None:
+    prompts = trained_prompts()["prompts"]
+    call = {"tree": tree, "continuous_batching_config": limits()}
+    outputs = check_texts(trained_target(), trained_head(name), prompts, max_new_tokens=30, **call)
+    drafts = sum(output.speculation.num_drafts for output in outputs)
+    assert 1 + sum(map(accepted, outputs)) / drafts > 1.5
+
+
+@pytest.mark.parametrize("num_blocks", [17, 24, 40])
+@pytest.mark.parametrize("kind", ["draft", "ngram", "head"])
+def test_few_blocks(kind: str, num_blocks: int) -> None:
+    """Requests wait, and lose their K/V to older ones; texts and acceptance do not change."""
+    model = tiny_model()
+    assistant = {"draft": noisy_copy(model), "ngram": NgramDraft(), "head": tiny_head(model)}[kind]
+    tree = TokenTree.from_branching((30, 2)) if kind == "head" else IRREGULAR
+    config = limits(num_blocks)
+    with model.continuous_batching_context_manager(
+        assistant_model=assistant, tree=tree, continuous_batching_config=config
+    ) as manager:
+        names = manager.add_requests(ragged_prompts(), max_new_tokens=26, do_sample=False)
+        texts = {name: manager.get_result(name).generated_tokens for name in names}
+    assert manager.state.num_preemptions > 0 or num_blocks == 40
+    for prompt, text in zip(ragged_prompts(), texts.values(), strict=True):
+        assert text == text_alone(model, prompt, max_new_tokens=26)
+    assert manager.state.num_free_blocks == num_blocks
+
+
+def test_acceptance_is_that_of_the_definition(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """However requests come and go, each step accepts what the draft's plain forward says it must."""
+    tree = TokenTree.parse(IRREGULAR)
+    prompts = ragged_prompts()
+    outputs = target.generate_batch(
+        prompts, assistant_model=draft, tree=tree, max_new_tokens=30, continuous_batching_config=limits()
+    )
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        text = torch.tensor(prompt + output.generated_tokens)
+        # No token comes from the prefill: the last of the prompt is the first root.
+        expected = expected_acceptance(draft, text, len(prompt) - 1, tree)
+        assert output.speculation.accepted_per_step == [expected]
+        assert output.speculation.num_accepted_tokens == sum(expected)
+
+
+def test_a_heads_acceptance_is_that_of_generate() -> None:
+    """A request whose prompt ends with the first generated token has the roots of a `generate` call."""
+    model, head = trained_target(), trained_head()
+    prompts = [prompt for prompt in trained_prompts()["prompts"] if len(prompt) > 1]
+    longer, expected = [], []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        call = {"assistant_model": head, "tree": IRREGULAR, "do_sample": False, "max_new_tokens": 30}
+        text = model.generate(ids, attention_mask=torch.ones_like(ids), **call)[0].tolist()
+        longer.append(text[: len(prompt) + 1])
+        expected.append(hf_specdec.last_metrics().accepted_per_step)
+    outputs = model.generate_batch(
+        longer, assistant_model=head, tree=IRREGULAR, max_new_tokens=29, continuous_batching_config=limits()
+    )
+    assert [output.speculation.accepted_per_step for output in outputs.values()] == expected
+    assert sum(map(accepted, outputs.values())) > len(prompts) * 8
+
+
+def test_without_our_arguments_it_is_transformers_own(target: PreTrainedModel, monkeypatch: Any) -> None:
+    seen = []
+    monkeypatch.setattr(hook, "_generate_batch", lambda *args, **kwargs: seen.append("ours"))
+    with pytest.raises(TypeError, match="unknown_to_all|unexpected"):
+        # The original's own complaint: it makes a manager, whose attention it asks for.
+        target.init_continuous_batching(unknown_to_all=1)
+    assert target.generate_batch([]) == {} and seen == []
+
+
+def test_options_of_a_generation_config(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    config = GenerationConfig(max_new_tokens=11, do_sample=False, repetition_penalty=1.4, tree="[(0,), (1,)]")
+    prompts = ragged_prompts(LENGTHS[:4])
+    outputs = target.generate_batch(prompts, config, assistant_model=draft)
+    plain = GenerationConfig(max_new_tokens=11, do_sample=False, repetition_penalty=1.4)
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, generation_config=plain)
+    assert config.tree == "[(0,), (1,)]"
+    assert list(outputs) == ["req_0", "req_1", "req_2", "req_3"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an unknown option": ({"max_new_token": 3}, ("`max_new_token=3`", "not known")),
+    "beams": ({"num_beams": 2}, ("beam", "num_beams")),
+    "several sequences": ({"num_return_sequences": 2, "do_sample": True}, ("`num_return_sequences=2`", "seed")),
+    "scores": ({"output_scores": True}, ("`output_scores=True`", "`generate`")),
+    "a prompt of nothing": ({"inputs": [[4], []]}, ("`input_ids`", "[]")),
+    "a token of another model": ({"inputs": [[4, 61]]}, ("`input_ids`", "61")),
+    "a negative token": ({"inputs": [[-1, 6]]}, ("`input_ids`", "-1")),
+    "a text": ({"inputs": ["hello"]}, ("`input_ids`", "hello"[0])),
+    "more than ever fits": ({"max_new_tokens": 999}, ("`max_new_tokens=999`", "never fit", "num_blocks")),
+    "a tree without a draft": ({"assistant_model": None}, ("`tree`", "without a draft")),
+    "a tree that is none": ({"tree": "[(1, 0)]"}, ("(1, 0)",)),
+    "a manager that persists": (
+        {"persistent_manager": True},
+        ("`persistent_manager=True`", "init_continuous_batching"),
+    ),
+    "a seed that is none": ({"seed": "7", "do_sample": True}, ("`seed`", "'7'")),
+    "logprobs": (
+        {"continuous_batching_config": limits(return_logprobs=True)},
+        ("return_logprobs=True", "output_scores"),
+    ),
+    "a cache of one's own": ({"past_key_values": object()}, ("`past_key_values", "not known")),
+    "stop strings without a tokenizer": ({"stop_strings": "x"}, ("tokenizer",)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case: str, target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    options, words = REFUSED[case]
+    forwards = []
+    call = {"inputs": [[5, 6, 7]], "assistant_model": draft, "tree": "[(0,)]", "max_new_tokens": 4}
+    call |= {"continuous_batching_config": limits()} | options
+    with (
+        target.register_forward_pre_hook(lambda *args: forwards.append(1)),
+        pytest.raises((ValueError, TypeError)) as error,
+    ):
+        target.generate_batch(**call)
+    assert all(word in str(error.value) for word in words), error.value
+    assert not forwards
+    assert target.config._attn_implementation == "sdpa"
+
+
+def test_a_target_that_cannot_be_served(draft: PreTrainedModel) -> None:
+    with pytest.raises(ValueError, match="vocabulary"):
+        tiny_model(vocab_size=50).generate_batch([[1, 2]], assistant_model=draft, tree="[(0,)]")

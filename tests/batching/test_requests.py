@@ -1,0 +1,382 @@
+"""Requests of one manager: options of their own, results as they come, and faults that stay with the one at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from support.calls import RecordingProcessor
+from support.exact import FrequencyPenalty
+from support.tokenizer import tiny_tokenizer
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from hf_specdec import NgramDraft, SpeculativeConfig
+from hf_specdec.batching import SpeculativeBatchingManager
+
+
+TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
+PROMPTS = ragged_prompts((9, 14, 5, 21))
+
+
+def make(model: PreTrainedModel, draft: Any, **options: Any) -> SpeculativeBatchingManager:
+    options = {"tree": TREE, "continuous_batching_config": limits()} | options
+    return model.init_continuous_batching(assistant_model=draft, **options)
+
+
+@pytest.fixture
+def manager(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[SpeculativeBatchingManager]:
+    with make(target, draft) as manager:
+        yield manager
+    assert_nothing_left(manager)
+
+
+class StopAfter(StoppingCriteria):
+    """Stops after so many tokens, and keeps what it was shown."""
+
+    def __init__(self, length: int):
+        self.length, self.seen = length, []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.seen.append(input_ids.tolist())
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+class Counting(LogitsProcessor):
+    """Has a state: prefers another token at every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        scores = scores.clone()
+        scores[:, (7 * self.calls) % scores.shape[1]] += 2.0
+        return scores
+
+
+# ------------------------------------------------------------------------------------------------------- their options
+
+
+def test_every_request_has_its_own_options(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    end = text_alone(target, PROMPTS[1], max_new_tokens=20)[8]
+    options: list[dict[str, Any]] = [
+        {"max_new_tokens": 7},
+        {"max_new_tokens": 30, "eos_token_id": end},
+        {"max_new_tokens": 30, "repetition_penalty": 1.5},
+        {"max_new_tokens": 30, "min_new_tokens": 25, "eos_token_id": [end, 4]},
+        {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "bad_words_ids": [[9], [12, 14]]},
+        {},
+    ]
+    names = [manager.add_request(prompt, do_sample=False, **own) for own in options for prompt in PROMPTS]
+    expected = [text_alone(target, prompt, **own) for own in options for prompt in PROMPTS]
+    assert [manager.get_result(name).generated_tokens for name in names] == expected
+    assert len({len(text) for text in expected}) > 3
+
+
+def test_processors_and_criteria_get_the_calls_of_generate(
+    manager: SpeculativeBatchingManager, target: PreTrainedModel
+) -> None:
+    """Objects with state, too: what they see is what plain `generate` with this prompt alone would show them."""
+    mine, theirs = [], []
+    for calls in (mine, theirs):
+        for prompt in PROMPTS:
+            recorder, criterion = RecordingProcessor(), StopAfter(len(prompt) + 17)
+            processors = LogitsProcessorList([Counting(), FrequencyPenalty(0.7), recorder])
+            calls.append((prompt, recorder, criterion, processors))
+    options = {"max_new_tokens": 30, "do_sample": False}
+    names = [
+        manager.add_request(
+            prompt, logits_processor=processors, stopping_criteria=StoppingCriteriaList([criterion]), **options
+        )
+        for prompt, _, criterion, processors in mine
+    ]
+    for name, (_, recorder, criterion, _), (prompt, other, its, processors) in zip(names, mine, theirs, strict=True):
+        expected = text_alone(
+            target, prompt, logits_processor=processors, stopping_criteria=StoppingCriteriaList([its]), **options
+        )
+        assert manager.get_result(name).generated_tokens == expected
+        recorder.assert_saw_the_same(other)
+        assert criterion.seen == its.seen
+    assert manager.state.speculation.num_accepted_tokens > 0
+
+
+def test_stop_strings(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    tokenizer = tiny_tokenizer()
+    text = text_alone(target, PROMPTS[0], max_new_tokens=20)
+    options = {"stop_strings": [tokenizer.decode([text[6]])], "tokenizer": tokenizer, "max_new_tokens": 20}
+    name = manager.add_request(PROMPTS[0], do_sample=False, **options)
+    assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[0], **options)
+
+
+def test_trees_and_requests_without(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    trees: list[Any] = [None, "[(0,)]", "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]", "auto"]
+    names = [manager.add_request(PROMPTS[0], max_new_tokens=30, do_sample=False, tree=tree) for tree in trees]
+    alone = manager.add_request(PROMPTS[0], max_new_tokens=30, do_sample=False, speculate=False)
+    expected = text_alone(target, PROMPTS[0], max_new_tokens=30)
+    deepest = []
+    for name in names:
+        result = manager.get_result(name)
+        assert result.generated_tokens == expected
+        deepest.append(len(result.speculation.num_accepted_per_position))
+    assert deepest[:3] == [3, 1, 4]
+    result = manager.get_result(alone)
+    assert result.generated_tokens == expected and result.speculation.num_drafts == 0
+    assert result.speculation.accepted_per_step == [[0] * 30]
+
+
+def test_one_budget_of_nodes_for_a_step(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Four requests with six nodes each would take 24; they share 8."""
+    config = SpeculativeConfig(tree=TREE, max_step_nodes=8)
+    widths = []
+    with make(target, draft, tree=None, speculative_config=config) as manager:
+        score = manager.engine.target.score
+        manager.engine.target.score = lambda rows, tree: (
+            widths.append((len(rows), tree.num_nodes)) or score(rows, tree)
+        )
+        names = manager.add_requests(PROMPTS, max_new_tokens=30, do_sample=False)
+        texts = [manager.get_result(name).generated_tokens for name in names]
+    assert texts == [text_alone(target, prompt, max_new_tokens=30) for prompt in PROMPTS]
+    assert all(rows * nodes <= 8 for rows, nodes in widths) and (4, 2) in widths and (1, 6) in widths
+
+
+# ------------------------------------------------------------------------------------------------------ their results
+
+
+def test_streaming_is_in_order(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    first = manager.add_request(PROMPTS[0], max_new_tokens=20, do_sample=False, streaming=True, record_timestamps=True)
+    second = manager.add_request(PROMPTS[1], max_new_tokens=20, do_sample=False)
+    texts = [result.generated_tokens for result in manager.request_id_iter(first)]
+    expected = text_alone(target, PROMPTS[0], max_new_tokens=20)
+    assert texts[-1] == expected and len(texts) > 3
+    assert all(expected[: len(text)] == text and len(text) < len(after) for text, after in pairwise(texts))
+    result = manager.get_result(second)
+    assert result.status == RequestStatus.FINISHED and result.is_finished() and result.timestamps is None
+    assert 0 < result.created_time <= result.lifespan[0] <= result.lifespan[1]
+
+
+def test_iteration_over_all_results(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    manager = make(target, draft)
+    names = manager.add_requests(PROMPTS, max_new_tokens=10, record_timestamps=True)
+    manager.start()
+    found = {}
+    for result in manager:
+        found[result.request_id] = result
+        if len(found) == len(names):
+            manager.stop()
+    assert set(found) == set(names) and not manager.is_running()
+    assert all(len(result.timestamps) == 10 for result in found.values())
+    assert manager.get_result() is None
+
+
+def test_handlers_in_an_event_loop(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    async def collect(prompt: list[int], registers_first: bool) -> list[list[int]]:
+        done, texts = asyncio.Event(), []
+
+        def handle(result: Any) -> None:
+            texts.append(result.generated_tokens)
+            if result.is_finished():
+                done.set()
+
+        name = f"{prompt[0]}-{registers_first}"
+        if registers_first:
+            manager.register_result_handler(name, handle)
+        manager.add_request(prompt, request_id=name, max_new_tokens=12, do_sample=False, streaming=True)
+        if not registers_first:
+            await asyncio.sleep(0.05)  # results are there before the handler
+            manager.register_result_handler(name, handle)
+        await done.wait()
+        return texts
+
+    async def collect_all() -> list[list[list[int]]]:
+        return await asyncio.gather(*(collect(prompt, first) for prompt in PROMPTS for first in (True, False)))
+
+    for number, texts in enumerate(asyncio.run(collect_all())):
+        assert texts[-1] == text_alone(target, PROMPTS[number // 2], max_new_tokens=12)
+        assert sorted(texts, key=len) == texts
+    assert manager.get_result(timeout=0.01) is None
+
+
+def test_names(manager: SpeculativeBatchingManager) -> None:
+    assert manager.add_request([5, 6], max_new_tokens=100, request_id="mine") == "mine"
+    with pytest.raises(ValueError, match="`request_id='mine'` is running already"):
+        manager.add_request([5, 6], request_id="mine")
+    assert manager.get_result("yours", timeout=0.01) is None
+    assert manager.get_result("mine").request_id == "mine"
+
+
+# ---------------------------------------------------------------------------------------------------------- their ends
+
+
+def test_cancelling(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """While running, while being read, while waiting, before the start, and when there is nothing to cancel."""
+    manager = make(target, draft, continuous_batching_config=limits(60, max_requests_per_batch=2))
+    prompts = ragged_prompts((5, 60, 9, 11, 7))
+    names = manager.add_requests(prompts, max_new_tokens=120, do_sample=False)
+    manager.cancel_request(names[4])
+    manager.cancel_request("nobody")
+    with manager:
+        assert manager.get_result(names[4]).error == "cancelled"
+        manager.cancel_request(names[2])
+        result = manager.get_result(names[2])
+        assert (result.error, result.status) == ("cancelled", RequestStatus.FAILED)
+        manager.cancel_request(names[0])
+        manager.cancel_request(names[1])
+        for number in (0, 1):
+            result = manager.get_result(names[number])
+            alone = text_alone(target, prompts[number], max_new_tokens=120)
+            assert result.error in ("cancelled", None)
+            assert result.generated_tokens == alone[: len(result.generated_tokens)]
+        assert manager.get_result(names[3]).generated_tokens == text_alone(target, prompts[3], max_new_tokens=120)
+        manager.cancel_request(names[3])
+    assert_nothing_left(manager)
+
+
+class Raises(LogitsProcessor):
+    """Fails at its third call, or makes nothing but NaN or nothing at all possible."""
+
+    def __init__(self, how: str):
+        self.how, self.calls = how, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls < 3:
+            return scores
+        if self.how == "raises":
+            raise KeyError("a fault of its own")
+        return torch.full_like(scores, torch.nan if self.how == "nan" else -torch.inf)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan", "nothing"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_fault_in_a_processor_is_its_requests_own(
+    manager: SpeculativeBatchingManager, target: PreTrainedModel, how: str, do_sample: bool
+) -> None:
+    bad = manager.add_request(
+        PROMPTS[0], max_new_tokens=20, do_sample=do_sample, logits_processor=LogitsProcessorList([Raises(how)])
+    )
+    names = [manager.add_request(prompt, max_new_tokens=20, do_sample=False) for prompt in PROMPTS]
+    result = manager.get_result(bad)
+    if how == "raises" or do_sample:
+        assert result.status == RequestStatus.FAILED and len(result.generated_tokens) == 2
+        assert ("a fault of its own" if how == "raises" else "nothing to choose from") in result.error
+    for name, prompt in zip(names, PROMPTS, strict=True):
+        assert manager.get_result(name).generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+
+
+def test_a_fault_in_a_criterion_is_its_requests_own(
+    manager: SpeculativeBatchingManager, target: PreTrainedModel
+) -> None:
+    class Fails(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            if input_ids.shape[1] == len(PROMPTS[0]) + 6:
+                raise ZeroDivisionError("no more")
+            return torch.zeros(1, dtype=torch.bool)
+
+    bad = manager.add_request(
+        PROMPTS[0], max_new_tokens=20, do_sample=False, stopping_criteria=StoppingCriteriaList([Fails()])
+    )
+    name = manager.add_request(PROMPTS[1], max_new_tokens=20, do_sample=False)
+    assert "ZeroDivisionError: no more" in manager.get_result(bad).error
+    assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[1], max_new_tokens=20)
+
+
+@pytest.mark.parametrize("assistant", ["draft", "ngram"])
+def test_logits_that_are_not_numbers(target: PreTrainedModel, assistant: str) -> None:
+    """A token whose embedding is NaN poisons the K/V of its request; whoever gets those blocks next is unharmed."""
+    target = copy.deepcopy(target)
+    draft = copy.deepcopy(target) if assistant == "draft" else NgramDraft()
+    texts = [text_alone(target, prompt, max_new_tokens=24) for prompt in PROMPTS]
+    poisoned = min(set(range(61)) - {token for tokens in PROMPTS + texts for token in tokens})
+    with torch.no_grad():
+        target.get_input_embeddings().weight[poisoned] = torch.nan
+    with make(target, draft, tree="[(0,), (0, 0)]", continuous_batching_config=limits(40)) as manager:
+        for _ in range(3):
+            bad = manager.add_request([5, 7, poisoned, 9, 11, 4], max_new_tokens=24, do_sample=False)
+            names = manager.add_requests(PROMPTS, max_new_tokens=24, do_sample=False)
+            assert "not numbers" in manager.get_result(bad).error
+            assert [manager.get_result(name).generated_tokens for name in names] == texts
+    assert_nothing_left(manager)
+
+
+def test_stopping_at_once(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    manager = make(target, draft)
+    manager.start()
+    names = manager.add_requests(PROMPTS, max_new_tokens=400, do_sample=False)
+    manager.stop(hard_stop=True)
+    assert not manager.is_running()
+    assert all("was stopped before" in manager.get_result(name).error for name in names)
+    assert manager.get_result() is None
+    assert_nothing_left(manager)
+    with manager:  # and can be used again
+        name = manager.add_request(PROMPTS[0], max_new_tokens=8, do_sample=False)
+        assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[0], max_new_tokens=8)
+    assert target.config._attn_implementation == "sdpa"
+
+
+def test_an_error_of_the_model_ends_the_manager_with_it(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("out of it")
+
+    manager = make(target, draft)
+    name = manager.add_request(PROMPTS[0], max_new_tokens=8)
+    with target.register_forward_pre_hook(fail):
+        manager.start()
+        assert "out of it" in manager.get_result(name).error
+        manager.join()
+    assert isinstance(manager.background_thread_status.fatal_error, MemoryError)
+    with pytest.raises(RuntimeError, match="ended with an error"):
+        manager.add_request(PROMPTS[0])
+    with target.register_forward_pre_hook(fail), pytest.raises(RuntimeError, match="out of it"):
+        target.generate_batch(PROMPTS, assistant_model=draft, tree=TREE)
+    assert target.config._attn_implementation == "sdpa"
+
+
+def test_a_full_queue(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    manager = make(target, draft, continuous_batching_config=limits(max_queue_size=3))
+    for _ in range(3):
+        manager.add_request([4, 5, 6], max_new_tokens=5)
+    with pytest.raises(queue.Full, match="`max_queue_size=3`"):
+        manager.add_request([4, 5, 6], max_new_tokens=5)
+    manager.start()
+    manager.stop()
+    assert_nothing_left(manager)
+
+
+def test_generate_meanwhile(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    """Others may use the model while requests run."""
+    expected = text_alone(target, PROMPTS[3], max_new_tokens=20)
+    names = manager.add_requests(PROMPTS * 6, max_new_tokens=60, do_sample=False)
+    assert all(text_alone(target, PROMPTS[3], max_new_tokens=20) == expected for _ in range(5))
+    for name, prompt in zip(names, PROMPTS * 6, strict=True):
+        assert manager.get_result(name).generated_tokens == text_alone(target, prompt, max_new_tokens=60)
+
+
+def test_requests_from_many_threads(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    expected = {number: text_alone(target, prompt, max_new_tokens=15) for number, prompt in enumerate(PROMPTS)}
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        for turn in range(6):
+            name = manager.add_request(PROMPTS[number % 4], max_new_tokens=15, do_sample=False)
+            if turn % 3 == 2:
+                time.sleep(0.01)
+            result = manager.get_result(name, timeout=60)
+            if result is None or result.generated_tokens != expected[number % 4]:
+                wrong.append((name, result))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,49 @@
+"""Requests of many lengths, beside `generate` with each of them alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig, PreTrainedModel
+
+from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+
+from .models import prompts
+
+
+LENGTHS = (9, 1, 30, 2, 17, 41, 5, 12, 26, 3)
+"""From a single token to several blocks and chunks; past the sliding windows of the tiny models."""
+
+
+def ragged_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    return [prompts(1, length, seed=number)["input_ids"][0].tolist() for number, length in enumerate(lengths)]
+
+
+def limits(num_blocks: int = 200, block_size: int = 4, **options: Any) -> ContinuousBatchingConfig:
+    """A config with small blocks, under the names of the installed transformers; chunks of 16 prompt tokens."""
+    name = "page_size" if "page_size" in inspect.signature(ContinuousBatchingConfig).parameters else "block_size"
+    options = {"max_batch_tokens": 16} | options
+    return ContinuousBatchingConfig(num_blocks=num_blocks, **{name: block_size}, **options)
+
+
+def text_alone(model: PreTrainedModel, prompt: list[int], **options: Any) -> list[int]:
+    """What plain greedy `generate` writes after one prompt."""
+    ids = torch.tensor([prompt])
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), **({"do_sample": False} | options))
+    return text[0, len(prompt) :].tolist()
+
+
+def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:
+    """Asserts that all blocks are free and nothing is known of any request."""
+    state = manager.state
+    assert (state.num_running, state.num_waiting) == (0, 0)
+    assert state.num_free_blocks == state.num_blocks
+    assert sorted(manager.engine.pool._free) == list(range(2, state.num_blocks + 2))
+
+
+def accepted(output: SpeculativeGenerationOutput) -> int:
+    """Draft tokens that a request accepted."""
+    return output.speculation.num_accepted_tokens
