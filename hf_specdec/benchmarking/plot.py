@@ -32,7 +32,7 @@ def save_plot(report: Report, path: Path) -> None:
     temperatures = list(dict.fromkeys(found.temperature for found in report.figures))
     num_tasks = len({found.task for found in report.figures})
     num_contenders = len({found.contender for found in report.figures})
-    widest = min(max(4.5, 0.85 * num_tasks, 1.2 + 0.25 * num_tasks * num_contenders), 9.0)
+    widest = min(max(4.5, num_tasks, 1.2 + 0.25 * num_tasks * num_contenders), 9.0)
     figure = Figure(figsize=(widest + 8.5, 0.5 + 4.8 * len(temperatures)), layout="constrained")
     figure.suptitle(_title(report), fontsize=12)
     rows = figure.subplots(len(temperatures), 3, squeeze=False, width_ratios=[widest, 3.8, 4.7])
