@@ -1,0 +1,204 @@
+"""
+P6: tree attention, grouped queries 32 / 8, head dimension 128, bfloat16, 8,192 committed slots.
+
+    python benchmarks/benchmark_tree_attention.py            # the table
+    python benchmarks/benchmark_tree_attention.py --sweep    # other tiles and splits, too
+
+Floors: the bytes of keys and values over the copy bandwidth measured here, and the FLOPs over 780 TFLOP/s. Peers: sdpa
+with a dense mask, as transformers calls it (K/V repeated) and with grouped queries, and compiled flex_attention.
+Equality is checked first. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from measuring import Time, attempt, copies_needed, copy_bandwidth, environment, require_cuda, time_calls
+
+from hf_specdec_kernels import pack_ancestors, tree_attention
+from hf_specdec_kernels.tree_attention.naive import tree_attention_naive, visible_slots
+from hf_specdec_kernels.tree_attention.tiles import Tiles
+
+
+HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 8, 128, 8192
+TENSOR_FLOPS = 780e12
+SETTINGS = [(batch, nodes) for batch in (1, 16) for nodes in (16, 64)]
+
+
+class Setting:
+    """Inputs of one row of the table: as many copies as the L2 cache calls for."""
+
+    def __init__(self, batch: int, nodes: int, dtype: torch.dtype = torch.bfloat16, context: int = CONTEXT):
+        self.batch, self.nodes, self.context = batch, nodes, context
+        shape = (batch, KV_HEADS, context + nodes, HEAD_DIM)
+        self.kv_bytes = 2 * dtype.itemsize * batch * KV_HEADS * (context + nodes) * HEAD_DIM
+        self.flops = 4 * batch * HEADS * nodes * (context + nodes) * HEAD_DIM
+        copies = copies_needed(self.kv_bytes)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device="cuda", dtype=dtype)
+
+        self.caches = [(random(*shape), random(*shape)) for _ in range(copies)]
+        self.query = random(batch, nodes, HEADS, HEAD_DIM).transpose(1, 2)
+        self.lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+        self.ancestors = random_tree(nodes)
+        self.words = pack_ancestors(self.ancestors)
+        self.mask = visible_slots(context + nodes, self.lengths, self.words, nodes, None, None, None, None)
+
+    def calls(self, call: Callable[..., Any]) -> list[Callable[[], Any]]:
+        """One call for each copy of the keys and values."""
+        return [lambda key=key, value=value: call(key, value) for key, value in self.caches]
+
+    def ours(self, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return tree_attention(self.query, key, value, self.lengths, self.words)
+
+    def sdpa_repeated(self, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        key, value = (states.repeat_interleave(HEADS // KV_HEADS, dim=1) for states in (key, value))
+        mask = self.mask[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(self.query, key, value, attn_mask=mask)
+
+    def sdpa_grouped(self, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        mask = self.mask[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(
+            self.query, key, value, attn_mask=mask, enable_gqa=True
+        )
+
+    def flex(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask, query = self.mask, self.query.contiguous()
+
+        def visible(b, h, q, kv):
+            return mask[b, q, kv]
+
+        block_mask = create_block_mask(visible, self.batch, None, self.nodes, self.context + self.nodes)
+        compiled = torch.compile(flex_attention)
+        return lambda key, value: compiled(query, key, value, block_mask=block_mask, enable_gqa=True)
+
+    def floor(self, bandwidth: float) -> float:
+        """Milliseconds."""
+        return 1e3 * max(self.kv_bytes / bandwidth, self.flops / TENSOR_FLOPS)
+
+
+def random_tree(nodes: int) -> torch.Tensor:
+    """Ancestors `[1, nodes, nodes]` of a random tree."""
+    generator = torch.Generator().manual_seed(0)
+    ancestors = torch.eye(nodes, dtype=torch.bool)
+    for node in range(1, nodes):
+        ancestors[node] |= ancestors[torch.randint(max(0, node - 8), node, (), generator=generator)]
+    return ancestors[None].cuda()
+
+
+def check() -> None:
+    """Equality with the naive version: close in float32, within rounding in bfloat16."""
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        setting = Setting(2, 24, dtype, context=1500)
+        key, value = setting.caches[0]
+        found = setting.ours(key, value)
+        arguments = (setting.query.double(), key.double(), value.double(), setting.lengths, setting.words, 24)
+        expected = tree_attention_naive(*arguments, scale=HEAD_DIM**-0.5)
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    print("equal to the naive version in float32 and, within rounding, in bfloat16")
+
+
+def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
+    """One row of the table."""
+    ours = time_calls(setting.calls(setting.ours))
+    floor = setting.floor(bandwidth)
+    peers = {
+        "sdpa, K/V repeated": lambda: time_calls(setting.calls(setting.sdpa_repeated)),
+        "sdpa, grouped": lambda: time_calls(setting.calls(setting.sdpa_grouped)),
+        "flex_attention": lambda: time_calls(setting.calls(setting.flex())),
+    }
+    found: dict[str, Any] = {
+        "batch": setting.batch,
+        "nodes": setting.nodes,
+        "ms": ours.median,
+        "p20": ours.p20,
+        "p80": ours.p80,
+        "floor_ms": floor,
+        "over_floor": ours.median / floor,
+        "share_of_copy_bandwidth": setting.kv_bytes / (ours.median * 1e-3) / bandwidth,
+        "tflops": setting.flops / (ours.median * 1e-3) / 1e12,
+        "peers": {},
+    }
+    print(
+        f"batch {setting.batch}, {setting.nodes} nodes: {ours}, {found['over_floor']:.2f} × the floor of {floor:.4f}"
+    )
+    bandwidth_and_flops = f"{found['share_of_copy_bandwidth']:.0%} of copy bandwidth, {found['tflops']:.0f} TFLOP/s"
+    print(f"  {bandwidth_and_flops}")
+    for name, run in peers.items():
+        peer = attempt(name, run)
+        if peer is not None:
+            found["peers"][name] = {"ms": peer.median, "over_ours": peer.median / ours.median}
+            print(f"  {name}: {peer}, {peer.median / ours.median:.1f} × ours")
+    return found
+
+
+def tiles_to_try(pairs: int) -> Iterator[tuple[Tiles, int]]:
+    """A short list of tiles and splits."""
+    rows = [size for size in (16, 32, 64, 128) if size // 2 < pairs]
+    for block_m in rows[-2:]:
+        for block_n, stages in ((64, 2), (64, 3), (32, 3), (32, 4)):
+            for warps in (4, 8) if block_m >= 64 else (4,):
+                for splits in (1, 2, 4, 8, 16, 32):
+                    yield Tiles(block_m, block_n, warps, stages, 1), splits
+
+
+def sweep(setting: Setting) -> None:
+    """Prints the ten fastest of `tiles_to_try`."""
+    from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
+
+    out = setting.query.new_empty(setting.batch, setting.nodes, HEADS, HEAD_DIM)
+    found: list[tuple[Time, Tiles, int]] = []
+    for tiles, splits in tiles_to_try(setting.nodes * HEADS // KV_HEADS):
+        if setting.batch * KV_HEADS * splits > 1100:
+            continue
+
+        def call(key: torch.Tensor, value: torch.Tensor, tiles: Tiles = tiles, splits: int = splits) -> None:
+            launch_tree_attention(
+                setting.query, key, value, setting.lengths, setting.words, setting.nodes, None, None, None, None, None,
+                HEAD_DIM**-0.5, None, None, splits, out, tiles,
+            )  # fmt: skip
+
+        time = attempt(f"{tiles}, {splits} splits", lambda call=call: time_calls(setting.calls(call), replays=10))
+        if time is not None:
+            found.append((time, tiles, splits))
+    for time, tiles, splits in sorted(found, key=lambda entry: entry[0].median)[:10]:
+        shape = f"{tiles.block_m} × {tiles.block_n}, {tiles.num_warps} warps, {tiles.num_stages} stages"
+        print(f"    {time}: {shape}, {splits} splits")
+
+
+@torch.inference_mode()
+def main() -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description="Tree attention against its floors and peers.")
+    parser.add_argument("--sweep", action="store_true", help="try other tiles and splits, too (some minutes)")
+    options = parser.parse_args()
+    require_cuda()
+    torch.manual_seed(0)
+    check()
+    bandwidth = copy_bandwidth()
+    print(f"{environment()}\ncopy bandwidth {bandwidth / 1e12:.2f} TB/s (read + write)")
+    rows = []
+    for batch, nodes in SETTINGS:
+        setting = Setting(batch, nodes)
+        rows.append(measure(setting, bandwidth))
+        if options.sweep:
+            sweep(setting)
+        del setting
+        torch.cuda.empty_cache()
+    narrow = [row["share_of_copy_bandwidth"] for row in rows if row["nodes"] == 16]
+    wide = [row["over_floor"] for row in rows if row["nodes"] == 64]
+    summary = f"16 nodes: {min(narrow):.0%} of copy bandwidth; 64 nodes: {max(wide):.2f} × the floor (batch 1 and 16)"
+    found = {"summary": summary, "copy_bandwidth": bandwidth, **environment(), "rows": rows}
+    print(summary)
+    print(json.dumps(found))
+    return found
+
+
+if __name__ == "__main__":
+    main()

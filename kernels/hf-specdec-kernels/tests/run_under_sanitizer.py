@@ -1,0 +1,51 @@
+"""
+Every kernel once, on small inputs, with all its options: for memory and race checks.
+
+    compute-sanitizer --tool memcheck python tests/run_under_sanitizer.py
+    compute-sanitizer --tool racecheck python tests/run_under_sanitizer.py
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "torch-ext")]
+
+from test_kv_compaction import test_against_naive as check_compaction  # noqa: E402
+from test_rejection_sampling import DRAFTED, FILTERED, room  # noqa: E402
+from test_tree_attention import SMALL, compare  # noqa: E402
+from walk_cases import draft_arguments, filter_arguments, tree_arguments, uniforms  # noqa: E402
+
+from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk  # noqa: E402
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("This needs a CUDA device.")
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    for name, case in SMALL.items():
+        for num_splits in (1, 3):
+            compare(replace(case, num_splits=num_splits), device)
+        print("attention:", name)
+    for page_size in (None, 4):
+        check_compaction(40, 37, 16, page_size, torch.bfloat16, device)
+    print("compaction")
+    for name, case in (FILTERED | DRAFTED).items():
+        tree = tree_arguments(case, device)
+        draft = draft_arguments(case, device, tree)
+        arguments = tree | filter_arguments(case, device) | {"uniforms": uniforms(case, device)}
+        launch_target_walk(**arguments, **room(case, tree, device)._asdict())
+        launch_rejection_walk(**draft, **arguments, **room(case, tree, device)._asdict())
+        print("walks:", name)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
