@@ -95,7 +95,7 @@ def random_tree(nodes: int) -> torch.Tensor:
 
 def check() -> None:
     """Equality with the naive version: close in float32, within rounding in bfloat16."""
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2)):
         setting = Setting(2, 24, dtype, context=1500)
         key, value = setting.caches[0]
         found = setting.ours(key, value)
