@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -107,6 +107,16 @@ def speculative(draft: Any, tree: str) -> Contender:
     """
     config = SpeculativeConfig(tree=parse_tree(tree))
     return Contender(f"tree {shorten(tree)}", {"assistant_model": draft, "speculative_config": config}, tree)
+
+
+def speculative_with_all(draft: Any, trees: Sequence[str]) -> list[Contender]:
+    """Ours with several trees. Those whose short names are the same are numbered."""
+    found: list[Contender] = []
+    for tree in trees:
+        contender = speculative(draft, tree)
+        same = sum(other.name.partition(" #")[0] == contender.name for other in found)
+        found.append(replace(contender, name=f"{contender.name} #{same + 1}") if same else contender)
+    return found
 
 
 def parse_tree(text: str) -> Tree | None:

@@ -147,8 +147,21 @@ class Tuner:
         """Numbers of draft nodes within the limits."""
         return [size for size in SIZES if size < self.limits.max_nodes] + [self.limits.max_nodes]
 
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: if the draft cannot draft for the target.
+        """
+        options = sampling_options(self.temperature) | {"max_new_tokens": 2}
+        generate(self.model, speculative(self.draft, "chain:1"), self.prompts[0], **options)
+
     def run(self) -> Tuning:
-        """Counts, times, reckons and tries."""
+        """
+        Counts, times, reckons and tries.
+
+        Raises:
+            ValueError: if the target ends every text after one token.
+        """
         self.count_acceptance()
         self.time_prefill()
         times = self.step_times()
@@ -194,7 +207,12 @@ class Tuner:
         """What steps cost by depth and by number of nodes, from whole steps of wide trees and of chains."""
         trees = [*self._wide, *self._chains]
         plain, *others = self._compare(trees, TIMED_TOKENS, rounds=1)
-        per_token = statistics.median(seconds / tokens for tokens, seconds in map(self._after_prefill, plain))
+        rates = [seconds / tokens for tokens, seconds in map(self._after_prefill, plain) if tokens > 0]
+        if not rates:
+            raise ValueError(
+                "The target ends every text after one token: there is nothing to speed up. Use other prompts."
+            )
+        per_token = statistics.median(rates)
         per_step = {
             tree: statistics.median(map(seconds_per_step, calls)) for tree, calls in zip(trees, others, strict=True)
         }

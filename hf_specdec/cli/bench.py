@@ -182,7 +182,7 @@ class Request:
         model = or_bad_parameter("TARGET", loading.load_target, self.target, loading.DTYPES[dtype], self.device)
         draft = or_bad_parameter("--draft", loading.load_draft, self.draft, loading.DTYPES[dtype], self.device)
         contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
-        ours = [ways.speculative(draft, tree) for tree in self.trees]
+        ours = ways.speculative_with_all(draft, self.trees)
         for contender, temperature in itertools.product(ours, self.method.temperatures):
             options = ways.sampling_options(temperature) | {"max_new_tokens": 2}
             try:

@@ -77,10 +77,14 @@ def tune(
         rounds=rounds,
         seed=seed,
     )
+    or_bad_parameter("--draft", tuner.check)
     with progress_bar() as progress:
         bar = progress.add_task("Counting, timing, trying", total=tuner.num_calls)
         tuner.advance = lambda: progress.advance(bar)
-        tuning = or_bad_parameter("--draft", tuner.run)
+        try:
+            tuning = tuner.run()
+        except ValueError as error:  # texts of one token
+            raise typer.BadParameter(str(error), param_hint="--prompts") from error
     _show(tuning)
     setting = {"target": Path(target).name if target else loading.SMOLLM2, "draft": Path(draft).name, "dtype": dtype}
     method = {"temperature": temperature, "max_new_tokens": max_new_tokens, "rounds": rounds, "prompts": len(texts)}

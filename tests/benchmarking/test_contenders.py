@@ -9,7 +9,14 @@ from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, TokenTree
-from hf_specdec.benchmarking.contenders import BASELINES, baseline, parse_tree, shorten, speculative
+from hf_specdec.benchmarking.contenders import (
+    BASELINES,
+    baseline,
+    parse_tree,
+    shorten,
+    speculative,
+    speculative_with_all,
+)
 from hf_specdec.trees import AutoTree
 
 
@@ -48,6 +55,12 @@ def test_what_is_no_tree(text: str, message: str) -> None:
 def test_long_trees_are_named_by_their_size() -> None:
     assert shorten("chain:5") == "chain:5"
     assert shorten(str(TokenTree.from_branching((4, 2, 1)))) == "of 20, depth 3"
+
+
+def test_different_trees_have_different_names(draft: PreTrainedModel) -> None:
+    trees = [str(TokenTree.from_branching(branching)) for branching in ((4, 2), (6, 1), (4, 2, 1))]
+    names = [contender.name for contender in speculative_with_all(draft, ["chain:3", *trees])]
+    assert names == ["tree chain:3", "tree of 12, depth 2", "tree of 12, depth 2 #2", "tree of 20, depth 3"]
 
 
 def test_assisted_generation_drafts_chains_of_five(target: PreTrainedModel, draft: PreTrainedModel) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.benchmarking import last_line, on_tiny_target
+from support.models import tiny_model
 from transformers import BatchEncoding, PreTrainedModel
 
 import hf_specdec
@@ -108,6 +110,14 @@ def test_a_draft_that_is_always_right_gets_a_chain(target: PreTrainedModel, monk
     assert tuning.best.measured == max(candidate.measured for candidate in tuning.candidates)
 
 
+def test_texts_of_one_token(target: PreTrainedModel) -> None:
+    target = copy.deepcopy(target)
+    target.generation_config.eos_token_id = list(range(target.config.vocab_size))
+    tuner = Tuner(model=target, draft=target, prompts=[prompt(3, 5)], limits=AutoTree(max_nodes=2), max_new_tokens=8)
+    with pytest.raises(ValueError, match="ends every text after one token"):
+        tuner.run()
+
+
 def tune(prompts: Path, *arguments: Any) -> Any:
     options = ("--max-new-tokens", 16, "--rounds", 1, "--max-nodes", 4, "--max-depth", 3)
     return on_tiny_target("tune", "--prompts", prompts, *options, *arguments)
@@ -136,5 +146,8 @@ def test_the_command(temperature: int, tmp_path: Path) -> None:
 def test_bad_arguments(tmp_path: Path) -> None:
     result = tune(tmp_path / "nowhere.txt")
     assert result.exit_code == 2 and "nowhere.txt" in result.output
+    tiny_model(hidden_size=16).save_pretrained(tmp_path / "draft")  # of another vocabulary
+    result = on_tiny_target("tune", "--draft", tmp_path / "draft")
+    assert result.exit_code == 2 and "--draft" in result.output and "vocab" in result.output
     result = on_tiny_target("tune", "--dtype", "int8")
     assert result.exit_code == 2 and "int8" in result.output
