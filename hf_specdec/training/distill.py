@@ -108,6 +108,7 @@ def draft_config(
     if not 1 <= num_layers <= whole:
         raise ValueError(f"`num_layers`={num_layers}: choose 1 … {whole}, the layers of the target.")
     small = copy.deepcopy(config)
+    vars(small).pop("_model_name_or_path", None)  # it is another model
     small.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
         small.layer_types = [config.layer_types[layer] for layer in _spread(num_layers, whole)]

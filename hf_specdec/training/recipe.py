@@ -29,6 +29,7 @@ from ..smollm2 import smollm2_folder
 from .checkpoints import LogFile, TimeLimits, check_identity, newest_complete
 from .corpus import Corpus
 from .data import Text
+from .description import describe_run
 from .distill import DistillObjective, new_draft_model
 from .eagle1 import Eagle1Objective
 from .heads import new_head, new_head_config
@@ -125,6 +126,7 @@ class _Run:
         if not packed:
             logger.warning(f"{type(target).__name__} does not keep packed texts apart: one text per row.")
         train, held_out = split_texts(texts, options.eval_texts, options.seed)
+        self.num_texts = len(train)
         token_ids = self._vocabulary(train)
         boundaries = None
         if options.kind == "draft":
@@ -180,10 +182,13 @@ class _Run:
         return TrainResult(output=output, **result)
 
     def _save(self) -> None:
-        """The head in the target's dtype, in which it will run; checkpoints keep float32."""
+        """The head in the target's dtype, in which it will run (checkpoints keep float32), and its recipe in the config."""
         model = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).model).to(self.target.dtype)
+        model.config.recipe = describe_run(self.options, self.trainer, self.num_texts)
         model.save_pretrained(self.output)
         if self.options.kind == "draft":
+            for name in ("is_local", "local_files_only"):  # how it was loaded: transformers would save that, too
+                self.tokenizer.init_kwargs.pop(name, None)
             self.tokenizer.save_pretrained(self.output)
 
     def _vocabulary(self, texts: list[Text]) -> torch.Tensor | None:

@@ -1,0 +1,89 @@
+"""How a run is described in the config of what it made, and from there in its model card."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from .openings import Openings
+from .options import TrainOptions
+
+
+if TYPE_CHECKING:
+    from .trainer import DraftTrainer
+
+_METHODS = {"eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "draft": "distillation of the target's logits"}
+
+
+def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -> dict[str, Any]:
+    """
+    The `recipe` of a config: numbers and words by name, as JSON has them.
+
+    Args:
+        options (`TrainOptions`): what was asked for.
+        trainer (`DraftTrainer`): as far as it has come; its `train_dataset` are `Rows`.
+        num_texts (`int`): how many texts there were to learn from.
+    """
+    arguments, state = trainer.args, trainer.state
+    recipe = {
+        "method": _METHODS[options.kind],
+        "data": describe_data(options),
+        "texts": num_texts,
+        "tokens": sum(trainer.train_dataset.lengths),
+        "max_length": options.max_length,
+        "epochs": round(state.epoch or 0.0, 2),
+        "steps": state.global_step,
+        "batch_tokens": options.batch_tokens,
+        "learning_rate": arguments.learning_rate,
+    }
+    if options.kind == "eagle3":
+        recipe |= {"unroll_steps": options.unroll_steps, "decay": options.decay}
+    recipe |= held_out(state.log_history, options.kind)
+    return recipe | {"hardware": _hardware(arguments), "versions": _versions()}
+
+
+def describe_data(options: TrainOptions) -> str:
+    """Where the texts come from. Files are named without their folders."""
+    if options.self_generate is not None:
+        number = len(Openings(options).lines)
+        begun = f"; every second begins with one of {number} openings" if number else ""
+        return f"conversations of which the target wrote both sides{begun}"
+    if options.prompts is not None:
+        return f"answers of the target to {_name(options.prompts)}"
+    return _name(options.data)
+
+
+def held_out(log_history: list[dict[str, float]], kind: str) -> dict[str, Any]:
+    """
+    The last evaluation, if there was one: `held_out_top1`, the agreement with the target's best token by depth (of a
+    draft model it is the same at every depth), and `held_out_acceptance_length`, see `acceptance_length`.
+    """
+    found = [record for record in log_history if "eval_top1_1" in record]
+    if not found:
+        return {}
+    depths = 1 if kind == "draft" else sum(name.startswith("eval_top1_") for name in found[-1])
+    return {
+        "held_out_top1": [round(found[-1][f"eval_top1_{depth}"], 3) for depth in range(1, depths + 1)],
+        "held_out_acceptance_length": round(found[-1]["eval_acceptance_length"], 2),
+    }
+
+
+def _name(source: str) -> str:
+    """A Hub id as it is; folders of the machine that trained must not be published."""
+    return Path(source).name if Path(source).exists() else source
+
+
+def _hardware(arguments: Any) -> str:
+    cuda = arguments.device.type == "cuda"
+    name = torch.cuda.get_device_name(arguments.device) if cuda else f"CPU, {platform.machine()}"
+    return f"{arguments.world_size} × {name}"
+
+
+def _versions() -> str:
+    from .. import __version__
+
+    return f"hf_specdec {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
