@@ -11,7 +11,6 @@ from rich.table import Column, Table
 
 from ..benchmarking import suite as targets
 from ..benchmarking.environment import environment
-from ..benchmarking.suite.run import AT_MOST, REACH
 
 
 def run_suite(
@@ -51,7 +50,8 @@ def run_suite(
         for entry in targets.run(options, lambda name: status.update(f"{name}: {targets.TARGETS[name]}")):
             entries.append(entry)
             mark = {None: "", True: ", reached", False: ", not reached"}[entry.is_met]
-            line = f"{entry.name} {entry.status}{mark} in {entry.seconds:.0f} s. {entry.note}"
+            notes = "; ".join(filter(None, (entry.note, entry.caveat)))
+            line = f"{entry.name} {entry.status}{mark} in {entry.seconds:.0f} s. {notes}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     setting = environment(device)
     console.print()
@@ -92,15 +92,11 @@ def _table(entries: list[targets.Entry]) -> Table:
             table.add_row(entry.name, what, "", entry.status, "", reached)
         for index, (key, value) in enumerate(entry.values.items()):
             first = (entry.name, what) if index == 0 else ("", "")
-            reach, sign = REACH[entry.name][key], "≤" if entry.name in AT_MOST else "≥"
-            table.add_row(*first, key, _figure(key, value), f"{sign} {_figure(key, reach)}", "" if index else reached)
+            goal = targets.GOALS[entry.name][key]
+            table.add_row(*first, key, goal.show(value), str(goal), "" if index else reached)
         for name, times in _details(entry).items():
             table.add_row("", "", name, times, "", "")
     return table
-
-
-def _figure(key: str, value: float) -> str:
-    return f"{100 * value:.1f} %" if key == "share" else f"{value:.2f}×"
 
 
 def _details(entry: targets.Entry) -> dict[str, str]:

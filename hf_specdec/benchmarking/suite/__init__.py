@@ -11,7 +11,7 @@
 | P8 | tokens a step at T = 1, drawn and rejected over best and drawn from p, as many nodes | ≥ 1.10 |
 """
 
-from .run import TARGETS, Entry, Options, run
+from .run import GOALS, TARGETS, Entry, Options, run
 
 
-__all__ = ["TARGETS", "Entry", "Options", "run"]
+__all__ = ["GOALS", "TARGETS", "Entry", "Options", "run"]
