@@ -13,7 +13,7 @@ from .batching import hook as batching
 from .config import SpeculativeConfig
 from .drafters import as_drafter, is_own_draft
 from .generation import plan_of_call, speculative_decoding
-from .refusals import check_call, check_inputs
+from .refusals import check_call, check_inputs, check_not_for_batches
 
 
 def is_speculative(generation_config: GenerationConfig, assistant_model: Any) -> bool:
@@ -52,6 +52,7 @@ def _wrap_validation() -> None:
         if not is_speculative(generation_config, assistant_model):
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
         check_call(self, generation_mode, generation_config, generation_mode_kwargs)
+        check_not_for_batches(generation_config)
 
     GenerationMixin._validate_generation_mode = _validate_generation_mode
 

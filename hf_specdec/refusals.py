@@ -87,6 +87,23 @@ def check_inputs(
     _check_rotary_embedding(model, generation_config, input_ids, model_kwargs)
 
 
+def check_not_for_batches(generation_config: GenerationConfig) -> None:
+    """
+    Checks that `generate` is not asked for what only `generate_batch` does.
+
+    Raises:
+        ValueError: for options of a `SpeculativeConfig` about requests that share steps.
+    """
+    config, default = SpeculativeConfig.from_generation_config(generation_config), SpeculativeConfig()
+    for name in ("disable_counts_waiting", "max_step_nodes"):
+        value = getattr(default if config is None else config, name)
+        if value != getattr(default, name):
+            raise ValueError(
+                f"`{name}={value!r}` is for `generate_batch` and its manager. Leave it out of `generate`, where "
+                "nobody waits and `tree` says how much is drafted."
+            )
+
+
 def _check_rotary_embedding(
     model: PreTrainedModel, generation_config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
 ) -> None:

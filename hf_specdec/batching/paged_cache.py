@@ -5,14 +5,22 @@ from __future__ import annotations
 import weakref
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..cache import TreeCache, TreeLayer, WriteWindow
+from ..cache import TreeCache
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 
 
-class PagedLayer(TreeLayer):
+class PagedLayer(CacheLayerMixin):
     """K/V of one attention layer, `[blocks, kv_heads, block_size, head_dim]`."""
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+
+    def __init__(self, cache: PagedCache):
+        super().__init__()
+        self._cache = weakref.ref(cache)
 
     @property
     def cache(self) -> PagedCache:
@@ -57,8 +65,20 @@ class PagedLayer(TreeLayer):
         for states in (self.keys, self.values):
             states[targets[0], :, targets[1]] = states[sources[0], :, sources[1]]
 
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that a forward gets to see, and the number of the first."""
+        return self.cache.write_window.end, 0
 
-class PagedWindow(WriteWindow):
+    def get_seq_length(self) -> int:
+        """Committed slots of the longest row."""
+        return max(self.cache.lengths, default=0)
+
+    def get_max_length(self) -> int:
+        """-1: a row may have all blocks."""
+        return -1
+
+
+class PagedWindow:
     """
     Where a forward writes and what it reads.
 
@@ -69,8 +89,7 @@ class PagedWindow(WriteWindow):
     """
 
     def __init__(self, blocks: torch.Tensor, offsets: torch.Tensor, tables: torch.Tensor, end: int):
-        super().__init__(None, end, None)
-        self.tables = tables
+        self.tables, self.end = tables, end
         self._places = {blocks.device: (blocks, offsets)}
         self._rows: dict[tuple[int, torch.device], torch.Tensor] = {}
 
@@ -101,6 +120,8 @@ class PagedCache(TreeCache):
         pool (`BlockPool`): says how many blocks there are, and of what size.
         device (`torch.device`): where lengths and tables live; K/V are where the model computes them.
     """
+
+    storage = None
 
     def __init__(self, num_layers: int, pool: BlockPool, device: torch.device):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])

@@ -1,0 +1,155 @@
+"""Speculation by load: off while many requests run, and afterwards as if it had never been off."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits, ragged_prompts, text_alone
+from support.goldens import trained_prompts, trained_target
+from support.heads import trained_head
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR
+from transformers import PreTrainedModel
+
+from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig
+from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching.policy import LoadPolicy
+
+
+SHORT, LONG = 12, 90
+
+
+def make(model: PreTrainedModel, draft: Any, limit: int | None, **options: Any) -> SpeculativeBatchingManager:
+    config = SpeculativeConfig(tree=IRREGULAR, disable_by_batch_size=limit, **options)
+    return model.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=config,
+        continuous_batching_config=limits(max_requests_per_batch=4),
+    )
+
+
+def steps_of(manager: SpeculativeBatchingManager) -> list[tuple[int, int, int]]:
+    """Running and waiting requests and draft nodes of every step that is to come; grows as they come."""
+    steps: list[tuple[int, int, int]] = []
+    engine, score = manager.engine, manager.engine.target.score
+
+    def noted(requests: Any, draft: Any) -> Any:
+        steps.append((len(engine.scheduler.active), len(engine.scheduler.waiting), draft.num_nodes))
+        return score(requests, draft)
+
+    engine.target.score = noted
+    return steps
+
+
+@pytest.mark.parametrize("counts_waiting", [False, True])
+def test_steps_under_load_carry_no_drafts(counts_waiting: bool) -> None:
+    model = tiny_model()
+    manager = make(model, noisy_copy(model), 3, disable_counts_waiting=counts_waiting)
+    steps = steps_of(manager)
+    prompts = ragged_prompts()
+    names = [manager.add_request(prompt, max_new_tokens=10 + 3 * number) for number, prompt in enumerate(prompts)]
+    with manager:
+        results = [manager.get_result(name) for name in names]
+    for number, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+        assert result.generated_tokens == text_alone(model, prompt, max_new_tokens=10 + 3 * number)
+    for running, waiting, nodes in steps:
+        assert (nodes > 0) == (running + (waiting if counts_waiting else 0) <= 3) or (nodes == 0 and running == 1)
+    assert {running for running, _, nodes in steps if nodes} >= {1, 2, 3}
+    assert any(waiting for running, waiting, _ in steps if running == 4)
+
+
+def drafters(kind: str) -> tuple[PreTrainedModel, Any, list[list[int]]]:
+    """A target, what drafts for it, and prompts."""
+    if kind in ("draft", "ngram"):
+        model = tiny_model()
+        return (
+            model,
+            noisy_copy(model, 0.05) if kind == "draft" else NgramDraft(),
+            ragged_prompts((20, 9, 4, 30, 7, 5)),
+        )
+    head = trained_head() if kind == "head" else MedusaHeads.from_pretrained(trained_head_folder())
+    return trained_target(), head, trained_prompts()["prompts"][:6]
+
+
+def trained_head_folder() -> Any:
+    from support.goldens import TINY_TARGET
+
+    return TINY_TARGET.parent / "medusa"
+
+
+@pytest.mark.parametrize("kind", ["draft", "ngram", "head", "medusa"])
+def test_acceptance_after_the_load_is_as_if_it_had_never_been(kind: str) -> None:
+    """The steps of a long request once the others are gone are those of a new request with its text as the prompt."""
+    model, draft, prompts = drafters(kind)
+    manager = make(model, draft, 1)
+    steps = steps_of(manager)
+    name = manager.add_request(prompts[0], max_new_tokens=LONG)
+    for prompt in prompts[1:]:
+        manager.add_request(prompt, max_new_tokens=SHORT)
+    with manager:
+        result = manager.get_result(name)
+    text, accepted = prompts[0] + result.generated_tokens, result.speculation.accepted_per_step[0]
+    first = next(number for number, (_, _, nodes) in enumerate(steps) if nodes)
+    assert first >= SHORT and accepted[:first] == [0] * first
+    length = list(accumulate((count + 1 for count in accepted), initial=len(prompts[0])))[first]
+    again = model.generate_batch(
+        [text[:length]],
+        assistant_model=draft,
+        tree=IRREGULAR,
+        max_new_tokens=LONG - (length - len(prompts[0])),
+        continuous_batching_config=limits(),
+    )
+    (fresh,) = again.values()
+    assert text == text[:length] + fresh.generated_tokens
+    assert accepted[first:] == fresh.speculation.accepted_per_step[0]
+    assert sum(accepted) > (10 if kind != "medusa" else 3)
+
+
+def test_a_head_far_behind_reads_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features do not pile up while speculation is off."""
+    from hf_specdec.batching import model_drafting
+
+    monkeypatch.setattr(model_drafting, "LONGEST_FORWARD", 16)
+    most = []
+    waiting = model_drafting.EagleDrafting._num_waiting
+    monkeypatch.setattr(
+        model_drafting.EagleDrafting,
+        "_num_waiting",
+        lambda self, request: most.append(waiting(self, request)) or most[-1],
+    )
+    test_acceptance_after_the_load_is_as_if_it_had_never_been("head")
+    assert 16 <= max(most) <= 32
+
+
+def test_the_limit() -> None:
+    assert all(LoadPolicy().speculates(running, 99) for running in (0, 1, 1000))
+    policy = LoadPolicy(disable_by_batch_size=4)
+    assert [policy.speculates(running, 9) for running in (0, 4, 5)] == [True, True, False]
+    policy = LoadPolicy(disable_by_batch_size=4, counts_waiting=True)
+    assert [policy.speculates(2, waiting) for waiting in (0, 2, 3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"disable_counts_waiting": 1}, ("`disable_counts_waiting`", "1")),
+        ({"max_step_nodes": 0}, ("`max_step_nodes`", "0", "from 1 on")),
+        ({"max_step_nodes": 2.5}, ("`max_step_nodes`", "2.5")),
+    ],
+)
+def test_refusals(options: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError) as error:
+        SpeculativeConfig(**options)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("options", [{"disable_counts_waiting": True}, {"max_step_nodes": 8}])
+def test_generate_has_no_queue_and_no_budget(options: dict[str, Any]) -> None:
+    """What has no meaning there is refused, not ignored."""
+    model = tiny_model()
+    config = SpeculativeConfig(tree="[(0,)]", **options)
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}.*generate_batch"):
+        model.generate(torch.tensor([[4, 5]]), assistant_model=model, speculative_config=config)
