@@ -6,9 +6,10 @@ Importing it lets `model.generate` take `tree=` and `speculative_config=` beside
     model.generate(**inputs, assistant_model=draft, tree="[(0,), (1,), (0, 0)]")
 """
 
+from .cards import Measurement
 from .config import SpeculativeConfig
 from .drafters import Drafter, DraftRequest, NgramDraft
-from .eagle import EagleConfig, EagleHead, Measurement
+from .eagle import EagleConfig, EagleHead
 from .hook import install
 from .medusa import MedusaConfig, MedusaHeads
 from .metrics import SpeculationMetrics, last_metrics

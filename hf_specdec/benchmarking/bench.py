@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..eagle import Measurement
+from ..cards import Measurement
 from .comparison import compare, num_calls
 from .contenders import Contender
 from .equality import Difference, Gate, check, differences_of
@@ -70,6 +70,7 @@ class Report:
                 dataset=found.task,
                 tree=contender,
                 mean_acceptance_length=found.mean_acceptance_length,
+                acceptance_per_position=tuple(found.acceptance_per_position),
                 tokens_per_second=found.tokens_per_second,
                 plain_tokens_per_second=plain[found.task, found.temperature],
                 temperature=found.temperature,

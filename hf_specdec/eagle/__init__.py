@@ -2,12 +2,11 @@
 
 from transformers import AutoConfig, AutoModel
 
-from .card import Measurement
 from .configuration_eagle import EagleConfig
 from .modeling_eagle import EagleHead, EagleOutput
 
 
-__all__ = ["EagleConfig", "EagleHead", "EagleOutput", "Measurement"]
+__all__ = ["EagleConfig", "EagleHead", "EagleOutput"]
 
 AutoConfig.register(EagleConfig.model_type, EagleConfig, exist_ok=True)
 AutoModel.register(EagleConfig, EagleHead, exist_ok=True)

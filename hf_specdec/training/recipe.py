@@ -182,7 +182,7 @@ class _Run:
         return TrainResult(output=output, **result)
 
     def _save(self) -> None:
-        """The head in the target's dtype, in which it will run (checkpoints keep float32), and its recipe in the config."""
+        """The head in the target's dtype, in which it will run, with its recipe; checkpoints keep float32."""
         model = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).model).to(self.target.dtype)
         model.config.recipe = describe_run(self.options, self.trainer, self.num_texts)
         model.save_pretrained(self.output)

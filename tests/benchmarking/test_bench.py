@@ -119,6 +119,7 @@ def test_figures_for_a_model_card(target: PreTrainedModel, draft: PreTrainedMode
     assert [measurement.dataset for measurement in found] == ["chat", "code", "all"]
     for measurement, row in zip(found, ours, strict=True):
         assert measurement.mean_acceptance_length == row.mean_acceptance_length
+        assert list(measurement.acceptance_per_position) == row.acceptance_per_position
         assert measurement.speed_up == pytest.approx(row.speed_up)
         assert (measurement.dtype, measurement.hardware) == ("float64", "a machine")
     assert report.measurements("generate") == []

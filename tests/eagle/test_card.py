@@ -52,8 +52,8 @@ def test_measurements_are_in_the_model_index():
         "speed_up": 2.5,
     }
     assert result["metrics"][0]["args"] == MEASURED.setting
-    assert "| MT-bench | tree [(0,), (1,), (0, 0)], temperature 0.0" in card.text
-    assert "| 3.25 | 0.410 | 300.0 | 120.0 | 2.50 |" in card.text
+    assert "one H100, bfloat16, batch size 1:" in card.text
+    assert "| MT-bench | [(0,), (1,), (0, 0)] | 0 | 3.25 | 0.410 | 300.0 | 120.0 | 2.50 |" in card.text
 
 
 def test_reads_back_as_written(tmp_path):
@@ -71,13 +71,18 @@ def test_without_measurements_there_is_no_table():
 
 
 def test_from_the_metrics_of_a_call():
-    metrics = hf_specdec.SpeculationMetrics(num_drafts=10, num_draft_tokens=30, num_accepted_tokens=15)
-    measurement = Measurement.from_metrics(metrics, dataset="a text", tree="[(0,)]")
+    metrics = hf_specdec.SpeculationMetrics(
+        num_drafts=10, num_draft_tokens=30, num_accepted_tokens=15, num_accepted_per_position=[8, 7]
+    )
+    measurement = Measurement.from_metrics(metrics, dataset="a text", tree="[(0,), (0, 0)]")
     assert (measurement.mean_acceptance_length, measurement.draft_acceptance_rate) == (2.5, 0.5)
+    assert measurement.acceptance_per_position == (0.8, 0.7)
     assert measurement.speed_up is None
     assert [result.metric_type for result in measurement.eval_results()] == [
         "mean_acceptance_length",
         "draft_acceptance_rate",
+        "acceptance_per_position",
+        "acceptance_per_position",
     ]
 
 

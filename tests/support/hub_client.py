@@ -67,7 +67,7 @@ def load(repo: str, **options: Any) -> dict[str, Any]:
 
 def push(folder: str, repo: str, target: str | None = None, measured: float | None = None, **options: Any) -> Any:
     """Pushes the head in a folder."""
-    from hf_specdec.eagle import EagleHead, Measurement
+    from hf_specdec import EagleHead, Measurement
 
     head = EagleHead.from_pretrained(folder, target_name=target)
     if measured is not None:
