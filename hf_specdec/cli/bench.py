@@ -250,7 +250,7 @@ def _show(report: benchmark.Report, plot: Path | None) -> None:
     else:
         console.print()
         console.print(table(report))
-        if any(difference.contender for difference in report.differences):
+        if report.differences:
             console.print(f"In {setting['dtype']}, texts part where the two best logits all but tie.")
         if plot is not None:
             from ..benchmarking.plot import save_plot
