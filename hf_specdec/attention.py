@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -56,6 +56,10 @@ class TreeContext:
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
 
+    def over(self, num_slots: int) -> TreeContext:
+        """The same for a forward that gets to see more slots, of which those behind the nodes are nothing."""
+        return replace(self, num_slots=num_slots, was_used=False, _masks={})
+
     def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
         """
         The additive mask `[1 or batch, 1, queries, slots]`: 0 where a query may attend, else the lowest value of
@@ -79,6 +83,8 @@ class TreeContext:
         """
         if self.ancestors.shape[1] > 1 or self.uniform_length is None or self.visible is not None:
             return False
+        if self.num_slots > self.uniform_length + self.ancestors.shape[2]:
+            return False
         return self.ancestors.device.type == "cpu" and bool(self.ancestors.all())  # elsewhere the look would be a wait
 
     @cached_property
@@ -86,7 +92,9 @@ class TreeContext:
         """`[1 or batch, queries, slots]`, bool."""
         queries, num_nodes = self.ancestors.shape[1:]
         if self.uniform_length is not None and self.visible is None:
-            return torch.nn.functional.pad(self.ancestors, (self.uniform_length, 0), value=True)
+            behind = self.num_slots - self.uniform_length - num_nodes
+            ancestors = torch.nn.functional.pad(self.ancestors, (0, behind), value=False) if behind else self.ancestors
+            return torch.nn.functional.pad(ancestors, (self.uniform_length, 0), value=True)
         rows = len(self.lengths)
         nodes = self._nodes[:, None].expand(rows, queries, self.num_slots)
         in_tree = self.ancestors.expand(rows, -1, -1).gather(2, nodes.clamp(0, num_nodes - 1))
@@ -237,6 +245,11 @@ def _previous_implementation(config: PreTrainedConfig) -> str:
     # restored.
     name = config._attn_implementation
     return "sdpa" if name in (None, NAME) else name
+
+
+def implementation_of(model: PreTrainedModel) -> str:
+    """The attention implementation of a model when no call has switched it."""
+    return _previous_implementation(model.config.get_text_config(decoder=True))
 
 
 def supports_switching(model: PreTrainedModel) -> bool:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+
+
+if TYPE_CHECKING:
+    from .graphs import GraphStore
 
 
 class TreeLayer(CacheLayerMixin):
@@ -18,8 +23,9 @@ class TreeLayer(CacheLayerMixin):
     is_croppable = False
     is_sliding = False
 
-    def __init__(self, cache: TreeCache):
+    def __init__(self, cache: TreeCache, index: int):
         super().__init__()
+        self._index = index
         self._cache = weakref.ref(cache)  # no cycle: K/V are to go with the call, not with some later collection
         self.filled = 0
         """Slots written by plain forwards, all rows alike; not used while a tree forward writes."""
@@ -31,10 +37,12 @@ class TreeLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = (
-            states.new_zeros(*states.shape[:2], self.cache.capacity, states.shape[3])
-            for states in (key_states, value_states)
-        )
+        capacity, storage = self.cache.capacity, self.cache.storage
+        shapes = [(*states.shape[:2], capacity, states.shape[3]) for states in (key_states, value_states)]
+        if storage is None:
+            self.keys, self.values = map(key_states.new_zeros, shapes)
+        else:
+            self.keys, self.values = storage.layer(self._index, shapes, like=key_states)
         self.is_initialized = True
 
     def update(
@@ -65,9 +73,10 @@ class TreeLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reserve(self, num_slots: int) -> None:
-        """Doubles the capacity until `num_slots` fit."""
+        """Doubles the capacity until `num_slots` fit; from then on the memory is the cache's own."""
         if num_slots <= self.keys.shape[2]:
             return
+        self.cache.storage = None
         self.cache.capacity = max(num_slots, self.cache.capacity, 2 * self.keys.shape[2])
         old = self.keys, self.values
         self.lazy_initialization(self.keys, self.values)
@@ -127,12 +136,20 @@ class TreeCache(Cache):
         batch_size (`int`): rows.
         device (`torch.device`): where lengths and slot numbers live; K/V are where the model computes them.
         capacity (`int`): slots to allocate at first; more are allocated by doubling.
+        storage (`GraphStore`, *optional*): where the K/V are, as long as its capacity does.
     """
 
-    def __init__(self, num_layers: int, batch_size: int, device: torch.device, capacity: int):
-        super().__init__(layers=[TreeLayer(self) for _ in range(num_layers)])
-        self.device = device
-        self.capacity = capacity
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        device: torch.device,
+        capacity: int,
+        storage: GraphStore | None = None,
+    ):
+        super().__init__(layers=[TreeLayer(self, index) for index in range(num_layers)])
+        self.device, self.storage = device, storage
+        self.capacity = capacity if storage is None else storage.capacity
         self.write_window: WriteWindow | None = None
         self.set_lengths([0] * batch_size)
 

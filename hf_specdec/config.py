@@ -47,7 +47,8 @@ class SpeculativeConfig:
             Most draft tokens of a step, over all its rows: every row's tree is cut to an equal share. For
             `generate_batch` and its manager.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
-            Whether a step is captured in a CUDA graph. No step is captured in this version: `True` is refused.
+            Whether forwards over trees are replayed from CUDA graphs. `"auto"`: on CUDA, where a model can be captured
+            (all of it on one device, without forward hooks of its own). `True` refuses models that cannot.
         compile (`bool`, *optional*, defaults to `False`):
             Whether the forwards are compiled. Not in this version: `True` is refused.
 
@@ -89,10 +90,8 @@ class SpeculativeConfig:
         most = self.max_step_nodes
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise ValueError(f"`max_step_nodes` must be None or an integer from 1 on, but is {most!r}.")
-        if self.cuda_graphs not in ("auto", False):
-            raise ValueError(
-                f"`cuda_graphs={self.cuda_graphs!r}`: this version captures no CUDA graphs. Use 'auto' or False."
-            )
+        if not (self.cuda_graphs == "auto" or isinstance(self.cuda_graphs, bool)):
+            raise ValueError(f"`cuda_graphs` must be 'auto', True or False, but is {self.cuda_graphs!r}.")
         if self.compile is not False:
             raise ValueError(f"`compile={self.compile!r}`: this version compiles no forwards. Use False.")
 
@@ -144,6 +143,7 @@ class SpeculationPlan:
     disable_by_batch_size: int | None
     draft_temperature: float | None = None
     """That of q; None: chosen on the way."""
+    cuda_graphs: bool | Literal["auto"] = "auto"
 
     @property
     def trees(self) -> list[TokenTree | DynamicTree]:
@@ -191,7 +191,14 @@ class SpeculationPlan:
             )
         tree = _fitted(tree, draws_children, vocab_size, max_depth)
         uses_rejection = do_sample and draws_children and config.verification != "target"
-        return cls(tree, draws_children, uses_rejection, config.disable_by_batch_size, config.draft_temperature)
+        return cls(
+            tree,
+            draws_children,
+            uses_rejection,
+            config.disable_by_batch_size,
+            config.draft_temperature,
+            config.cuda_graphs,
+        )
 
 
 def _fitted(tree: Tree, draws_children: bool, vocab_size: int, max_depth: int | None) -> Tree:

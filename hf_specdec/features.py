@@ -23,7 +23,7 @@ class Features:
     """
 
     def __init__(self, boundaries: list[int], listens: Callable[[], bool] = lambda: True):
-        self._listens = listens
+        self.boundaries, self._listens = tuple(boundaries), listens
         self._thread = threading.get_ident()
         self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [None]]
 
@@ -34,6 +34,19 @@ class Features:
         """
         if threading.get_ident() == self._thread and self._listens():
             self._states[place].append(states)
+
+    def close(self) -> None:
+        """Listens no more, and knows nothing of who asked it to."""
+        self._listens = _never
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[list[torch.Tensor]]]:
+        """Lets what forwards add inside go into a list per boundary instead, which is what it gives."""
+        before, self._states = self._states, [[] for _ in self._states]
+        try:
+            yield self._states
+        finally:
+            self._states = before
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """
@@ -80,8 +93,13 @@ def watch_features(
                 handles.append(layers[boundary - 1].register_forward_hook(_hook(features, place)))
         yield features
     finally:
+        features.close()
         for handle in handles:
             handle.remove()
+
+
+def _never() -> bool:
+    return False
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -12,11 +13,60 @@ from transformers.utils import ModelOutput
 
 from .attention import TreeContext, needs_context, supports_switching
 from .cache import TreeCache
+from .features import Features
+
+
+if TYPE_CHECKING:
+    from .graphs import StaticMasks
 
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
     """Names of the arguments that the model's forward takes (the forward of a compiled model names none)."""
     return set(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeInputs:
+    """
+    What a forward over nodes is given, but for what they may attend to.
+
+    Args:
+        tokens (`torch.Tensor` of shape `[batch, queries]`, int64): their tokens.
+        positions (`torch.Tensor` of shape `[…, batch, queries]`, int64, *optional*): their positions.
+        logits_to_keep (`int`): logits of the last so many only; 0: of all.
+        others (`dict`, *optional*): what the model gets instead of tokens.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor | None
+    logits_to_keep: int
+    others: dict[str, Any] | None
+
+    @property
+    def key(self) -> Any:
+        """What is the same for all inputs that one captured forward can run."""
+        others = tuple(
+            (name, (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
+            for name, value in (self.others or {}).items()
+        )
+        return self.tokens.shape, self.logits_to_keep, others
+
+    def clone(self) -> NodeInputs:
+        """The same in memory of its own."""
+        others = self.others and {
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in self.others.items()
+        }
+        positions = None if self.positions is None else self.positions.clone()
+        return NodeInputs(self.tokens.clone(), positions, self.logits_to_keep, others)
+
+    def copy_(self, source: NodeInputs) -> None:
+        """Takes the values of others of the same `key`."""
+        self.tokens.copy_(source.tokens)
+        if self.positions is not None:
+            self.positions.copy_(source.positions)
+        for name, value in (self.others or {}).items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(source.others[name])
 
 
 class TreeForward:
@@ -35,6 +85,7 @@ class TreeForward:
         prepares_inputs (`bool`, *optional*, defaults to `False`): whether inputs go through the model's
             `prepare_inputs_for_generation`, as in `generate`, or are passed as they are.
         max_position (`int`, *optional*): positions beyond are clamped to it.
+        features (`Features`, *optional*): hidden states that somebody watches.
     """
 
     TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -48,9 +99,10 @@ class TreeForward:
         model_kwargs: dict[str, Any] | None = None,
         prepares_inputs: bool = False,
         max_position: int | None = None,
+        features: Features | None = None,
     ):
         self.model, self.cache, self.visible = model, cache, visible
-        self.position_shift, self.max_position = position_shift, max_position
+        self.position_shift, self.max_position, self.features = position_shift, max_position, features
         shifts = position_shift.flatten().unique().tolist() if position_shift.dim() == 1 else []
         self._shift_of_all = shifts[0] if len(shifts) == 1 else None
         self.model_kwargs = dict(model_kwargs or {})
@@ -68,6 +120,10 @@ class TreeForward:
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
         self.takes_logits_to_keep = "logits_to_keep" in parameters
+        self.can_be_captured = (
+            self.switches and not self.token_types and all(_is_constant(*item) for item in self.model_kwargs.items())
+        )
+        self.key = (prepares_inputs, repr(sorted(self.model_kwargs.items(), key=str)))
 
     def __call__(
         self,
@@ -109,28 +165,35 @@ class TreeForward:
             node_depths=query_depths if node_depths is None else node_depths,
             uniform_length=cache.uniform_length,
         )
-        tokens = tokens.to(self.device)
-        own_inputs = inputs
+        positions = None
+        if self.takes_positions:
+            positions = self._positions(query_depths if position_depths is None else position_depths)
+        nodes = NodeInputs(tokens.to(self.device), positions, logits_to_keep, inputs)
+        outputs = None if cache.storage is None else cache.storage.run(self, nodes, context)
+        return self.run(nodes, context) if outputs is None else outputs
+
+    def run(self, nodes: NodeInputs, context: TreeContext | StaticMasks) -> ModelOutput:
+        """The model's forward itself, without graphs; where it writes, the cache has been told."""
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
-            inputs[name] = types.expand(tokens.shape)
-        if self.takes_positions:
-            inputs["position_ids"] = self._positions(query_depths if position_depths is None else position_depths)
+            inputs[name] = types.expand(nodes.tokens.shape)
+        if nodes.positions is not None:
+            inputs["position_ids"] = nodes.positions
         if self.takes_logits_to_keep:
-            inputs["logits_to_keep"] = logits_to_keep
+            inputs["logits_to_keep"] = nodes.logits_to_keep
         if self.switches:
             inputs["tree_context"] = context
         inputs |= {
-            "past_key_values": cache,
+            "past_key_values": self.cache,
             "attention_mask": context.mask(self.dtype, self.device),
             "use_cache": True,
         }
-        if own_inputs is not None:
-            inputs |= own_inputs
+        if nodes.others is not None:
+            inputs |= nodes.others
         elif self.prepares_inputs:
-            inputs = self.model.prepare_inputs_for_generation(tokens, is_first_iteration=False, **inputs)
+            inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
         else:
-            inputs["input_ids"] = tokens
+            inputs["input_ids"] = nodes.tokens
         outputs = self.model(**inputs, return_dict=True)
         if self.needs_context and not context.was_used:
             raise ValueError(
@@ -151,6 +214,13 @@ class TreeForward:
         if self.max_position is not None and cache.write_window.end > self.max_position:
             positions = positions.clamp(max=self.max_position)
         return positions.to(self.device)
+
+
+def _is_constant(name: str, value: Any) -> bool:
+    """Whether a keyword argument is the same at every step and asks for no more than logits."""
+    if name in ("output_attentions", "output_hidden_states"):
+        return not value
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def execution_device(model: PreTrainedModel) -> torch.device:

@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 from .attention import supports_switching, switched_to_tree_attention
 from .config import SpeculationPlan, SpeculativeConfig
 from .drafters import Drafter, DraftRequest
+from .graphs import GraphLoans, graph_loans
 from .metrics import SpeculationMetrics, StepLog, set_last_metrics
 from .recording import Recorder, SpeculativeGenerateOutput
 from .sequences import Sequences
@@ -33,6 +34,7 @@ class SpeculativeCall:
         input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
         drafter (`Drafter`): proposes the trees; this call's own copy.
         plan (`SpeculationPlan`): how this call speculates.
+        loans (`GraphLoans`): lend the memory of CUDA graphs.
         logits_processor (`LogitsProcessorList`), stopping_criteria (`StoppingCriteriaList`), generation_config
             (`GenerationConfig`), synced_gpus (`bool`), streamer (`BaseStreamer`, *optional*), model_kwargs (`dict`):
             as `generate` hands them to a decoding method.
@@ -44,6 +46,7 @@ class SpeculativeCall:
         input_ids: torch.Tensor,
         drafter: Drafter,
         plan: SpeculationPlan,
+        loans: GraphLoans,
         *,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -53,6 +56,7 @@ class SpeculativeCall:
         streamer: Any = None,
     ):
         self.drafter, self.plan, self.generation_config = drafter, plan, generation_config
+        self.loans = loans
         self.synced_gpus, self.streamer = synced_gpus, streamer
         self.do_sample = bool(generation_config.do_sample)
         draft = drafter.models[0] if drafter.models else type(drafter)
@@ -66,7 +70,8 @@ class SpeculativeCall:
             max_length=_max_length(stopping_criteria, input_ids.shape[1]),
             end_tokens=_end_tokens(stopping_criteria),
         )
-        self.target = Target(model, self.sequences, visible, generation_config, model_kwargs, plan.tree.num_nodes)
+        num_nodes = plan.tree.num_nodes
+        self.target = Target(model, self.sequences, visible, generation_config, model_kwargs, num_nodes, loans)
         self.recorder = Recorder.of_call(len(input_ids), generation_config, self.target.users_cache)
         pad_token = getattr(generation_config, "_pad_token_tensor", None)
         pad_token = None if pad_token is None else int(pad_token.flatten()[0])
@@ -93,7 +98,7 @@ class SpeculativeCall:
         warpers = LogitsProcessorList(p for p in self.distribution.processors if type(p) in READS_SCORES_ONLY)
         vocab_size = self.target.model.config.get_text_config().vocab_size
         chunk_size = self.generation_config.prefill_chunk_size
-        request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice)
+        request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice, self.loans)
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
         self.distribution.begin_step(outputs.logits[:, -1:])
@@ -195,7 +200,8 @@ def speculative_decoding(
         stack.enter_context(_random_state_kept_on_error(model.device))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
-        return SpeculativeCall(model, input_ids, drafter, plan, **call).run()
+        loans = stack.enter_context(graph_loans(plan.cuda_graphs))
+        return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
 
 
 def plan_of_call(

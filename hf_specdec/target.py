@@ -14,12 +14,16 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .cache import TreeCache
+from .features import Features
 from .forward import TreeForward, causal_chain
+from .graphs import GraphLoans
 from .sequences import Sequences
 from .trees import DraftTree
 
 
 _CHUNKS_BEHIND_A_CACHE = version.parse(transformers.__version__) >= version.parse("5.23.0")
+
+_UNKNOWN_STRETCH = 1024
 
 
 class Target:
@@ -32,6 +36,7 @@ class Target:
         generation_config (`GenerationConfig`): the call's.
         model_kwargs (`dict`): what `generate` hands to a decoding method for the model, `past_key_values` included.
         num_nodes (`int`): most draft nodes of a step.
+        loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
     """
 
     def __init__(
@@ -42,12 +47,15 @@ class Target:
         generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
         num_nodes: int,
+        loans: GraphLoans | None = None,
     ):
         self.model, self.sequences, self.visible = model, sequences, visible
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.is_running = False
         """Whether a forward of this call's own is under way: a processor, too, may run the model."""
+        self.features: Features | None = None
+        """Hidden states that the drafter watches, if it does."""
         self.users_cache = self.model_kwargs.pop("past_key_values", None)
         """The cache that `generate` was given, or has made: what it returns."""
         self.cache = TreeCache(
@@ -55,6 +63,7 @@ class Target:
             sequences.batch_size,
             sequences.device,
             capacity=self._first_capacity(num_nodes),
+            storage=loans and loans.store(model, sequences.batch_size, self._last_capacity(num_nodes)),
         )
         if self._was_given_a_cache:
             self.cache.load(self.users_cache)
@@ -79,6 +88,7 @@ class Target:
             self._position_shift(),
             model_kwargs=self._kwargs_of_steps(),
             prepares_inputs=True,
+            features=self.features,
         )
         return outputs
 
@@ -99,13 +109,23 @@ class Target:
 
     def _first_capacity(self, num_nodes: int) -> int:
         """Slots for the prompt, the tree, and a first stretch of text; all of the text if that is no more."""
-        embeds = self.model_kwargs.get("inputs_embeds")
-        past = self.users_cache.get_seq_length() if self._was_given_a_cache else 0
-        prompt = past + max(self.sequences.prompt_length, 0 if embeds is None else embeds.shape[1])
+        prompt = self._prompt_slots()
         stretch = max(prompt, 256)
         if self.sequences.max_length is not None:
             stretch = min(stretch, max(self.sequences.max_length - self.sequences.prompt_length, 0))
         return prompt + stretch + num_nodes + 1
+
+    def _last_capacity(self, num_nodes: int) -> int:
+        """The same for all of the text, where it is known how long that can be."""
+        if self.sequences.max_length is None:
+            return self._prompt_slots() + _UNKNOWN_STRETCH + num_nodes + 1
+        new_tokens = max(self.sequences.max_length - self.sequences.prompt_length, 0)
+        return self._prompt_slots() + new_tokens + num_nodes + 1
+
+    def _prompt_slots(self) -> int:
+        embeds = self.model_kwargs.get("inputs_embeds")
+        past = self.users_cache.get_seq_length() if self._was_given_a_cache else 0
+        return past + max(self.sequences.prompt_length, 0 if embeds is None else embeds.shape[1])
 
     def _position_shift(self) -> torch.Tensor:
         """Position of a token minus its slot, `[…, batch]`, from what `generate` gave the prompt."""

@@ -192,8 +192,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "negative batch size": ({"disable_by_batch_size": -1}, ("`disable_by_batch_size`", "-1", "from 0 on")),
     "half a batch size": ({"disable_by_batch_size": 1.5}, ("`disable_by_batch_size`", "1.5", "integer")),
     "a batch size that is a bool": ({"disable_by_batch_size": True}, ("`disable_by_batch_size`", "True", "integer")),
-    "cuda_graphs": ({"cuda_graphs": True}, ("cuda_graphs=True", "'auto' or False")),
-    "cuda_graphs by word": ({"cuda_graphs": "always"}, ("cuda_graphs='always'", "'auto' or False")),
+    "cuda_graphs": ({"cuda_graphs": "always"}, ("`cuda_graphs`", "'auto', True or False", "'always'")),
     "compile": ({"compile": True}, ("compile=True", "Use False")),
 }
 

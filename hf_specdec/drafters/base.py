@@ -20,6 +20,7 @@ from ..verification.draft_temperature import DraftTemperature
 
 
 if TYPE_CHECKING:
+    from ..graphs import GraphLoans, GraphStore
     from ..target import Target
 
 
@@ -36,6 +37,7 @@ class DraftRequest:
         prefill_chunk_size (`int`, *optional*): the call's.
         temperature (`DraftTemperature`, *optional*): makes q sharper or flatter.
         choice (`TreeChoice`, *optional*): says which tree a step takes; without it, the plan's.
+        loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
     """
 
     plan: SpeculationPlan
@@ -44,6 +46,14 @@ class DraftRequest:
     prefill_chunk_size: int | None = None
     temperature: DraftTemperature = field(default_factory=DraftTemperature)
     choice: TreeChoice | None = None
+    loans: GraphLoans | None = None
+
+    def storage(self, model: PreTrainedModel, sequences: Sequences) -> GraphStore | None:
+        """Memory of CUDA graphs for a model that drafts for these sequences to their end, if there is to be any."""
+        if self.loans is None:
+            return None
+        longest = sequences.max_length or sequences.prompt_length + 1024
+        return self.loans.store(model, sequences.batch_size, longest + self.plan.tree.num_nodes + 1)
 
     @property
     def tree(self) -> TokenTree | DynamicTree:

@@ -42,7 +42,8 @@ class DraftModelDrafter(Drafter):
             shift = visible.sum(dim=1) - visible.shape[1]
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         capacity = 2 * sequences.prompt_length + 256
-        self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity=capacity), visible, shift)
+        storage = request.storage(self.model, sequences)
+        self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity, storage), visible, shift)
         if sequences.prompt_length > 0:
             self._prefill(sequences, visible)
 

@@ -107,6 +107,7 @@ class EagleDrafter(Drafter):
         num_layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
         boundaries = self.head.config.aux_boundaries(num_layers)
         with watch_features(target.model, boundaries, lambda: target.is_running) as self._features:
+            target.features = self._features
             yield
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
@@ -124,7 +125,8 @@ class EagleDrafter(Drafter):
             shift -= (~sequences.visible).sum(dim=1).to(device)
             visible = sequences.visible[:, max(first, 0) :].to(device)
         layers = self.head.config.text_config.num_hidden_layers
-        cache = TreeCache(layers, sequences.batch_size, device, capacity=2 * features.shape[1] + 256)
+        storage = request.storage(self.head, sequences)
+        cache = TreeCache(layers, sequences.batch_size, device, 2 * features.shape[1] + 256, storage)
         self.begin(cache, visible, shift, first)
         self._waiting = [(features, [features.shape[1]] * sequences.batch_size)]
 

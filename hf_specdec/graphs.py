@@ -1,0 +1,320 @@
+"""
+CUDA graphs of forwards over trees: at small batch a forward's launches take the host longer than the device computes.
+
+A `GraphStore` holds the K/V of a model for one batch size and capacity, and the graphs that were captured over them,
+so that calls with other prompts replay them. It goes with its model. Everything that differs from step to step is
+copied into the graph's own tensors first: tokens, positions, slots to write, masks over all slots, other inputs.
+A forward is captured when its shape comes for the second time; where that fails, the model goes on without graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .attention import TreeContext, implementation_of, supports_switching
+from .cache import TreeCache, WriteWindow
+
+
+if TYPE_CHECKING:
+    from .forward import NodeInputs, TreeForward
+
+SMALLEST_CAPACITY = 512
+MOST_QUERIES = 256
+"""Longer forwards are those of prompts, whose lengths seldom come again, and busy the device long enough."""
+STORES_PER_MODEL = 4
+SHARE_OF_FREE_MEMORY = 0.3
+
+Record = Callable[[Callable[[], list[torch.Tensor]], torch.device], tuple[Callable[[], None], list[torch.Tensor]]]
+
+
+def record_cuda_graph(
+    run: Callable[[], list[torch.Tensor]], device: torch.device
+) -> tuple[Callable[[], None], list[torch.Tensor]]:
+    """Captures `run` after a first run for what is done once; returns what replays it, and its tensors."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        tensors = run()
+    return graph.replay, tensors
+
+
+RECORDERS: dict[str, Record] = {"cuda": record_cuda_graph}
+"""By type of device, how a forward is captured; elsewhere none is."""
+
+
+# ---------------------------------------------------------------------------------------------------------- one graph
+
+
+class StaticMasks:
+    """
+    The `tree_context` of a captured forward: masks at fixed places, `[batch, 1, queries, capacity]`.
+
+    Args:
+        context (`TreeContext`): of the present step, over all slots.
+    """
+
+    def __init__(self, context: TreeContext):
+        self.was_used = False
+        self._context = context
+        self._masks: dict[Any, torch.Tensor] = {}
+
+    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+        """As `TreeContext.mask`."""
+        key = (dtype, device, window)
+        if key not in self._masks:
+            mask = self._context.mask(*key)
+            self._masks[key] = mask.expand(len(self._context.lengths), -1, -1, -1).contiguous()
+        return self._masks[key]
+
+    def refresh(self, context: TreeContext) -> None:
+        """Takes the masks of another step."""
+        self._context = context
+        for key, mask in self._masks.items():
+            mask.copy_(context.mask(*key))
+
+
+class CapturedForward:
+    """
+    A forward of one shape as a graph.
+
+    Args:
+        forward (`TreeForward`): the forward.
+        nodes (`NodeInputs`), context (`TreeContext`): those of the present step, the latter over all slots.
+        record (`Callable`): captures a function, see `record_cuda_graph`.
+    """
+
+    def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, record: Record):
+        self._nodes, self._masks = nodes.clone(), StaticMasks(context)
+        self._slots = _slots(forward.cache).clone()
+        self._kind: type[ModelOutput] = ModelOutput
+        self._names: list[str] = []
+        self._features = forward.features
+        window = WriteWindow(None, forward.cache.storage.capacity, self._slots)
+
+        def run() -> list[torch.Tensor]:
+            """Its output's tensors, and the hidden states that somebody watches."""
+            live, forward.cache.write_window = forward.cache.write_window, window
+            try:
+                with nullcontext([]) if self._features is None else self._features.recorded() as states:
+                    outputs = forward.run(self._nodes, self._masks)
+            finally:
+                forward.cache.write_window = live
+            self._kind = type(outputs)
+            self._names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
+            return [outputs[name] for name in self._names] + [one for place in states for one in place]
+
+        self._replay, self._tensors = record(run, forward.device)
+        self._features = None  # knows the call, and so the model: it must not keep that alive
+
+    def __call__(self, cache: TreeCache, nodes: NodeInputs, context: TreeContext, features: Any) -> ModelOutput:
+        """The forward's output for another step; its tensors are the caller's."""
+        self._features = features
+        self._nodes.copy_(nodes)
+        self._slots.copy_(_slots(cache))
+        self._masks.refresh(context)
+        self._replay()
+        self._features = None
+        tensors = [tensor.clone() for tensor in self._tensors]  # the next replay writes over the graph's own
+        if features is not None:
+            for place, states in enumerate(tensors[len(self._names) :]):
+                features.add(place, states)
+        return self._kind(**dict(zip(self._names, tensors, strict=False)))
+
+
+def _slots(cache: TreeCache) -> torch.Tensor:
+    """Where the nodes of the present step are written, `[batch, nodes]` int64."""
+    window = cache.write_window
+    if window.slots is not None:
+        return window.slots
+    slots = torch.arange(window.start, window.end, device=cache.device)
+    return slots.expand(len(cache.lengths), -1)
+
+
+# ----------------------------------------------------------------------------------------------- the graphs of a model
+
+
+class GraphStore:
+    """
+    K/V for one model, batch size and capacity, and the graphs captured over them.
+
+    Args:
+        capacity (`int`): slots.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.works = True
+        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._graphs: dict[Any, CapturedForward] = {}
+        self._seen: set[Any] = set()
+
+    def layer(
+        self, index: int, shapes: list[tuple[int, ...]], like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeros for the keys and values of a layer, the same memory at every call."""
+        held = self._layers.get(index)
+        if held is None or [tuple(states.shape) for states in held] != shapes or held[0].dtype != like.dtype:
+            self._graphs.clear()
+            held = self._layers[index] = tuple(like.new_zeros(shape) for shape in shapes)
+        else:
+            torch._foreach_zero_(list(held))  # what another text left there may be no number
+        return held
+
+    def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
+        """A forward by its graph; None if it is to run without."""
+        if not self.works or nodes.tokens.shape[1] > MOST_QUERIES or not forward.can_be_captured:
+            return None
+        if forward.cache.write_window.end > self.capacity:  # the cache is about to leave
+            return None
+        features = forward.features
+        key = (forward.key, nodes.key, None if features is None else features.boundaries)
+        captured = self._graphs.get(key)
+        if captured is None and key not in self._seen:
+            self._seen.add(key)
+            return None
+        context = context.over(self.capacity)
+        if captured is None:
+            try:
+                captured = CapturedForward(forward, nodes, context, RECORDERS[forward.device.type])
+            except RuntimeError as error:
+                self._give_up(forward.model, error)
+                return None
+            self._graphs[key] = captured
+        return captured(forward.cache, nodes, context, features)
+
+    def _give_up(self, model: PreTrainedModel, error: Exception) -> None:
+        self.works = False
+        self._graphs.clear()
+        warnings.warn(
+            f"A forward of {type(model).__name__} could not be captured in a CUDA graph, and runs without: "
+            f"{str(error).splitlines()[0]}",
+            stacklevel=2,
+        )
+
+
+@dataclass
+class _Shelf:
+    """The stores of a model. `fingerprint` says what its graphs depend on besides shapes."""
+
+    fingerprint: Any
+    stores: dict[tuple[int, int], GraphStore] = field(default_factory=dict)
+    lent: set[tuple[int, int]] = field(default_factory=set)
+
+
+_lock = threading.Lock()
+_shelves: weakref.WeakKeyDictionary[nn.Module, _Shelf] = weakref.WeakKeyDictionary()
+
+
+class GraphLoans:
+    """
+    What one call borrows. Two calls at a time never have the same store: the second goes without.
+
+    Args:
+        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
+    """
+
+    def __init__(self, wanted: bool | Literal["auto"]):
+        self.wanted = wanted
+        self._lent: list[tuple[_Shelf, tuple[int, int]]] = []
+
+    def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
+        """
+        A store with room for so many slots per row, or None.
+
+        Raises:
+            ValueError: if graphs are demanded of a model that cannot be captured.
+        """
+        if self.wanted is False:
+            return None
+        obstacle = _obstacle(model)
+        if obstacle is not None:
+            if self.wanted is True:
+                raise ValueError(
+                    f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then "
+                    "goes without."
+                )
+            return None
+        capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
+        if not _has_memory(model, batch_size, capacity):
+            return None
+        key, fingerprint = (batch_size, capacity), _fingerprint(model)
+        with _lock:
+            shelf = _shelves.get(model)
+            if shelf is None or shelf.fingerprint != fingerprint:
+                shelf = _shelves[model] = _Shelf(fingerprint)
+            if key in shelf.lent:
+                return None
+            store = shelf.stores.pop(key, None) or GraphStore(capacity)
+            spare = [old for old in shelf.stores if old not in shelf.lent]  # the least recently used first
+            for old in spare[: max(len(shelf.stores) + 1 - STORES_PER_MODEL, 0)]:
+                del shelf.stores[old]
+            shelf.stores[key] = store  # last: the most recently used
+            shelf.lent.add(key)
+            self._lent.append((shelf, key))
+        return store
+
+    def give_back(self) -> None:
+        """Lets other calls have the stores."""
+        with _lock:
+            for shelf, key in self._lent:
+                shelf.lent.discard(key)
+            self._lent.clear()
+
+
+@contextmanager
+def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
+    """Loans for one call."""
+    loans = GraphLoans(wanted)
+    try:
+        yield loans
+    finally:
+        loans.give_back()
+
+
+def _obstacle(model: PreTrainedModel) -> str | None:
+    """Why forwards of a model cannot be captured."""
+    if model.device.type not in RECORDERS:
+        return f"runs on {model.device.type}"
+    if len({parameter.device for parameter in model.parameters()}) > 1 or hasattr(model, "_hf_hook"):
+        return "is spread over devices"
+    if getattr(model, "_tp_size", None) not in (None, 1):
+        return "is spread over processes"
+    if model.training:
+        return "is in training mode"
+    if hasattr(model, "_orig_mod") or not supports_switching(model):
+        return "does not attend through transformers' `AttentionInterface`"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return "has forward hooks, which a graph would pass by"
+    return None
+
+
+def _fingerprint(model: PreTrainedModel) -> Any:
+    """Where its weights are, and how it attends: a model that was moved, merged or switched is captured anew."""
+    places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    adapters = getattr(model, "active_adapters", None) if getattr(model, "_hf_peft_config_loaded", False) else None
+    return hash(places), implementation_of(model), str(adapters() if callable(adapters) else adapters)
+
+
+def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
+    if model.device.type != "cuda":
+        return True
+    config = model.config.get_text_config(decoder=True)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    needed = 2 * config.num_hidden_layers * batch_size * capacity * heads * size * model.dtype.itemsize
+    return needed < SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(model.device)[0]

@@ -1,0 +1,214 @@
+"""
+Forwards replayed from graphs, with a stand-in for CUDA's: it runs the captured function again, on the graph's own
+tensors, and writes into the tensors that the capture gave. What it shows is that nothing else is read from step to
+step; `test_cuda.py` runs real ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.goldens import trained_prompts, trained_target
+from support.heads import tiny_head, trained_head
+from support.models import FAMILIES, noisy_copy, prompts, tiny_model
+
+import hf_specdec
+from hf_specdec import graphs
+
+
+TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
+DYNAMIC = hf_specdec.DynamicTree(depth=3, top_k=3, num_nodes=9)
+
+
+class StandIn:
+    """Counts what was captured and replayed."""
+
+    def __init__(self) -> None:
+        self.captures = self.replays = 0
+
+    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> tuple[Callable, Any]:
+        run()
+        tensors = [tensor.clone() for tensor in run()]
+        self.captures += 1
+
+        def replay() -> None:
+            self.replays += 1
+            for tensor, new in zip(tensors, run(), strict=True):
+                tensor.copy_(new)
+
+        return replay, tensors
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    found = StandIn()
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
+    monkeypatch.setattr(graphs, "SMALLEST_CAPACITY", 32)
+    yield found
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
+    """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
+    target = tiny_model(family)
+    draft = noisy_copy(target, 0.05)
+    for length, seed in ((9, 0), (6, 1), (13, 2)):
+        inputs = prompts(batch_size, length, padding=seed != 1, seed=seed)
+        plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, tree=tree)
+        assert torch.equal(output, plain)
+        assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    if family in ("gptj", "falcon", "stablelm"):  # some do not attend through the interface
+        return
+    assert stand_in.replays > 20 and stand_in.captures < 30
+
+
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
+    """Features come from graphs as they come from hooks: the same drafts are accepted."""
+    target, head = trained_target(), trained_head()
+    prompt = torch.tensor([ids[:8] for ids in trained_prompts()["prompts"][:batch_size]])
+    found = []
+    for cuda_graphs in (False, "auto", "auto"):
+        config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        output = target.generate(
+            prompt, max_new_tokens=40, do_sample=False, assistant_model=head, speculative_config=config
+        )
+        found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
+    assert found[0] == found[1] == found[2] and stand_in.replays > 20
+    assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+
+
+def test_sampling_with_a_seed(stand_in: StandIn) -> None:
+    target = tiny_model(sharpness=1.5)
+    draft = noisy_copy(target, 0.3)
+    texts = []
+    for cuda_graphs in (False, "auto"):
+        config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=cuda_graphs)
+        torch.manual_seed(5)
+        options = {"do_sample": True, "top_k": 0, "max_new_tokens": 50, "speculative_config": config}
+        texts.append(target.generate(**prompts(2, 9), **options, assistant_model=draft).tolist())
+    assert texts[0] == texts[1] and stand_in.replays > 10
+
+
+def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on the cache has memory of its own, and no graphs."""
+    monkeypatch.setattr("hf_specdec.target.Target._last_capacity", lambda self, num_nodes: 20)
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    for batch_size in (1, 2):
+        inputs = prompts(batch_size, 9)
+        plain = target.generate(**inputs, max_new_tokens=60, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=60, do_sample=False, assistant_model=draft, tree=TREE)
+        assert torch.equal(output, plain)
+    assert stand_in.replays > 0
+
+
+def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning; the text is right, and later calls go without."""
+
+    def fails(run: Callable, device: torch.device) -> Any:
+        run()
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", fails)
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    plain = target.generate(**prompts(2, 9), max_new_tokens=30, do_sample=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            output = target.generate(
+                **prompts(2, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, tree=TREE
+            )
+            assert torch.equal(output, plain)
+    messages = [str(warning.message) for warning in caught if "CUDA graph" in str(warning.message)]
+    assert len(messages) == 2  # target and draft
+    assert messages[0].endswith("operation not permitted when stream is capturing")
+
+
+def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device: (lambda: None, run()))  # keeps no function
+    target = tiny_model()
+    head = tiny_head(target)
+    target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=head)
+    stores = [weakref.ref(store) for model in (target, head) for store in graphs._shelves[model].stores.values()]
+    assert len(stores) == 2 and any(store()._graphs for store in stores)
+    del target, head
+    gc.collect()
+    assert all(store() is None for store in stores)
+
+
+def test_few_stores_are_kept(stand_in: StandIn) -> None:
+    target = tiny_model()
+    for length in (9, 40, 70, 140, 9):
+        for batch_size in (1, 2):
+            inputs = prompts(batch_size, length)
+            target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=hf_specdec.NgramDraft(3, 1))
+    stores = graphs._shelves[target].stores
+    assert len(stores) == graphs.STORES_PER_MODEL and not graphs._shelves[target].lent
+    assert (2, 64) in stores and (1, 64) in stores  # the ones used last
+
+
+def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
+    target, other = tiny_model(), tiny_model(seed=1)
+    draft = noisy_copy(target, 0.05)
+    for _ in range(2):
+        inputs = prompts(1, 9)
+        plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, tree=TREE)
+        assert torch.equal(output, plain)
+        captured, first = stand_in.captures, graphs._shelves[target].stores
+        for parameter, new in zip(target.parameters(), other.parameters(), strict=True):
+            parameter.data = new.data  # as loading or merging adapters may do
+    assert captured > 0 and graphs._shelves[target].stores is first
+
+
+def test_hooks_of_the_user_are_run(stand_in: StandIn) -> None:
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    calls = []
+    target.get_decoder().layers[0].register_forward_hook(lambda *_: calls.append(None))
+    target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, tree=TREE)
+    steps = len(hf_specdec.last_metrics().accepted_per_step[0])
+    assert len(calls) == 1 + steps
+
+
+def test_two_threads_on_one_model(stand_in: StandIn) -> None:
+    """The second finds the store lent, and goes without."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    inputs = [prompts(1, 9, seed=seed) for seed in range(4)]
+    expected = [target.generate(**one, max_new_tokens=40, do_sample=False).tolist() for one in inputs]
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            output = target.generate(
+                **inputs[number], max_new_tokens=40, do_sample=False, assistant_model=draft, tree=TREE
+            )
+            found[number] = found.get(number, []) + [output.tolist()]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found[number] == [expected[number]] * 3 for number in range(4))
+
+
+def test_demanding_graphs_where_there_are_none() -> None:
+    target = tiny_model()
+    config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=True)
+    with pytest.raises(ValueError, match="`cuda_graphs=True`: LlamaForCausalLM runs on cpu"):
+        target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.1), speculative_config=config)
