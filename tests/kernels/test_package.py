@@ -75,6 +75,7 @@ CALLS = {
     "greedy_walk": walk_arguments,
     "target_walk": drawn_arguments,
     "rejection_walk": lambda **changes: drawn_arguments(draft_logits=torch.randn(2, 4, 11)) | changes,
+    "draft_tokens": lambda **changes: {"logits": torch.randn(2, 3, 11), "count": 4} | changes,
     "kv_compaction": compaction_arguments,
 }
 
@@ -138,6 +139,8 @@ BAD = {
         "greedy_walk",
         {"out": hf_specdec_kernels.Walks(*(torch.zeros(2, 2, dtype=torch.long) for _ in range(3)))},
     ),
+    "`count` is 12; it must be from 1 to 11": ("draft_tokens", {"count": 12}),
+    "`noise` has shape [2, 11]; it must be [2, 3, 11]": ("draft_tokens", {"noise": torch.rand(2, 11)}),
     "`caches` is empty": ("kv_compaction", {"caches": []}),
     "`caches[1]` is a torch.float64 tensor": (
         "kv_compaction",

@@ -21,6 +21,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from hf_specdec_kernels.draft_tokens.triton import launch_draft_tokens
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
@@ -121,6 +122,12 @@ def walks(dtype: torch.dtype, vocab: int = 128_256, filtered: bool = False, all_
     )
 
 
+def drafting(vocab: int, drawn: bool = False) -> None:
+    logits = torch.empty(4, 10, vocab, dtype=torch.bfloat16, device="meta")
+    tokens = torch.empty(4, 10, 10, dtype=torch.long)
+    launch_draft_tokens(logits, 10, torch.ones(4), logits.float() if drawn else None, tokens, tokens.float())
+
+
 def compaction(page_size: int | None = None) -> None:
     cache = torch.empty(64, 8, 64, 128, dtype=torch.bfloat16)
     rows = torch.zeros(64, dtype=torch.long)
@@ -147,6 +154,8 @@ CASES = {
     "walks, small vocabulary": lambda: walks(SINGLE, vocab=12),
     "walks with filters": lambda: walks(HALF, filtered=True),
     "walks with all options": lambda: walks(SINGLE, filtered=True, all_options=True),
+    **{f"drafting, vocabulary of {vocab}": lambda vocab=vocab: drafting(vocab) for vocab in (32_000, 128_256)},
+    "drafting, drawn": lambda: drafting(32_000, drawn=True),
     "compaction": compaction,
     "compaction of pages": lambda: compaction(64),
 }

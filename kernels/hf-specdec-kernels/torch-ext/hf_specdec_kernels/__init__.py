@@ -5,6 +5,7 @@ Every operator is a pair: `naive.py`, plain PyTorch, which is what runs on a CPU
 with `torch.library`, so that `torch.compile` sees through them; importing this package needs torch alone.
 """
 
+from .draft_tokens import draft_tokens
 from .kv_compaction import kv_compaction, pointer_table
 from .rejection_sampling import Walks, draft_columns, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
@@ -13,6 +14,7 @@ from .tree_attention import pack_ancestors, tree_attention
 __all__ = [
     "Walks",
     "draft_columns",
+    "draft_tokens",
     "greedy_walk",
     "kv_compaction",
     "pack_ancestors",

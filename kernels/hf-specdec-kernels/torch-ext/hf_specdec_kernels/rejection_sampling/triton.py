@@ -54,7 +54,7 @@ def _store_walk(
 # --------------------------------------------------------------------------------------------------------- the walks
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes", "max_depth", "num_end_tokens"])
 def _walk_along_target_kernel(
     logits, tokens, parents, uniforms, temperature, top_k, top_p, end_tokens, active, weights,
     path, accepted, next_tokens, vocab, num_nodes, max_depth, num_end_tokens,
@@ -107,7 +107,7 @@ def _walk_along_target_kernel(
     _store_walk(path, accepted, next_tokens, row, nodes_of_path, depth, next_token, walks, max_depth, BLOCK_PATH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_nodes", "num_parents", "max_depth", "num_end_tokens"])
 def _rejection_walk_kernel(
     logits, draft_logits, tokens, parents, uniforms, draft_index, draft_columns, draft_temperature,
     temperature, top_k, top_p, end_tokens, active, weights, scores,

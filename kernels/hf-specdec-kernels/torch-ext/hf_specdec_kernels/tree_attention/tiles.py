@@ -36,7 +36,7 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype) -> Tiles:
     """
     needed = max(16, 1 << (pairs - 1).bit_length())
     if dtype == torch.float32:
-        return Tiles(min(needed, 32), 32, 4, 2, 2)
+        return Tiles(16, 16, 4, 2, 2) if needed == 16 else Tiles(32, 16, 8, 2, 2)
     if head_dim > 128:
         return Tiles(min(needed, 64), 32, 4, 3, 1)
     if needed <= 64:

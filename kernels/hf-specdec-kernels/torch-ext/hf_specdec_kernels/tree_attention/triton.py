@@ -47,7 +47,7 @@ def _slot_offsets(slots, inside, table, stride_block, stride_slot, PAGE_SIZE: tl
     return offsets
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "queries", "num_nodes", "num_splits", "num_tiles"])
 def _tree_attention_kernel(
     query, key, value, out, partial, partial_highest, partial_total,
     lengths, first_slots, ancestors, query_depths, node_depths, block_tables, sinks,
@@ -198,7 +198,7 @@ def _tree_attention_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "num_splits"])
 def _combine_kernel(
     out, partial, partial_highest, partial_total, sinks, queries, num_splits,
     out_stride_b, out_stride_n, out_stride_h, out_stride_d,

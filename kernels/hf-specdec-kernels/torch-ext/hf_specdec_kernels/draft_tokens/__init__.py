@@ -1,0 +1,102 @@
+"""The tokens that a draft proposes behind each node of a level."""
+
+from __future__ import annotations
+
+import torch
+
+from .._ops import add_op_namespace_prefix, ops
+from ..checks import check_device, check_dtype, check_shape
+from .naive import draft_tokens_naive
+
+
+__all__ = ["draft_tokens", "draft_tokens_naive"]
+
+LARGEST_COUNT = 64
+
+
+def draft_tokens(
+    logits: torch.Tensor,
+    count: int,
+    *,
+    temperature: torch.Tensor | None = None,
+    noise: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The `count` best tokens of q, the softmax of a draft's logits; or, with `noise`, as many drawn from it without
+    replacement, in the order of the draws (Gumbel-top-k, arXiv 1903.06059). Nothing is sorted, nothing as large as the
+    logits is written. Nothing is read on the host, and the launch depends on shapes alone.
+
+    Args:
+        logits (`torch.Tensor` of shape `[batch, queries, vocab]`): float32, float16 or bfloat16, -inf outside the
+            support. The last stride is 1.
+        count (`int`): at most 64.
+        temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): the logits are divided by it; positive.
+        noise (`torch.Tensor` of shape `[batch, queries, vocab]`, float32, *optional*): exponential random numbers, as
+            `torch.empty_like(logits, dtype=torch.float32).exponential_()` draws them.
+        out (`tuple`, *optional*): where to write the result, contiguous.
+
+    Returns:
+        `tuple`: tokens `[batch, queries, count]` int64, the best (or first drawn) first, of equals the lowest; -1
+        where q has no more. And their log-probabilities under q, `[batch, queries, count]` float32, -inf there.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    check_shape("logits", logits, None, None, None)
+    check_dtype("logits", logits, (torch.bfloat16, torch.float16, torch.float32))
+    batch, queries, vocab = logits.shape
+    if not 0 < count <= min(LARGEST_COUNT, vocab):
+        raise ValueError(f"`count` is {count}; it must be from 1 to {min(LARGEST_COUNT, vocab)}.")
+    if temperature is not None:
+        check_shape("temperature", temperature, batch)
+        check_dtype("temperature", temperature, (torch.float32,))
+        check_device("temperature", temperature, logits.device)
+    if noise is not None:
+        check_shape("noise", noise, batch, queries, vocab)
+        check_dtype("noise", noise, (torch.float32,))
+        check_device("noise", noise, logits.device)
+    for name, tensor in (("logits", logits), ("noise", noise)):
+        if tensor is not None and vocab > 1 and tensor.stride(2) != 1:
+            raise ValueError(
+                f"`{name}` has strides {tensor.stride()}; the last must be 1: pass `{name}.contiguous()`."
+            )
+    shape = (batch, queries, count)
+    if out is None:
+        out = logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32)
+    for name, tensor, dtype in (("out[0]", out[0], torch.int64), ("out[1]", out[1], torch.float32)):
+        check_shape(name, tensor, *shape)
+        check_dtype(name, tensor, (dtype,))
+        check_device(name, tensor, logits.device)
+        if not tensor.is_contiguous():
+            raise ValueError(f"`{name}` has strides {tensor.stride()}; it must be contiguous.")
+    ops.draft_tokens(logits, count, temperature, noise, *out)
+    return out
+
+
+@torch.library.custom_op(
+    add_op_namespace_prefix("draft_tokens"), mutates_args=("tokens", "log_probabilities"), device_types="cpu"
+)
+def _draft_tokens(
+    logits: torch.Tensor,
+    count: int,
+    temperature: torch.Tensor | None,
+    noise: torch.Tensor | None,
+    tokens: torch.Tensor,
+    log_probabilities: torch.Tensor,
+) -> None:
+    found = draft_tokens_naive(logits, count, temperature, noise)
+    tokens.copy_(found[0])
+    log_probabilities.copy_(found[1])
+
+
+@_draft_tokens.register_kernel("cuda")
+def _(*args) -> None:
+    from .triton import launch_draft_tokens  # triton is only needed where it runs
+
+    launch_draft_tokens(*args)
+
+
+@_draft_tokens.register_fake
+def _(*args) -> None:
+    return None
