@@ -21,6 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .kernels import NODES_PER_WORD, KernelInputs
+
 
 NAME = "tree_attention"
 
@@ -43,6 +45,9 @@ class TreeContext:
         node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node behind the committed
             slots.
         uniform_length (`int`, *optional*): the length, where all rows have the same.
+        uses_kernel (`bool`): whether layers attend by the kernel, and need no mask.
+        first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, what `visible` says.
+        node_multiple (`int`): for the kernel, nodes are filled up to a multiple of this.
     """
 
     lengths: list[int]
@@ -53,12 +58,35 @@ class TreeContext:
     query_depths: torch.Tensor
     node_depths: torch.Tensor
     uniform_length: int | None = None
+    uses_kernel: bool = False
+    first_slots: torch.Tensor | None = None
+    node_multiple: int = 1
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def over(self, num_slots: int) -> TreeContext:
         """The same for a forward that gets to see more slots, of which those behind the nodes are nothing."""
-        return replace(self, num_slots=num_slots, was_used=False, _masks={})
+        multiple = NODES_PER_WORD  # so that the levels of a tree can share a graph
+        return replace(self, num_slots=num_slots, node_multiple=multiple, was_used=False, _masks={})
+
+    @cached_property
+    def kernel_inputs(self) -> KernelInputs:
+        """What the kernel needs to know."""
+        return KernelInputs.of(
+            torch.tensor(self.lengths, device=self.lengths_device),
+            self.ancestors,
+            self.query_depths,
+            self.node_depths,
+            self.first_slots,
+            self.node_multiple,
+        )
+
+    def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """What the model itself is given as its mask: without use where layers attend by the kernel."""
+        if not self.uses_kernel:
+            return self.mask(dtype, device)
+        shape = (len(self.lengths), 1, self.ancestors.shape[1], self.num_slots)
+        return torch.zeros(1, 1, 1, 1, dtype=dtype, device=device).expand(shape)
 
     def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
         """
@@ -150,6 +178,10 @@ def tree_attention(
         function = _attention_function(implementation, module)
         return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
     tree_context.was_used = True
+    if tree_context.uses_kernel:
+        options = {"softcap": kwargs.get("softcap"), "sinks": kwargs.get("s_aux"), "scale": kwargs.get("scaling")}
+        window = layer_window(module, kwargs)
+        return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
     attention_mask = tree_context.mask(query.dtype, query.device, layer_window(module, kwargs))
     function = _attention_function(_implementation_with_masks(implementation, kwargs), module)
     return function(module, query, key, value, attention_mask, **kwargs)

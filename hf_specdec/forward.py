@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .attention import TreeContext, needs_context, supports_switching
+from .attention import TreeContext, implementation_of, needs_context, supports_switching
 from .cache import TreeCache
 from .features import Features
+from .kernels import MOST_QUERIES, attends_by_kernel, first_slots_of
 
 
 if TYPE_CHECKING:
-    from .graphs import StaticMasks
+    from .graphs import StaticContext
 
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
@@ -120,6 +121,11 @@ class TreeForward:
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
         self.takes_logits_to_keep = "logits_to_keep" in parameters
+        self._first_slots = None
+        self._has_kernel = self.switches and attends_by_kernel(model, implementation_of(model))
+        if self._has_kernel and visible is not None:
+            self._first_slots = first_slots_of(visible)
+            self._has_kernel = self._first_slots is not None
         self.can_be_captured = (
             self.switches and not self.token_types and all(_is_constant(*item) for item in self.model_kwargs.items())
         )
@@ -164,6 +170,8 @@ class TreeForward:
             query_depths=query_depths,
             node_depths=query_depths if node_depths is None else node_depths,
             uniform_length=cache.uniform_length,
+            uses_kernel=self._may_use_kernel(tokens.shape[1]),
+            first_slots=self._first_slots,
         )
         positions = None
         if self.takes_positions:
@@ -172,7 +180,7 @@ class TreeForward:
         outputs = None if cache.storage is None else cache.storage.run(self, nodes, context)
         return self.run(nodes, context) if outputs is None else outputs
 
-    def run(self, nodes: NodeInputs, context: TreeContext | StaticMasks) -> ModelOutput:
+    def run(self, nodes: NodeInputs, context: TreeContext | StaticContext) -> ModelOutput:
         """The model's forward itself, without graphs; where it writes, the cache has been told."""
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
@@ -185,7 +193,7 @@ class TreeForward:
             inputs["tree_context"] = context
         inputs |= {
             "past_key_values": self.cache,
-            "attention_mask": context.mask(self.dtype, self.device),
+            "attention_mask": context.model_mask(self.dtype, self.device),
             "use_cache": True,
         }
         if nodes.others is not None:
@@ -202,6 +210,11 @@ class TreeForward:
                 "`assistant_model`."
             )
         return outputs
+
+    def _may_use_kernel(self, queries: int) -> bool:
+        """Whether layers attend by the kernel: not to padding among the nodes, in the first forward of a head."""
+        padded = 0 if self.visible is None else self.visible.shape[1]
+        return self._has_kernel and queries <= MOST_QUERIES and padded <= min(self.cache.lengths)
 
     def _positions(self, depths: torch.Tensor) -> torch.Tensor:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""

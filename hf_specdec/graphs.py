@@ -24,6 +24,7 @@ from transformers.utils import ModelOutput
 
 from .attention import TreeContext, implementation_of, supports_switching
 from .cache import TreeCache, WriteWindow
+from .kernels import NODES_PER_WORD
 
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ RECORDERS: dict[str, Record] = {"cuda": record_cuda_graph}
 # ---------------------------------------------------------------------------------------------------------- one graph
 
 
-class StaticMasks:
+class StaticContext:
     """
-    The `tree_context` of a captured forward: masks at fixed places, `[batch, 1, queries, capacity]`.
+    The `tree_context` of a captured forward: what it says of the present step, at fixed places.
 
     Args:
         context (`TreeContext`): of the present step, over all slots.
@@ -70,20 +71,33 @@ class StaticMasks:
 
     def __init__(self, context: TreeContext):
         self.was_used = False
+        self.uses_kernel = context.uses_kernel
+        self.kernel_inputs = context.kernel_inputs.for_batch(len(context.lengths)) if self.uses_kernel else None
         self._context = context
         self._masks: dict[Any, torch.Tensor] = {}
+        self._placeholder: torch.Tensor | None = None
 
     def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
-        """As `TreeContext.mask`."""
+        """As `TreeContext.mask`, `[batch, 1, queries, capacity]`."""
         key = (dtype, device, window)
         if key not in self._masks:
             mask = self._context.mask(*key)
             self._masks[key] = mask.expand(len(self._context.lengths), -1, -1, -1).contiguous()
         return self._masks[key]
 
+    def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """As `TreeContext.model_mask`."""
+        if not self.uses_kernel:
+            return self.mask(dtype, device)
+        if self._placeholder is None:
+            self._placeholder = self._context.model_mask(dtype, device)
+        return self._placeholder
+
     def refresh(self, context: TreeContext) -> None:
-        """Takes the masks of another step."""
+        """Takes what another step says."""
         self._context = context
+        if self.kernel_inputs is not None:
+            self.kernel_inputs.copy_(context.kernel_inputs)
         for key, mask in self._masks.items():
             mask.copy_(context.mask(*key))
 
@@ -99,7 +113,7 @@ class CapturedForward:
     """
 
     def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, record: Record):
-        self._nodes, self._masks = nodes.clone(), StaticMasks(context)
+        self._nodes, self._masks = nodes.clone(), StaticContext(context)
         self._slots = _slots(forward.cache).clone()
         self._kind: type[ModelOutput] = ModelOutput
         self._names: list[str] = []
@@ -182,7 +196,8 @@ class GraphStore:
         if forward.cache.write_window.end > self.capacity:  # the cache is about to leave
             return None
         features = forward.features
-        key = (forward.key, nodes.key, None if features is None else features.boundaries)
+        words = -(-context.ancestors.shape[2] // NODES_PER_WORD) if context.uses_kernel else None
+        key = (forward.key, nodes.key, words, None if features is None else features.boundaries)
         captured = self._graphs.get(key)
         if captured is None and key not in self._seen:
             self._seen.add(key)
@@ -249,6 +264,7 @@ class GraphLoans:
                     "goes without."
                 )
             return None
+        num_slots += NODES_PER_WORD  # nodes that nobody sees, behind those of a step
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         if not _has_memory(model, batch_size, capacity):
             return None

@@ -20,7 +20,7 @@ from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 
 import hf_specdec
-from hf_specdec import graphs
+from hf_specdec import graphs, kernels
 
 
 TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
@@ -46,9 +46,13 @@ class StandIn:
         return replay, tensors
 
 
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+@pytest.fixture(params=[False, True], ids=["masks", "kernel"])
+def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """Once with masks, once with the kernel, of which the CPU has a plain version."""
     found = StandIn()
+    if request.param:
+        pytest.importorskip("triton", reason="the kernels need triton")
+        monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64, torch.float32))
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
     monkeypatch.setattr(graphs, "SMALLEST_CAPACITY", 32)
     yield found
@@ -151,13 +155,13 @@ def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_stores_are_kept(stand_in: StandIn) -> None:
     target = tiny_model()
-    for length in (9, 40, 70, 140, 9):
-        for batch_size in (1, 2):
+    for length in (9, 140, 9):
+        for batch_size in (1, 2, 3):
             inputs = prompts(batch_size, length)
             target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=hf_specdec.NgramDraft(3, 1))
     stores = graphs._shelves[target].stores
     assert len(stores) == graphs.STORES_PER_MODEL and not graphs._shelves[target].lent
-    assert (2, 64) in stores and (1, 64) in stores  # the ones used last
+    assert all((batch_size, 128) in stores for batch_size in (1, 2, 3))  # the ones used last
 
 
 def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
@@ -212,3 +216,28 @@ def test_demanding_graphs_where_there_are_none() -> None:
     config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=True)
     with pytest.raises(ValueError, match="`cuda_graphs=True`: LlamaForCausalLM runs on cpu"):
         target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.1), speculative_config=config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+def test_the_kernel_without_graphs(family: str, tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plain version on the CPU, in float64: windows, soft-capping, sinks, padding, rows of other lengths."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64,))
+    attended = []
+    attend = kernels.KernelInputs.attend
+    monkeypatch.setattr(kernels.KernelInputs, "attend", lambda *args, **kw: attended.append(0) or attend(*args, **kw))
+    target = tiny_model(family)
+    draft = noisy_copy(target, 0.05)
+    inputs = prompts(3, 9, padding=True)
+    plain = target.generate(**inputs, max_new_tokens=40, do_sample=False)
+    output = target.generate(**inputs, max_new_tokens=40, do_sample=False, assistant_model=draft, tree=tree)
+    assert torch.equal(output, plain)
+    if target.config._attn_implementation == "sdpa" and family not in ("gptj", "falcon", "stablelm"):
+        assert attended
+
+
+def test_padding_that_is_not_on_the_left_has_masks() -> None:
+    visible = torch.tensor([[False, True, True], [True, True, True]])
+    assert kernels.first_slots_of(visible).tolist() == [1, 0]
+    assert kernels.first_slots_of(torch.tensor([[False, True, False]])) is None

@@ -1,0 +1,134 @@
+"""
+The tree-attention kernel in place of a dense mask: it reads the keys of every row up to its length, once for all heads
+that share them, and takes a tree as bits. Used where it can run: on CUDA with Triton, by models that attend by "sdpa".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import torch
+from transformers import PreTrainedModel
+
+
+DEVICES = {"cuda": (torch.bfloat16, torch.float16, torch.float32)}
+"""By type of device, the dtypes that the kernel takes."""
+MOST_QUERIES = 256
+"""More are the tokens of a prompt, for which dense matrix products are as good."""
+NODES_PER_WORD = 64
+_LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True, eq=False)
+class KernelInputs:
+    """
+    What the kernel is told of a forward; see `hf_specdec_kernels.tree_attention` for each.
+
+    Args:
+        lengths (`torch.Tensor` of shape `[batch]`, int64).
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, words]`, int64).
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64).
+        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64).
+        first_slots (`torch.Tensor` of shape `[batch]`, int64).
+    """
+
+    lengths: torch.Tensor
+    ancestors: torch.Tensor
+    query_depths: torch.Tensor
+    node_depths: torch.Tensor
+    first_slots: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        lengths: torch.Tensor,
+        ancestors: torch.Tensor,
+        query_depths: torch.Tensor,
+        node_depths: torch.Tensor,
+        first_slots: torch.Tensor | None,
+        multiple: int = 1,
+    ) -> KernelInputs:
+        """From a mask `[1 or batch, queries, nodes]` bool, with nodes that nobody sees up to a multiple of nodes."""
+        from hf_specdec_kernels import pack_ancestors
+
+        behind = -ancestors.shape[2] % multiple
+        if behind:
+            node_depths = torch.nn.functional.pad(node_depths, (0, behind))
+        if first_slots is None:
+            first_slots = torch.zeros_like(lengths)
+        return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots)
+
+    def for_batch(self, batch_size: int) -> KernelInputs:
+        """The same in memory of its own, with a row for every sequence."""
+        tensors = (getattr(self, one.name) for one in fields(self))
+        return KernelInputs(*(one.expand(batch_size, *one.shape[1:]).clone() for one in tensors))
+
+    def copy_(self, source: KernelInputs) -> None:
+        """Takes the values of another step."""
+        for one in fields(self):
+            getattr(self, one.name).copy_(getattr(source, one.name))
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The kernel: query `[batch, heads, queries, head_dim]` to `[batch, queries, heads, head_dim]`."""
+        return _kernel()(
+            query,
+            key,
+            value,
+            self.lengths,
+            self.ancestors,
+            num_nodes=self.node_depths.shape[1],
+            first_slots=self.first_slots,
+            query_depths=self.query_depths,
+            node_depths=self.node_depths,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[..., torch.Tensor]:
+    from hf_specdec_kernels import tree_attention
+
+    return tree_attention
+
+
+@lru_cache(maxsize=1)
+def _is_installed() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("triton", "hf_specdec_kernels"))
+
+
+def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
+    """Whether a model's forwards over trees can use the kernel instead of `implementation`."""
+    config = model.config.get_text_config(decoder=True)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        implementation == "sdpa"
+        and model.dtype in DEVICES.get(model.device.type, ())
+        and size <= _LARGEST_HEAD
+        and _is_installed()
+    )
+
+
+def first_slots_of(visible: torch.Tensor | None) -> torch.Tensor | None:
+    """
+    The first slot of every row that holds a token, `[batch]` int64, from `[batch, slots]` bool; None if there is
+    padding anywhere but on the left. Waits for the device.
+    """
+    if visible is None or bool((visible[:, 1:] < visible[:, :-1]).any()):
+        return None
+    return (~visible).sum(dim=1)
