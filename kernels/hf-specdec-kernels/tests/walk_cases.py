@@ -87,7 +87,8 @@ def draft_arguments(case: Case, device: torch.device, tree: dict) -> dict:
     heated = scores.float() if heat is None else scores.float() / heat[:, None, None]
     parents = tree["parents"].cpu().expand(case.batch, -1)
     perturbed = heated - torch.empty_like(heated).exponential_().log()
-    order = perturbed.sort(dim=-1, descending=True)
+    most = min(size, case.nodes)
+    order = perturbed.topk(most, dim=-1)
     tokens = torch.full((case.batch, case.nodes), -1)
     for row in range(case.batch):
         drawn = [0] * case.nodes
@@ -95,7 +96,7 @@ def draft_arguments(case: Case, device: torch.device, tree: dict) -> dict:
             parent = int(parents[row, node])
             rank = drawn[parent]
             drawn[parent] += 1
-            if rank < size and order.values[row, parent, rank] > -torch.inf:
+            if rank < most and order.values[row, parent, rank] > -torch.inf:
                 tokens[row, node] = vocabulary[order.indices[row, parent, rank]]
     if case.void:
         # Fewer children than were drawn: the last ones may go, as long as nobody looked at them.
