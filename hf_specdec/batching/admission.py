@@ -56,13 +56,7 @@ class Admission:
         """What a request must fit into."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
-        self.generation_config = None
-        if generation_config is not None:
-            self.generation_config = copy.deepcopy(generation_config)
-            # They are in `config` by now; `generate` itself is to prepare a plain call.
-            self.generation_config.tree = self.generation_config.speculative_config = None
-            if self.generation_config.eos_token_id == -1:
-                self.generation_config.eos_token_id = None
+        self.generation_config = _plain(generation_config)
         self._known_options = set(vars(GenerationConfig())) - {"tree", "speculative_config"} | set(_OBJECTS)
         # What is wrong with the target or the draft is wrong with every request.
         self.request("check", [0], {"max_new_tokens": 1})
@@ -76,6 +70,7 @@ class Admission:
         tree: Any = None,
         speculate: bool = True,
         seed: int | None = None,
+        generation_config: GenerationConfig | None = None,
         streaming: bool = False,
         record_timestamps: bool = False,
     ) -> Request:
@@ -89,7 +84,8 @@ class Admission:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")
         options, ends = self._checked_options(options)
-        config, processors, criteria = prepare_options(self.model, prompt, self.generation_config, options)
+        base = self.generation_config if generation_config is None else _plain(generation_config)
+        config, processors, criteria = prepare_options(self.model, prompt, base, options)
         if not ends:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
         self._check_config(config)
@@ -166,6 +162,17 @@ class Admission:
         call = {"assistant_model": self.assistant_model}
         check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call)
         return plan_of_call(config, own, self.drafter, self.vocab_size)
+
+
+def _plain(generation_config: GenerationConfig | None) -> GenerationConfig | None:
+    """The same without speculation, which is read before: `generate` itself is to prepare a plain call."""
+    if generation_config is None:
+        return None
+    plain = copy.deepcopy(generation_config)
+    plain.tree = plain.speculative_config = None
+    if plain.eos_token_id == -1:
+        plain.eos_token_id = None
+    return plain
 
 
 def _shorten(tokens: list[Any]) -> str:

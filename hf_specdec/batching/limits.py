@@ -66,16 +66,16 @@ class Limits:
     max_queue_size: int = 0
 
     @classmethod
-    def of(cls, config: ContinuousBatchingConfig | None, device: torch.device) -> Limits:
+    def of(cls, config: ContinuousBatchingConfig | Limits | None, device: torch.device) -> Limits:
         """
-        What transformers' `ContinuousBatchingConfig` says of them.
+        What transformers' `ContinuousBatchingConfig` says of them, or these limits as they are.
 
         Raises:
             ValueError: for what it asks for and we do not have.
         """
         defaults = cls(chunk_size=256) if device.type == "cpu" else cls()
-        if config is None:
-            return defaults
+        if config is None or isinstance(config, Limits):
+            return config or defaults
         _check(config)
         return cls(
             block_size=getattr(config, "block_size", None) or config.page_size,  # its name in 5.17 and 5.23

@@ -28,6 +28,8 @@ from .results import Results
 
 logger = logging.get_logger(__name__)
 
+_ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
+
 
 @dataclass
 class BackgroundThreadStatus:
@@ -69,7 +71,7 @@ class SpeculativeBatchingManager:
     Args:
         model (`PreTrainedModel`): the target.
         generation_config (`GenerationConfig`, *optional*): the options of requests that give none.
-        continuous_batching_config (`ContinuousBatchingConfig`, *optional*): limits; see `Limits`.
+        continuous_batching_config (`ContinuousBatchingConfig` or `Limits`, *optional*): how much runs at once.
         assistant_model: what drafts, as in `generate`.
         speculative_config (`SpeculativeConfig`, *optional*): how requests speculate.
 
@@ -81,7 +83,7 @@ class SpeculativeBatchingManager:
         self,
         model: PreTrainedModel,
         generation_config: GenerationConfig | None = None,
-        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | Limits | None = None,
         *,
         assistant_model: Any,
         speculative_config: SpeculativeConfig | None = None,
@@ -191,6 +193,7 @@ class SpeculativeBatchingManager:
         tree: Any = None,
         speculate: bool = True,
         seed: int | None = None,
+        generation_config: GenerationConfig | None = None,
         **options: Any,
     ) -> str:
         """
@@ -207,6 +210,7 @@ class SpeculativeBatchingManager:
             speculate (`bool`): False for a request that is to do without.
             seed (`int`, *optional*): makes what is sampled the same whatever else runs. (It is then drawn from the
                 target at every place by that place's own number, so that drafts have no part in it.)
+            generation_config (`GenerationConfig`, *optional*): instead of the manager's.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
                 `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn` and `tokenizer`, as in `generate`.
 
@@ -229,6 +233,7 @@ class SpeculativeBatchingManager:
             tree=tree,
             speculate=speculate,
             seed=seed,
+            generation_config=generation_config,
             streaming=streaming,
             record_timestamps=record_timestamps,
         )
@@ -248,7 +253,7 @@ class SpeculativeBatchingManager:
         """
         self._check_open()
         self._check_queue(len(inputs))
-        arguments = {name: options.pop(name) for name in ("tree", "speculate", "seed") if name in options}
+        arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         with self._lock:
             first, self._num_requests = self._num_requests, self._num_requests + len(inputs)
         requests = [

@@ -25,6 +25,7 @@ def build_app() -> "Typer":
     from .convert import convert
     from .demo import demo
     from .doctor import doctor
+    from .serve import serve
     from .train import train
     from .tune import tune
 
@@ -40,6 +41,7 @@ def build_app() -> "Typer":
     app.command("bench")(bench)
     app.command("convert")(convert)
     app.command("doctor")(doctor)
+    app.command("serve")(serve)
     app.command("train")(train)
     app.command("tune")(tune)
     return app

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: transformers' own, with requests that speculate behind it."""

@@ -1,0 +1,116 @@
+"""The application: transformers' routes and handlers, our manager behind them."""
+
+from __future__ import annotations
+
+import inspect
+import queue
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.completion import CompletionHandler
+from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.response import ResponseHandler
+from transformers.cli.serving.server import build_server
+from transformers.cli.serving.transcription import TranscriptionHandler
+
+from ..batching import SpeculativeBatchingManager
+from .disconnects import CancelOnDisconnect
+from .generation import SpeculativeState
+from .metrics import registry_of
+
+
+class OneModel(ModelManager):
+    """
+    The server's one model, which is loaded already.
+
+    Args:
+        name (`str`): what clients call it.
+        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): the model.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+        self._loaded = model, tokenizer
+        super().__init__(force_model=name)
+
+    def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        return self._loaded
+
+    def get_gen_models(self, *_: Any) -> list[dict[str, Any]]:
+        return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}]
+
+
+class _OwnOptions:
+    """Options of a request that transformers' handlers leave out, or to all requests."""
+
+    def _build_generation_config(
+        self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
+    ) -> GenerationConfig:
+        others = {name: value for name, value in body.items() if name != "seed"}  # it would seed all of torch
+        config = super()._build_generation_config(others, model_generation_config, use_cb=use_cb)
+        config.use_cache = True
+        config.seed = body.get("seed")
+        if body.get("temperature") or body.get("top_p") is not None:
+            config.do_sample = body.get("temperature") != 0
+        return config
+
+
+class _Chat(_OwnOptions, ChatCompletionHandler):
+    pass
+
+
+class _Completion(_OwnOptions, CompletionHandler):
+    pass
+
+
+class _Response(_OwnOptions, ResponseHandler):
+    pass
+
+
+def build_app(manager: SpeculativeBatchingManager, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
+    """
+    transformers' server for one model, with `/metrics` beside its routes.
+
+    Args:
+        manager (`SpeculativeBatchingManager`): runs the requests; started by whoever runs the server.
+        tokenizer (`PreTrainedTokenizerBase`): the model's.
+        model_name (`str`): what clients call the model.
+    """
+    models, state = OneModel(model_name, manager.model, tokenizer), SpeculativeState(manager)
+    parts = {
+        "completion_handler": _Completion(models, state),
+        "response_handler": _Response(models, state),
+        "transcription_handler": TranscriptionHandler(models, state),
+        "generation_state": state,
+    }
+    if "systemone_handler" in inspect.signature(build_server).parameters:  # since 5.23
+        from transformers.cli.serving.systemone import SystemOneHandler
+
+        parts["systemone_handler"] = SystemOneHandler(models, state)
+    app = build_server(models, _Chat(models, state), **parts)
+    registry = registry_of(manager, model_name)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_exception_handler(ValueError, _refused)
+    app.add_exception_handler(TypeError, _refused)
+    app.add_exception_handler(queue.Full, _busy)
+    app.add_middleware(CancelOnDisconnect)
+    return app
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    return _error(400, "invalid_request_error", error)
+
+
+def _busy(request: Request, error: Exception) -> JSONResponse:
+    return _error(503, "overloaded_error", error)
+
+
+def _error(status: int, kind: str, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": {"message": str(error), "type": kind, "code": status}}, status_code=status)

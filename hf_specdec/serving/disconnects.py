@@ -1,0 +1,46 @@
+"""A client that has gone ends what was being done for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+
+Message = MutableMapping[str, Any]
+
+
+class CancelOnDisconnect:
+    """
+    ASGI middleware: while an application works on a request, its connection is watched, and the work is cancelled when
+    the client has gone. (Starlette does so for answers that are streamed; others would be computed for nobody.)
+
+    Args:
+        app: the application.
+        path_prefix (`str`): what the paths of watched requests begin with.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]], path_prefix: str = "/v1/"):
+        self.app, self.path_prefix = app, path_prefix
+
+    async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(self.path_prefix):
+            return await self.app(scope, receive, send)
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        work = asyncio.ensure_future(self.app(scope, messages.get, send))
+
+        async def watch() -> None:
+            while (message := await receive())["type"] != "http.disconnect":
+                messages.put_nowait(message)
+            messages.put_nowait(message)
+            work.cancel()
+
+        watching = asyncio.ensure_future(watch())
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not (watching.done() and not watching.cancelled()):
+                raise  # it is the server that ends
+        finally:
+            watching.cancel()
+            work.cancel()

@@ -1,0 +1,66 @@
+"""Texts without the stop string that ended them, as OpenAI's interface has it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
+    """The text up to the first stop string in it."""
+    ends = [text.find(stop) for stop in _as_list(stop_strings)]
+    return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+class TrimmedQueue:
+    """
+    A queue of pieces of a text, `None` at its end, without the stop string and what follows. What may be the beginning
+    of one is held back until it is known.
+
+    Args:
+        pieces (`asyncio.Queue`): text (`str`), and other things that pass unchanged.
+        stop_strings (`str` or `list[str]`): what ends the text.
+    """
+
+    def __init__(self, pieces: asyncio.Queue, stop_strings: str | list[str]):
+        self._pieces, self._stop_strings = pieces, _as_list(stop_strings)
+        self._held, self._has_ended = "", False
+        self._ready: list[Any] = []
+
+    async def get(self) -> Any:
+        """The next piece."""
+        while not self._ready:
+            self._take(await self._pieces.get())
+        return self._ready.pop(0)
+
+    def get_nowait(self) -> Any:
+        """The next piece, if there is one: else `asyncio.QueueEmpty`."""
+        while not self._ready:
+            self._take(self._pieces.get_nowait())
+        return self._ready.pop(0)
+
+    def _take(self, piece: Any) -> None:
+        if type(piece) is not str:
+            if piece is None and not self._has_ended and self._held:
+                self._ready.append(self._held)
+            self._ready.append(piece)
+            return
+        if self._has_ended:
+            return
+        self._held += piece
+        text = trimmed(self._held, self._stop_strings)
+        self._has_ended = len(text) < len(self._held)
+        if not self._has_ended:
+            text = text[: len(text) - self._open(text)]
+        self._held = self._held[len(text) :]
+        if text:
+            self._ready.append(text)
+
+    def _open(self, text: str) -> int:
+        """How many of the last characters may be the beginning of a stop string."""
+        lengths = [n for stop in self._stop_strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
+        return max(lengths, default=0)
+
+
+def _as_list(stop_strings: str | list[str] | None) -> list[str]:
+    return [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())

@@ -1,0 +1,83 @@
+"""Parts of the server that need none to be tested."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_specdec.cli import build_app
+from hf_specdec.serving.stop_strings import TrimmedQueue, trimmed
+
+
+def through(pieces: list[Any], stop: Any) -> list[Any]:
+    """What comes out of a queue that has been given pieces."""
+
+    async def run() -> list[Any]:
+        texts: asyncio.Queue = asyncio.Queue()
+        queue, out = TrimmedQueue(texts, stop), []
+        for piece in pieces:
+            texts.put_nowait(piece)
+            try:
+                while True:
+                    out.append(queue.get_nowait())
+            except asyncio.QueueEmpty:
+                pass
+        return out
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "pieces, stop, expected",
+    [
+        (["ab", "cd", "ef"], "cd", "ab"),
+        (["a", "b", "c", "d", "e"], "bcd", "a"),
+        (["ab", "ab", "ac"], "abac", "ab"),
+        (["aa", "aa", "ab"], ["aab"], "aaa"),
+        (["ab", "c"], ["x", "bc", "abc"], ""),
+        (["ab", "c"], "cd", "abc"),
+        (["one", " two"], ["two", " "], "one"),
+        ([], "x", ""),
+    ],
+)
+def test_streams_are_trimmed_as_whole_texts_are(pieces: list[str], stop: Any, expected: str) -> None:
+    out = through([*pieces, None], stop)
+    assert out[-1] is None and "".join(out[:-1]) == trimmed("".join(pieces), stop) == expected
+
+
+def test_what_can_be_no_stop_string_is_not_held_back() -> None:
+    assert through(["abc", "de", "fx"], "xyz") == ["abc", "de", "f"]
+
+
+def test_other_things_pass() -> None:
+    marker = object()
+    assert through(["ab", marker, None], "z") == ["ab", marker, None]
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    missing = ("uvicorn", "prometheus_client")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in missing else find(name, *rest)
+    )
+    result = CliRunner().invoke(build_app(), ["serve"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "uvicorn, prometheus_client" in result.output and "pip install 'hf-specdec[serve]'" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--tree", "[(0, 0)]"), "parent"),
+        (("no/such/folder/here",), "no/such/folder/here"),
+        (("--draft", "no/such/draft"), "no/such/draft"),
+    ],
+)
+def test_bad_options_are_explained(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(build_app(), ["serve", *arguments, "--device", "cpu"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.output
