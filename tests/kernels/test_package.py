@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from setuptools import find_packages
 
 import hf_specdec_kernels
 
@@ -29,6 +31,18 @@ def test_importing_needs_no_triton() -> None:
     hidden = "import sys; sys.modules['triton'] = None; "
     done = run(sys.executable, "-c", hidden + "import hf_specdec, hf_specdec_kernels")
     assert done.returncode == 0, done.stderr
+
+
+def test_all_of_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As setuptools finds packages, for the wheel and for editable installs."""
+    monkeypatch.chdir(FOLDER.parents[1])
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())
+    options = project["tool"]["setuptools"]["packages"]["find"]
+    found = {package for where in options["where"] for package in find_packages(where, include=options["include"])}
+    source = FOLDER / "torch-ext"
+    folders = {file.parent.relative_to(source) for file in (source / "hf_specdec_kernels").rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} <= found
+    assert "hf_specdec" in found and not any(package.startswith(("kernels", "tests")) for package in found)
 
 
 # ---------------------------------------------------------------------------------------------- operators and compile

@@ -233,3 +233,16 @@ def test_replay_of_a_graph_with_other_lengths(device: torch.device) -> None:
         arguments["lengths"].copy_(torch.tensor(lengths))
         graph.replay()
         torch.testing.assert_close(out, tree_attention_naive(**arguments), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_32_bits(device: torch.device) -> None:
+    """Slots so far apart that the last one lies past 2³¹ elements, in a view that lets rows and heads share memory."""
+    slots, stride, head_dim = 70, 2**25, 64
+    memory = torch.zeros(slots * stride, dtype=torch.bfloat16, device=device)
+    key = memory.as_strided((1, 1, slots, head_dim), (1, 1, stride, 1))
+    key.copy_(torch.randn(1, 1, slots, head_dim))
+    arguments = inputs(Case(batch=1, heads=2, kv_heads=1, head_dim=64, capacity=slots, dtype=torch.bfloat16), device)
+    near = arguments | {"key": key.contiguous(), "value": key.contiguous()}
+    out = tree_attention(**arguments | {"key": key, "value": key})
+    torch.testing.assert_close(out, tree_attention(**near), atol=0, rtol=0)

@@ -37,10 +37,10 @@ def _attend(
 
 
 @triton.jit
-def _slot_offsets(slots, inside, table, stride_block, stride_slot, PAGE_SIZE: tl.constexpr):
+def _slot_offsets(slots, inside, table, stride_block, stride_slot, PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr):
     """Where the slots of a row lie, in elements from the row's (or the cache's) beginning."""
     if PAGE_SIZE == 0:
-        offsets = slots * stride_slot
+        offsets = (slots.to(tl.int64) if WIDE else slots) * stride_slot
     else:
         blocks = tl.load(table + slots // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
         offsets = blocks * stride_block + (slots % PAGE_SIZE) * stride_slot
@@ -62,7 +62,7 @@ def _tree_attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, FIRST: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """
     Program (tile and split, K/V head, row): one tile of BLOCK_M (node, query head) pairs over one share of the keys.
@@ -119,11 +119,11 @@ def _tree_attention_kernel(
     for block in range(begin, tl.minimum(end, full_blocks)):
         slots = start + block * BLOCK_N + in_block
         always = slots >= 0
-        key_offsets = _slot_offsets(slots, always, table, key_stride_b, key_stride_s, PAGE_SIZE)
+        key_offsets = _slot_offsets(slots, always, table, key_stride_b, key_stride_s, PAGE_SIZE, WIDE)
         keys = tl.load(
             key + key_offsets[None, :] + dims[:, None] * key_stride_d, mask=(dims < HEAD_DIM)[:, None], other=0.0
         )
-        value_offsets = _slot_offsets(slots, always, table, value_stride_b, value_stride_s, PAGE_SIZE)
+        value_offsets = _slot_offsets(slots, always, table, value_stride_b, value_stride_s, PAGE_SIZE, WIDE)
         values = tl.load(
             value + value_offsets[:, None] + value_dims[None, :] * value_stride_d,
             mask=(value_dims < VALUE_DIM)[None, :],
@@ -159,13 +159,13 @@ def _tree_attention_kernel(
             ).to(tl.int32)
             from_first_node = tl.where(in_tree, key_depths, slots - length)
             allowed = allowed & ((depths[:, None] - from_first_node[None, :]) < window)
-        key_offsets = _slot_offsets(slots, inside, table, key_stride_b, key_stride_s, PAGE_SIZE)
+        key_offsets = _slot_offsets(slots, inside, table, key_stride_b, key_stride_s, PAGE_SIZE, WIDE)
         keys = tl.load(
             key + key_offsets[None, :] + dims[:, None] * key_stride_d,
             mask=(dims < HEAD_DIM)[:, None] & inside[None, :],
             other=0.0,
         )
-        value_offsets = _slot_offsets(slots, inside, table, value_stride_b, value_stride_s, PAGE_SIZE)
+        value_offsets = _slot_offsets(slots, inside, table, value_stride_b, value_stride_s, PAGE_SIZE, WIDE)
         values = tl.load(
             value + value_offsets[:, None] + value_dims[None, :] * value_stride_d,
             mask=(value_dims < VALUE_DIM)[None, :] & inside[:, None],
@@ -307,6 +307,7 @@ def launch_tree_attention(
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
         SPLIT=num_splits > 1, WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         FIRST=first_slots is not None, PAGE_SIZE=key.shape[2] if paged else 0,
+        WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
