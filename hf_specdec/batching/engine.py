@@ -208,7 +208,7 @@ class Engine:
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         for request in requests:
             if request.error is not None:
-                self._clear(request)
+                self._soil(request)
 
     def _append(self, request: Request, token: int) -> None:
         try:
@@ -222,11 +222,10 @@ class Engine:
             request.metrics.add_draft(drafted, accepted)
             self.metrics.add_draft(drafted, accepted)
 
-    def _clear(self, request: Request) -> None:
-        """Nobody is to find NaN in a block."""
+    def _soil(self, request: Request) -> None:
         for cache in (self.target.cache, self.drafting.cache):
             if cache is not None:
-                cache.clear(request.table)
+                cache.soil(request.table)
 
 
 def _slots_of(tree: TokenTree | DynamicTree) -> int:

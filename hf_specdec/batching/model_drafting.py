@@ -127,6 +127,7 @@ class EagleDrafting(Drafting):
                 self._read(row)
         features = [torch.cat(self._waiting[row], dim=1) for row in requests]
         draft = self.drafter.propose(self._seat(requests, features))
+        self.drafter.sequences = None  # nobody is to keep requests that are over
         if not self.drafter._waiting:
             for row in requests:
                 self._waiting[row] = []
@@ -140,6 +141,7 @@ class EagleDrafting(Drafting):
         features = torch.cat(self._waiting[request], dim=1)
         self._seat([request], [features[:, :-1]])
         self.drafter._catch_up()
+        self.drafter.sequences = None
         self._waiting[request] = [features[:, -1:].clone()]
 
     def _seat(self, requests: list[Request], features: list[torch.Tensor]) -> StepRows:

@@ -30,11 +30,13 @@ class PagedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         pool = self.cache.pool
+        # Not zeroed as a whole: memory is taken when it is written, block by block.
         self.keys, self.values = (
-            states.new_zeros(pool.num_blocks + NUM_RESERVED, states.shape[1], pool.block_size, states.shape[3])
+            states.new_empty(pool.num_blocks + NUM_RESERVED, states.shape[1], pool.block_size, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
+        self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -64,6 +66,12 @@ class PagedLayer(CacheLayerMixin):
         targets = tuple(places.to(self.device) for places in targets)
         for states in (self.keys, self.values):
             states[targets[0], :, targets[1]] = states[sources[0], :, sources[1]]
+
+    def zero(self, blocks: list[int]) -> None:
+        """Zeroes blocks."""
+        index = torch.tensor(blocks, device=self.device)
+        for states in (self.keys, self.values):
+            states[index] = 0.0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys that a forward gets to see, and the number of the first."""
@@ -128,6 +136,11 @@ class PagedCache(TreeCache):
         self.pool, self.device = pool, device
         self.write_window: PagedWindow | None = None
         self._lengths_of: weakref.WeakKeyDictionary[BlockTable, int] = weakref.WeakKeyDictionary()
+        self.clean_blocks: set[int] = set()
+        """
+        Blocks that hold numbers. What a mask hides counts nothing times its value, which is NaN if that is NaN: memory
+        as it comes, and what a request of NaN leaves behind, is zeroed before it is read.
+        """
         self.seat([])
 
     def seat(self, tables: list[BlockTable]) -> None:
@@ -141,6 +154,7 @@ class PagedCache(TreeCache):
         padded = [table.blocks + [ZERO_BLOCK] * (width - len(table.blocks)) for table in tables]
         self._tables_tensor = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(tables), width)
         super().set_lengths([self.length_of(table) for table in tables])
+        self._clean([block for table in tables for block in table.blocks if block not in self.clean_blocks])
 
     def length_of(self, table: BlockTable) -> int:
         """Tokens of a request whose K/V are in here."""
@@ -155,16 +169,18 @@ class PagedCache(TreeCache):
         """Nothing of a request is in here any more."""
         self._lengths_of.pop(table, None)
 
-    def clear(self, table: BlockTable) -> None:
-        """
-        Zeroes a request's blocks. Needed where they may hold NaN: what a mask hides counts nothing times its value,
-        which is NaN for NaN.
-        """
-        blocks = torch.tensor([WASTE_BLOCK, *table.blocks])
+    def soil(self, table: BlockTable) -> None:
+        """Notes that a request's blocks may hold NaN."""
+        self.clean_blocks.difference_update(table.blocks)
+        self._clean([WASTE_BLOCK])
+
+    def _clean(self, blocks: list[int]) -> None:
+        if not blocks:
+            return
+        self.clean_blocks.update(blocks)
         for layer in self.layers:
             if layer.is_initialized:
-                for states in (layer.keys, layer.values):
-                    states[blocks.to(states.device)] = 0.0
+                layer.zero(blocks)
 
     def write_nodes(self, offset: int, num_nodes: int) -> None:
         """The next forwards write `num_nodes` nodes at `lengths + offset`."""

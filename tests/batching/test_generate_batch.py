@@ -90,6 +90,22 @@ def test_few_blocks(kind: str, num_blocks: int) -> None:
     assert manager.state.num_free_blocks == num_blocks
 
 
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_memory_as_it_comes_is_never_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has written may be anything, NaN too, which no mask can hide."""
+    model = tiny_model()
+    new_empty = torch.Tensor.new_empty
+
+    def new_nan(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        memory = new_empty(self, *args, **kwargs)
+        return memory.fill_(torch.nan) if memory.is_floating_point() else memory
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
+    draft = noisy_copy(model) if kind == "draft" else tiny_head(model)
+    tree = TokenTree.from_branching((30, 2)) if kind == "head" else IRREGULAR
+    check_texts(model, draft, ragged_prompts(), tree=tree, continuous_batching_config=limits(40))
+
+
 def test_acceptance_is_that_of_the_definition(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """However requests come and go, each step accepts what the draft's plain forward says it must."""
     tree = TokenTree.parse(IRREGULAR)
