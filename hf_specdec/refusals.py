@@ -72,10 +72,15 @@ def check_call(
 
 
 def check_inputs(
-    model: PreTrainedModel, generation_config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    input_ids: torch.Tensor,
+    model_kwargs: dict[str, Any],
+    shares_steps: bool = False,
 ) -> None:
     """
-    Checks what is known once `generate` has prepared its inputs.
+    Checks what is known once `generate` has prepared its inputs. `shares_steps`: whether texts of other lengths are in
+    the same forwards.
 
     Raises:
         ValueError: for a `past_key_values` that cannot be used, or a text that is too long for the target's rotary
@@ -84,7 +89,7 @@ def check_inputs(
     cache = model_kwargs.get("past_key_values")
     if getattr(cache, "_is_user_defined", False):
         check_reusable(cache)
-    _check_rotary_embedding(model, generation_config, input_ids, model_kwargs)
+    _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)
 
 
 def check_not_for_batches(generation_config: GenerationConfig) -> None:
@@ -105,7 +110,11 @@ def check_not_for_batches(generation_config: GenerationConfig) -> None:
 
 
 def _check_rotary_embedding(
-    model: PreTrainedModel, generation_config: GenerationConfig, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    input_ids: torch.Tensor,
+    model_kwargs: dict[str, Any],
+    shares_steps: bool,
 ) -> None:
     text_config = model.config.get_text_config(decoder=True)
     parameters = getattr(text_config, "rope_parameters", None) or {}
@@ -121,8 +130,9 @@ def _check_rotary_embedding(
         mask = model_kwargs.get("attention_mask")
         prompt = input_ids.shape[1] if mask is None else int(mask.sum(dim=1).max())
         longest = prompt + generation_config.max_length - input_ids.shape[1]
-        # Past the boundary from the start, "longrope" no longer changes.
-        if longest <= boundary or (rope["rope_type"] == "longrope" and prompt > boundary):
+        # Past the boundary from the start, "longrope" no longer changes; but it does for shorter texts beside it.
+        never_changes = rope["rope_type"] == "longrope" and prompt > boundary and not shares_steps
+        if longest <= boundary or never_changes:
             continue
         raise ValueError(
             f"`max_length`={generation_config.max_length}: the target's rotary embedding ({rope['rope_type']!r}) "

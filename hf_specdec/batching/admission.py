@@ -90,7 +90,7 @@ class Admission:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
         self._check_config(config)
         plan = self._plan(config, tree, seed if config.do_sample else None)
-        check_inputs(self.model, config, torch.tensor([prompt]), {})
+        check_inputs(self.model, config, torch.tensor([prompt]), {}, shares_steps=True)
         request = Request(
             request_id,
             prompt,

@@ -201,6 +201,20 @@ def test_refusals(case: str, target: PreTrainedModel, draft: PreTrainedModel) ->
     assert target.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_texts_past_the_boundary_of_a_rotary_embedding(rope_type: str) -> None:
+    """Whatever passes it changes the embedding of all that is in the same forward, itself excepted or not."""
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    if rope_type == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    model = tiny_model(rope_parameters=rope, max_position_embeddings=32 if rope_type == "dynamic" else 128)
+    draft, prompts = noisy_copy(model), ragged_prompts((5, 12, 9))
+    check_texts(model, draft, prompts, tree=IRREGULAR, max_new_tokens=20)
+    for length in (20, 40):
+        with pytest.raises(ValueError, match="passes 32 tokens"):
+            model.generate_batch([*prompts, [7] * length], assistant_model=draft, tree=IRREGULAR, max_new_tokens=20)
+
+
 def test_a_target_that_cannot_be_served(draft: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         tiny_model(vocab_size=50).generate_batch([[1, 2]], assistant_model=draft, tree="[(0,)]")

@@ -1,0 +1,82 @@
+"""Many requests on a CUDA device. Skipped, and said so, where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits, ragged_prompts
+from support.goldens import trained_prompts, trained_target
+from support.heads import trained_head
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR
+from transformers import PreTrainedModel
+
+from hf_specdec import DynamicTree, NgramDraft
+
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
+
+
+def alone_on_device(model: PreTrainedModel, prompt: list[int], **options: Any) -> list[int]:
+    """What plain greedy `generate` writes after one prompt."""
+    ids = torch.tensor([prompt], device="cuda")
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **options)
+    return text[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+def test_greedy_texts(family: str, tree: Any) -> None:
+    model = tiny_model(family)
+    draft = noisy_copy(model, 0.05).cuda()
+    model = model.cuda()
+    config = limits(60)
+    outputs = model.generate_batch(
+        ragged_prompts(), assistant_model=draft, tree=tree, max_new_tokens=30, continuous_batching_config=config
+    )
+    for prompt, output in zip(ragged_prompts(), outputs.values(), strict=True):
+        assert output.generated_tokens == alone_on_device(model, prompt, max_new_tokens=30)
+    assert sum(output.speculation.num_accepted_tokens for output in outputs.values()) > 0
+
+
+@pytest.mark.parametrize("assistant", ["head", "head on the CPU", "ngram"])
+def test_others(assistant: str) -> None:
+    model, head = trained_target(), trained_head()
+    try:
+        draft = {"head": head.cuda(), "head on the CPU": trained_head(), "ngram": NgramDraft()}[assistant]
+        model.cuda()
+        outputs = model.generate_batch(
+            trained_prompts()["prompts"], assistant_model=draft, tree=IRREGULAR, max_new_tokens=30
+        )
+        for prompt, output in zip(trained_prompts()["prompts"], outputs.values(), strict=True):
+            assert output.generated_tokens == alone_on_device(model, prompt, max_new_tokens=30)
+        assert sum(output.speculation.num_accepted_tokens for output in outputs.values()) > 0
+    finally:
+        model.cpu()
+
+
+def test_seeds_are_those_of_a_cpu() -> None:
+    """Random numbers belong to a text's places, not to a device: in float64 the texts are the same."""
+    model = tiny_model()
+    texts = []
+    for device in ("cpu", "cuda"):
+        draft, model = noisy_copy(model, 0.05).to(device), model.to(device)
+        with model.init_continuous_batching(
+            assistant_model=draft, tree=IRREGULAR, continuous_batching_config=limits()
+        ) as manager:
+            names = [
+                manager.add_request(prompt, max_new_tokens=25, do_sample=True, temperature=0.5, seed=number)
+                for number, prompt in enumerate(ragged_prompts())
+            ]
+            texts.append([manager.get_result(name).generated_tokens for name in names])
+    assert texts[0] == texts[1]
+
+
+def test_half_precision_runs() -> None:
+    model = tiny_model().to("cuda", torch.bfloat16)
+    outputs = model.generate_batch(ragged_prompts(), assistant_model=model, tree=IRREGULAR, max_new_tokens=20)
+    assert all(len(output.generated_tokens) == 20 for output in outputs.values())
