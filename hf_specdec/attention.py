@@ -45,7 +45,7 @@ class TreeContext:
         node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node behind the committed
             slots.
         uniform_length (`int`, *optional*): the length, where all rows have the same.
-        uses_kernel (`bool`): whether layers attend by the kernel, and need no mask.
+        kernel_device (`torch.device`, *optional*): where layers attend by the kernel, and need no mask.
         first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, what `visible` says.
         node_multiple (`int`): for the kernel, nodes are filled up to a multiple of this.
     """
@@ -58,7 +58,7 @@ class TreeContext:
     query_depths: torch.Tensor
     node_depths: torch.Tensor
     uniform_length: int | None = None
-    uses_kernel: bool = False
+    kernel_device: torch.device | None = None
     first_slots: torch.Tensor | None = None
     node_multiple: int = 1
     was_used: bool = False
@@ -69,17 +69,22 @@ class TreeContext:
         multiple = NODES_PER_WORD  # so that the levels of a tree can share a graph
         return replace(self, num_slots=num_slots, node_multiple=multiple, was_used=False, _masks={})
 
+    @property
+    def uses_kernel(self) -> bool:
+        """Whether layers attend by the kernel."""
+        return self.kernel_device is not None
+
     @cached_property
     def kernel_inputs(self) -> KernelInputs:
         """What the kernel needs to know."""
         return KernelInputs.of(
-            torch.tensor(self.lengths, device=self.lengths_device),
+            torch.tensor(self.lengths),
             self.ancestors,
             self.query_depths,
             self.node_depths,
             self.first_slots,
             self.node_multiple,
-        )
+        ).to(self.kernel_device)
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """What the model itself is given as its mask: without use where layers attend by the kernel."""

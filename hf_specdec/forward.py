@@ -170,7 +170,7 @@ class TreeForward:
             query_depths=query_depths,
             node_depths=query_depths if node_depths is None else node_depths,
             uniform_length=cache.uniform_length,
-            uses_kernel=self._may_use_kernel(tokens.shape[1]),
+            kernel_device=self.device if self._may_use_kernel(tokens.shape[1]) else None,
             first_slots=self._first_slots,
         )
         positions = None
@@ -212,9 +212,13 @@ class TreeForward:
         return outputs
 
     def _may_use_kernel(self, queries: int) -> bool:
-        """Whether layers attend by the kernel: not to padding among the nodes, in the first forward of a head."""
-        padded = 0 if self.visible is None else self.visible.shape[1]
-        return self._has_kernel and queries <= MOST_QUERIES and padded <= min(self.cache.lengths)
+        """
+        Whether layers attend by the kernel: with graphs, and not to padding among the nodes, as in the first forward
+        of a head.
+        """
+        if self.cache.storage is None or not self._has_kernel or queries > MOST_QUERIES:
+            return False
+        return self.visible is None or self.visible.shape[1] <= min(self.cache.lengths)
 
     def _positions(self, depths: torch.Tensor) -> torch.Tensor:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""

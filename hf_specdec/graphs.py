@@ -114,7 +114,7 @@ class CapturedForward:
 
     def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, record: Record):
         self._nodes, self._masks = nodes.clone(), StaticContext(context)
-        self._slots = _slots(forward.cache).clone()
+        self._slots = _slots(forward.cache).to(forward.device, copy=True)
         self._kind: type[ModelOutput] = ModelOutput
         self._names: list[str] = []
         self._features = forward.features
@@ -240,7 +240,7 @@ class GraphLoans:
     What one call borrows. Two calls at a time never have the same store: the second goes without.
 
     Args:
-        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
+        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto" does without.
     """
 
     def __init__(self, wanted: bool | Literal["auto"]):
@@ -254,16 +254,14 @@ class GraphLoans:
         Raises:
             ValueError: if graphs are demanded of a model that cannot be captured.
         """
-        if self.wanted is False:
+        if self.wanted is not True:
             return None
         obstacle = _obstacle(model)
         if obstacle is not None:
-            if self.wanted is True:
-                raise ValueError(
-                    f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then "
-                    "goes without."
-                )
-            return None
+            raise ValueError(
+                f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then goes "
+                "without."
+            )
         num_slots += NODES_PER_WORD  # nodes that nobody sees, behind those of a step
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         if not _has_memory(model, batch_size, capacity):

@@ -61,6 +61,10 @@ class KernelInputs:
             first_slots = torch.zeros_like(lengths)
         return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots)
 
+    def to(self, device: torch.device) -> KernelInputs:
+        """The same on a device."""
+        return KernelInputs(*(getattr(self, one.name).to(device) for one in fields(self)))
+
     def for_batch(self, batch_size: int) -> KernelInputs:
         """The same in memory of its own, with a row for every sequence."""
         tensors = (getattr(self, one.name) for one in fields(self))

@@ -41,6 +41,24 @@ def test_greedy_equals_plain_generate(family: str, tree: object, batch_size: int
     assert torch.equal(plain, tree_output)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["masks", "kernel"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3_text", "mistral", "gpt2"])
+def test_graphs(family: str, batch_size: int, dtype: torch.dtype) -> None:
+    """Several prompts by the same graphs; the kernel takes no float64."""
+    target, draft = pair(0.05, family, dtype=dtype)
+    for tree in TREES:
+        config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)
+        for length in (9, 14):
+            inputs = {name: value.cuda() for name, value in prompts(batch_size, length, padding=True).items()}
+            plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+            output = target.generate(
+                **inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, speculative_config=config
+            )
+            assert hf_specdec.last_metrics().num_accepted_tokens > 0
+            assert torch.equal(plain, output)
+
+
 @pytest.mark.parametrize("draft_sampling", ["greedy", "sample"])
 def test_sampled_first_tokens_have_the_targets_distribution(draft_sampling: str) -> None:
     """

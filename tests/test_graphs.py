@@ -21,17 +21,24 @@ from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 
 import hf_specdec
 from hf_specdec import graphs, kernels
+from hf_specdec.attention import supports_switching
 
 
 TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
 DYNAMIC = hf_specdec.DynamicTree(depth=3, top_k=3, num_nodes=9)
 
 
+def graphed(tree: Any) -> dict[str, Any]:
+    """The options of a call with graphs."""
+    return {"speculative_config": hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)}
+
+
 class StandIn:
-    """Counts what was captured and replayed."""
+    """Counts what was captured and replayed, and how often the kernel ran."""
 
     def __init__(self) -> None:
-        self.captures = self.replays = 0
+        self.captures = self.replays = self.attended = 0
+        self.has_kernel = False
 
     def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> tuple[Callable, Any]:
         run()
@@ -53,6 +60,13 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param:
         pytest.importorskip("triton", reason="the kernels need triton")
         monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64, torch.float32))
+        attend, found.has_kernel = kernels.KernelInputs.attend, True
+
+        def counted(*args: Any, **options: Any) -> torch.Tensor:
+            found.attended += 1
+            return attend(*args, **options)
+
+        monkeypatch.setattr(kernels.KernelInputs, "attend", counted)
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
     monkeypatch.setattr(graphs, "SMALLEST_CAPACITY", 32)
     yield found
@@ -64,16 +78,18 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
     target = tiny_model(family)
+    if not supports_switching(target):
+        pytest.skip("does not attend through the interface")
     draft = noisy_copy(target, 0.05)
     for length, seed in ((9, 0), (6, 1), (13, 2)):
         inputs = prompts(batch_size, length, padding=seed != 1, seed=seed)
         plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
-        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, tree=tree)
+        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(tree))
         assert torch.equal(output, plain)
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
-    if family in ("gptj", "falcon", "stablelm"):  # some do not attend through the interface
-        return
     assert stand_in.replays > 20 and stand_in.captures < 30
+    if target.config._attn_implementation == "sdpa":
+        assert (stand_in.attended > 0) is stand_in.has_kernel
 
 
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
@@ -83,7 +99,7 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
     target, head = trained_target(), trained_head()
     prompt = torch.tensor([ids[:8] for ids in trained_prompts()["prompts"][:batch_size]])
     found = []
-    for cuda_graphs in (False, "auto", "auto"):
+    for cuda_graphs in (False, True, True):
         config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
         output = target.generate(
             prompt, max_new_tokens=40, do_sample=False, assistant_model=head, speculative_config=config
@@ -97,7 +113,7 @@ def test_sampling_with_a_seed(stand_in: StandIn) -> None:
     target = tiny_model(sharpness=1.5)
     draft = noisy_copy(target, 0.3)
     texts = []
-    for cuda_graphs in (False, "auto"):
+    for cuda_graphs in (False, True):
         config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=cuda_graphs)
         torch.manual_seed(5)
         options = {"do_sample": True, "top_k": 0, "max_new_tokens": 50, "speculative_config": config}
@@ -113,7 +129,7 @@ def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.M
     for batch_size in (1, 2):
         inputs = prompts(batch_size, 9)
         plain = target.generate(**inputs, max_new_tokens=60, do_sample=False)
-        output = target.generate(**inputs, max_new_tokens=60, do_sample=False, assistant_model=draft, tree=TREE)
+        output = target.generate(**inputs, max_new_tokens=60, do_sample=False, assistant_model=draft, **graphed(TREE))
         assert torch.equal(output, plain)
     assert stand_in.replays > 0
 
@@ -133,7 +149,7 @@ def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("always")
         for _ in range(3):
             output = target.generate(
-                **prompts(2, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, tree=TREE
+                **prompts(2, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
             )
             assert torch.equal(output, plain)
     messages = [str(warning.message) for warning in caught if "CUDA graph" in str(warning.message)]
@@ -145,7 +161,7 @@ def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device: (lambda: None, run()))  # keeps no function
     target = tiny_model()
     head = tiny_head(target)
-    target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=head)
+    target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=head, **graphed(TREE))
     stores = [weakref.ref(store) for model in (target, head) for store in graphs._shelves[model].stores.values()]
     assert len(stores) == 2 and any(store()._graphs for store in stores)
     del target, head
@@ -158,7 +174,8 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
     for length in (9, 140, 9):
         for batch_size in (1, 2, 3):
             inputs = prompts(batch_size, length)
-            target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=hf_specdec.NgramDraft(3, 1))
+            ngrams = hf_specdec.NgramDraft(3, 1)
+            target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=ngrams, **graphed(TREE))
     stores = graphs._shelves[target].stores
     assert len(stores) == graphs.STORES_PER_MODEL and not graphs._shelves[target].lent
     assert all((batch_size, 128) in stores for batch_size in (1, 2, 3))  # the ones used last
@@ -170,7 +187,7 @@ def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
     for _ in range(2):
         inputs = prompts(1, 9)
         plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
-        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, tree=TREE)
+        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE))
         assert torch.equal(output, plain)
         captured, first = stand_in.captures, graphs._shelves[target].stores
         for parameter, new in zip(target.parameters(), other.parameters(), strict=True):
@@ -178,14 +195,12 @@ def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
     assert captured > 0 and graphs._shelves[target].stores is first
 
 
-def test_hooks_of_the_user_are_run(stand_in: StandIn) -> None:
+def test_models_with_hooks_are_refused(stand_in: StandIn) -> None:
+    """A graph would pass by them."""
     target = tiny_model()
-    draft = noisy_copy(target, 0.05)
-    calls = []
-    target.get_decoder().layers[0].register_forward_hook(lambda *_: calls.append(None))
-    target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, tree=TREE)
-    steps = len(hf_specdec.last_metrics().accepted_per_step[0])
-    assert len(calls) == 1 + steps
+    target.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="cuda_graphs=True.*has forward hooks"):
+        target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.05), **graphed(TREE))
 
 
 def test_two_threads_on_one_model(stand_in: StandIn) -> None:
@@ -199,7 +214,7 @@ def test_two_threads_on_one_model(stand_in: StandIn) -> None:
     def work(number: int) -> None:
         for _ in range(3):
             output = target.generate(
-                **inputs[number], max_new_tokens=40, do_sample=False, assistant_model=draft, tree=TREE
+                **inputs[number], max_new_tokens=40, do_sample=False, assistant_model=draft, **graphed(TREE)
             )
             found[number] = found.get(number, []) + [output.tolist()]
 
@@ -216,25 +231,6 @@ def test_demanding_graphs_where_there_are_none() -> None:
     config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=True)
     with pytest.raises(ValueError, match="`cuda_graphs=True`: LlamaForCausalLM runs on cpu"):
         target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.1), speculative_config=config)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
-def test_the_kernel_without_graphs(family: str, tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plain version on the CPU, in float64: windows, soft-capping, sinks, padding, rows of other lengths."""
-    pytest.importorskip("triton", reason="the kernels need triton")
-    monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64,))
-    attended = []
-    attend = kernels.KernelInputs.attend
-    monkeypatch.setattr(kernels.KernelInputs, "attend", lambda *args, **kw: attended.append(0) or attend(*args, **kw))
-    target = tiny_model(family)
-    draft = noisy_copy(target, 0.05)
-    inputs = prompts(3, 9, padding=True)
-    plain = target.generate(**inputs, max_new_tokens=40, do_sample=False)
-    output = target.generate(**inputs, max_new_tokens=40, do_sample=False, assistant_model=draft, tree=tree)
-    assert torch.equal(output, plain)
-    if target.config._attn_implementation == "sdpa" and family not in ("gptj", "falcon", "stablelm"):
-        assert attended
 
 
 def test_padding_that_is_not_on_the_left_has_masks() -> None:
