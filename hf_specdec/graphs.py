@@ -49,8 +49,13 @@ def record_cuda_graph(
         run()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        tensors = run()
+    # The graph gets a cuBLAS workspace of its own: that of the stream goes when torch.compile captures its graphs.
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            tensors = run()
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, tensors
 
 
