@@ -30,6 +30,7 @@ CALLS: dict[str, tuple[list[str], int]] = {
     "custom_trees": (["--draft", str(TINY_TARGET), "--tree", "[(0,), (1,), (2,)]"], 8),
     "constrained_decoding": (["--prompt", "primes"], 2),
     "batch": ([], 2),
+    "many_requests": ([], 4),
     "peft_lora": (["--prompt", PROMPT], 2),
     "train_head": (
         ["--prompt", PROMPT, "--texts", "24", "--max-length", "64", "--epochs", "1", "--batch-tokens", "512"],

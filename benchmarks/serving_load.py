@@ -1,0 +1,277 @@
+"""
+A server under load: throughput and latency with speculation, without, and of `transformers serve`.
+
+    python benchmarks/serving_load.py [--target ID_OR_FOLDER] [--draft ngram] [--tree auto] [--concurrency 1 8 64]
+
+Each server runs in a process of its own, one after the other, and gets the same requests: random text of
+`--input-len` tokens (or the built-in prompts, with `--prompts real`), `--output-len` tokens each whatever they say,
+all at once (request rate inf) but no more than `--concurrency` open at a time. Measured by the client, over streams:
+
+- TTFT: time to the first token; TPOT: time per token after the first; ITL: time between two pieces of text.
+- Acceptance, from the server's own counters.
+
+A first round of requests warms up and does not count. Prints a table, then one JSON line. A trial on a CPU:
+
+    python benchmarks/serving_load.py --concurrency 1 4 --input-len 40 --output-len 20 --temperature 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
+
+from hf_specdec.benchmarking import loading
+from hf_specdec.benchmarking import prompts as prompt_sets
+from hf_specdec.benchmarking.environment import environment
+from hf_specdec.smollm2 import smollm2_folder
+
+
+# ------------------------------------------------------------------------------------------------------------- servers
+
+
+def commands(options: argparse.Namespace) -> dict[str, list[str]]:
+    """How each contender is started; the port comes last."""
+    ours = [sys.executable, "-m", "hf_specdec.cli", "serve", options.target]
+    ours += ["--device", options.device, "--dtype", options.dtype, "--max-requests", str(options.max_requests)]
+    if options.num_blocks is not None:
+        ours += ["--num-blocks", str(options.num_blocks)]
+    speculating = [*ours, "--draft", options.draft, "--tree", options.tree]
+    if options.disable_by_batch_size is not None:
+        speculating += ["--disable-by-batch-size", str(options.disable_by_batch_size)]
+    theirs = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", options.target]
+    theirs += ["--continuous-batching", "--device", options.device, "--dtype", options.dtype]
+    return {
+        "speculating": speculating,
+        "plain": [*ours, "--disable-by-batch-size", "0"],
+        "transformers": theirs,
+    }
+
+
+@contextmanager
+def running(command: list[str]) -> Iterator[str]:
+    """Runs a server while inside; gives its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=subprocess.STDOUT
+        )
+        address = f"http://127.0.0.1:{port}"
+        try:
+            until = time.monotonic() + 600
+            while read(f"{address}/health") is None:
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    raise RuntimeError(f"{' '.join(command)} did not start:\n{log.read()[-3000:]}")
+                time.sleep(0.2)
+            yield address
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def read(address: str) -> str | None:
+    """What a GET of an address returns; None if nobody answers, or there is no such page."""
+    try:
+        with urllib.request.urlopen(address, timeout=10) as response:
+            return response.read().decode()
+    except (urllib.error.URLError, ConnectionError):
+        return None
+
+
+def counters(address: str) -> dict[str, float]:
+    """The counters of speculation, by position, too; empty for a server without."""
+    found = {}
+    for line in (read(f"{address}/metrics") or "").splitlines():
+        name, _, value = line.rpartition(" ")
+        if not name.startswith("vllm:spec_decode_"):
+            continue
+        key = name.removeprefix("vllm:spec_decode_").split("{")[0].removesuffix("_total")
+        if 'position="' in name:
+            key += "_" + name.split('position="')[1].split('"')[0]
+        found[key] = float(value)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One request, in seconds from its start."""
+
+    tokens: int
+    pieces: list[float]
+
+    @property
+    def ttft(self) -> float:
+        return self.pieces[0]
+
+    @property
+    def tpot(self) -> float:
+        return (self.pieces[-1] - self.pieces[0]) / max(self.tokens - 1, 1)
+
+    @property
+    def itl(self) -> list[float]:
+        return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
+
+
+async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: float, length: int) -> Timing:
+    generation = {"max_new_tokens": length, "eos_token_id": -1, "do_sample": temperature > 0, "top_k": 0}
+    start, pieces, tokens = time.perf_counter(), [], 0
+    stream = await client.completions.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=length,
+        temperature=temperature,
+        stream=True,
+        extra_body={"generation_config": json.dumps(generation)},
+    )
+    async for chunk in stream:
+        if chunk.choices[0].text:
+            pieces.append(time.perf_counter() - start)
+        if chunk.usage is not None:
+            tokens = chunk.usage.completion_tokens
+    if not pieces or tokens == 0:
+        raise RuntimeError(f"A request came back without text: {prompt[:60]!r}")
+    return Timing(tokens, pieces)
+
+
+async def load(
+    address: str, model: str, prompts: list[str], temperature: float, length: int, concurrency: int
+) -> tuple[float, list[Timing]]:
+    """Asks for everything at once, with so many open at a time; the seconds it took, and every request's timing."""
+    client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=None)
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(prompt: str) -> Timing:
+        async with places:
+            return await ask(client, model, prompt, temperature, length)
+
+    start = time.perf_counter()
+    timings = await asyncio.gather(*map(one, prompts))
+    return time.perf_counter() - start, timings
+
+
+def summary(
+    seconds: float, timings: list[Timing], before: dict[str, float], after: dict[str, float]
+) -> dict[str, Any]:
+    """The figures of one load."""
+    change = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    drafts, drafted = change.get("num_drafts", 0.0), change.get("num_draft_tokens", 0.0)
+    prefix = "num_accepted_tokens_per_pos_"
+    by_position = {int(name.removeprefix(prefix)): n for name, n in change.items() if name.startswith(prefix)}
+    result: dict[str, Any] = {
+        "requests": len(timings),
+        "requests_per_second": len(timings) / seconds,
+        "tokens_per_second": sum(timing.tokens for timing in timings) / seconds,
+        "mean_acceptance_length": 1 + (change["num_accepted_tokens"] / drafts if drafts else 0.0) if change else None,
+        "draft_acceptance_rate": change["num_accepted_tokens"] / drafted if drafted else None,
+        "acceptance_per_position": [by_position[place] / drafts for place in sorted(by_position)] if drafts else None,
+    }
+    spans = {
+        "ttft": [timing.ttft for timing in timings],
+        "tpot": [timing.tpot for timing in timings],
+        "itl": [gap for timing in timings for gap in timing.itl],
+    }
+    for name, values in spans.items():
+        values = sorted(values) or [0.0]
+        place = min(int(0.99 * len(values)), len(values) - 1)
+        shares = {"mean": statistics.mean(values), "median": statistics.median(values), "p99": values[place]}
+        result[f"{name}_ms"] = {share: 1e3 * value for share, value in shares.items()}
+    return result
+
+
+def texts(options: argparse.Namespace, count: int) -> list[str]:
+    """The prompts: the same for every contender."""
+    if options.prompts == "real":
+        built_in = [prompt.text for prompt in prompt_sets.built_in()]
+        return [built_in[number % len(built_in)] for number in range(count)]
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    choice = random.Random(0)
+    special = set(tokenizer.all_special_ids)
+    tokens = [token for token in range(tokenizer.vocab_size) if token not in special]
+    return [tokenizer.decode(choice.choices(tokens, k=options.input_len)) for _ in range(count)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- all
+
+
+def main() -> None:
+    device = loading.default_device()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default=str(smollm2_folder()), help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--draft", default="ngram")
+    parser.add_argument("--tree", default="auto")
+    parser.add_argument("--disable-by-batch-size", type=int)
+    parser.add_argument("--contenders", nargs="+", default=["speculating", "plain", "transformers"])
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 16, 64, 100])
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--prompts", choices=("random", "real"), default="random")
+    parser.add_argument("--input-len", type=int, default=1000)
+    parser.add_argument("--output-len", type=int, default=300)
+    parser.add_argument(
+        "--requests-per-place", type=int, default=2, help="requests = concurrency times this, 4 at least"
+    )
+    parser.add_argument("--max-requests", type=int, default=128)
+    parser.add_argument("--num-blocks", type=int)
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    table = Table("server", "T", "open", "tok/s", "req/s", "TTFT p50/p99", "TPOT p50/p99", "ITL p50/p99", "length")
+    for contender in options.contenders:
+        with running(commands(options)[contender]) as address:
+            for temperature in options.temperature:
+                for concurrency in options.concurrency:
+                    prompts = texts(options, max(4, concurrency * options.requests_per_place))
+                    call = (temperature, options.output_len, concurrency)
+                    asyncio.run(load(address, options.target, prompts[: min(concurrency, 8)], *call))  # warms up
+                    before = counters(address)
+                    seconds, timings = asyncio.run(load(address, options.target, prompts, *call))
+                    figures = summary(seconds, timings, before, counters(address))
+                    results.append(
+                        {"server": contender, "temperature": temperature, "concurrency": concurrency} | figures
+                    )
+                    _add_row(table, results[-1])
+                    print(json.dumps(results[-1]), file=sys.stderr)
+    Console().print(table)
+    print(json.dumps({**environment(options.device), **vars(options), "results": results}))
+
+
+def _add_row(table: Table, figures: dict[str, Any]) -> None:
+    spans = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
+    length = figures["mean_acceptance_length"]
+    table.add_row(
+        figures["server"],
+        f"{figures['temperature']:g}",
+        str(figures["concurrency"]),
+        f"{figures['tokens_per_second']:.1f}",
+        f"{figures['requests_per_second']:.2f}",
+        *(f"{span['median']:.0f} / {span['p99']:.0f}" for span in spans),
+        "" if length is None else f"{length:.2f}",
+    )
+
+
+if __name__ == "__main__":
+    main()
