@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..drafters import Drafter, as_drafter
-from ..trees import AutoTree, TokenTree
+from ..drafters import Drafter, ObservedDrafter, as_drafter
+from ..trees import AutoTree, DraftTree, TokenTree
 from ..trees.auto import StepTimes, best_plan
 from ..trees.auto_tables import AcceptanceTable, expected_length, likeliest_paths
 from .comparison import Call, compare, generate, num_calls
 from .contenders import Contender, sampling_options, speculative
 from .figures import pool
 from .prompts import EncodedPrompt
-from .recording_drafter import RecordingDrafter
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -40,6 +39,11 @@ class EvenAcceptance(AcceptanceTable):
     """Counts of many texts: old ones are worth as much as new ones."""
 
     DECAY = 1.0
+
+    def observe(self, draft: DraftTree | None, paths: list[list[int] | None]) -> None:
+        """Counts a step of an `ObservedDrafter`."""
+        if draft is not None:
+            self.add(draft, paths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +185,7 @@ class Tuner:
 
     def count_acceptance(self) -> None:
         """Fills the table, with trees that are as large as allowed and likely by what was counted so far."""
-        recorder = RecordingDrafter(self.drafter, self.table)
+        recorder = ObservedDrafter(self.drafter, self.table.observe)
         options = sampling_options(self.temperature) | {"max_new_tokens": self.max_new_tokens}
         for number in range(PASSES):
             paths = likeliest_paths(self.table.chances(), self.limits.max_nodes, self.limits.max_depth)

@@ -14,6 +14,7 @@ from .draft_model import DraftModelDrafter
 from .eagle import EagleDrafter
 from .medusa import MedusaDrafter
 from .ngram import NgramDraft
+from .observed import ObservedDrafter
 
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EagleDrafter",
     "MedusaDrafter",
     "NgramDraft",
+    "ObservedDrafter",
     "as_drafter",
     "is_own_draft",
 ]

@@ -15,9 +15,8 @@ from transformers import BatchEncoding, PreTrainedModel
 import hf_specdec
 from hf_specdec import TokenTree
 from hf_specdec.benchmarking.prompts import EncodedPrompt
-from hf_specdec.benchmarking.recording_drafter import RecordingDrafter
 from hf_specdec.benchmarking.tuning import EvenAcceptance, Tuner, combine
-from hf_specdec.drafters import as_drafter
+from hf_specdec.drafters import ObservedDrafter, as_drafter
 from hf_specdec.trees import AutoTree
 from hf_specdec.trees.auto import best_plan
 from hf_specdec.trees.auto_tables import expected_length
@@ -74,7 +73,7 @@ def test_what_is_counted(do_sample: bool, target: PreTrainedModel, draft: PreTra
     """Every step of a call that is recorded, and the call is as without the recorder."""
     table = EvenAcceptance(3, 2)
     texts = []
-    for assistant in (RecordingDrafter(as_drafter(draft), table), draft):
+    for assistant in (ObservedDrafter(as_drafter(draft), table.observe), draft):
         torch.manual_seed(0)
         options = {"max_new_tokens": 40, "do_sample": do_sample, "tree": "[(0,), (1,), (0, 0)]"}
         texts.append(target.generate(torch.tensor([[3, 5, 7]]), assistant_model=assistant, **options).tolist())

@@ -1,31 +1,39 @@
-"""A drafter that counts what is accepted of another one's trees."""
+"""A drafter whose steps somebody watches."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ..drafters import Drafter, DraftRequest
 from ..sequences import Sequences
-from ..target import Target
 from ..trees import DraftTree, DynamicTree, TokenTree
-from ..trees.auto_tables import AcceptanceTable
+from .base import Drafter, DraftRequest
 
 
-class RecordingDrafter(Drafter):
+if TYPE_CHECKING:
+    from ..target import Target
+
+Observer = Callable[[DraftTree | None, list[list[int] | None]], None]
+
+
+class ObservedDrafter(Drafter):
     """
-    Does what another drafter does, and adds every step to a table.
+    Does what another drafter does, and shows every step to an observer.
 
     Args:
-        drafter (`Drafter`): the other one.
-        table (`AcceptanceTable`): shared by all calls.
+        drafter (`Drafter`): the other one (`as_drafter` makes one of a model or head).
+        observer (`Callable[[DraftTree | None, list[list[int] | None]], None]`):
+            Called after every step, before its tokens reach the streamer, with the tree that was proposed (None if
+            none was) and, for every row, the accepted nodes from the root's child down (None: not even the root is
+            committed). Stopping criteria may yet drop the last of them.
     """
 
-    def __init__(self, drafter: Drafter, table: AcceptanceTable):
-        self.drafter, self.table = drafter, table
+    def __init__(self, drafter: Drafter, observer: Observer):
+        self.drafter, self.observer = drafter, observer
         self.has_probabilities = drafter.has_probabilities
         self.default_tree = drafter.default_tree
         self.max_depth, self.num_tokens = drafter.max_depth, drafter.num_tokens
@@ -37,7 +45,7 @@ class RecordingDrafter(Drafter):
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         self.drafter.check(target, tree)
 
-    def for_call(self, target: PreTrainedModel) -> RecordingDrafter:
+    def for_call(self, target: PreTrainedModel) -> ObservedDrafter:
         of_call = copy.copy(self)
         of_call.drafter = self.drafter.for_call(target)
         return of_call
@@ -54,7 +62,6 @@ class RecordingDrafter(Drafter):
         return self._proposed
 
     def commit(self, paths: list[list[int] | None]) -> None:
-        if self._proposed is not None:
-            self.table.add(self._proposed, paths)
-            self._proposed = None
+        proposed, self._proposed = self._proposed, None
+        self.observer(proposed, paths)
         self.drafter.commit(paths)
