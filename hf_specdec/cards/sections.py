@@ -71,7 +71,8 @@ def title(name: str, kind: str, target: str | None) -> str:
     of = f"[{target}](https://huggingface.co/{target})" if target else "its target model"
     return (
         f"# {name}\n\n{kind} for speculative decoding with {of}. It drafts a tree of tokens that the target then "
-        "verifies in one forward pass; the text is distributed as without it, and comes sooner."
+        "verifies in one forward pass; the text is distributed as without it. How much sooner it comes depends on the "
+        "machine and the text."
     )
 
 
