@@ -14,6 +14,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
+from ..forward import execution_device
 from ..generation import plan_of_call
 from ..refusals import check_call, check_inputs
 from .blocks import BlockPool
@@ -56,6 +57,7 @@ class Admission:
         """What a request must fit into."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
+        self.max_positions = _num_learned_positions(model)
         self.generation_config = _plain(generation_config)
         self._known_options = set(vars(GenerationConfig())) - {"tree", "speculative_config"} | set(_OBJECTS)
         # What is wrong with the target or the draft is wrong with every request.
@@ -95,10 +97,15 @@ class Admission:
             request_id,
             prompt,
             RequestOptions(processors, criteria, bool(config.do_sample), plan if speculate else None, seed),
-            self.model.device,
+            execution_device(self.model),
             streaming,
             record_timestamps,
         )
+        if self.max_positions is not None and request.max_length > self.max_positions:
+            raise ValueError(
+                f"The prompt of {len(prompt)} tokens with `max_new_tokens={request.max_length - len(prompt)}` is "
+                f"longer than the {self.max_positions} positions that the model knows. Ask for fewer."
+            )
         if self.pool is not None and self.pool.blocks_for(request.max_length) > self.pool.num_blocks:
             raise ValueError(
                 f"The prompt of {len(prompt)} tokens with `max_new_tokens={request.max_length - len(prompt)}` can "
@@ -162,6 +169,17 @@ class Admission:
         call = {"assistant_model": self.assistant_model}
         check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call)
         return plan_of_call(config, own, self.drafter, self.vocab_size)
+
+
+def _num_learned_positions(model: PreTrainedModel) -> int | None:
+    """Positions that the model has embeddings for, if it looks them up: past them a whole step would fail."""
+    decoder = model.get_decoder()
+    tables = [name for name, module in decoder.named_modules() if isinstance(module, torch.nn.Embedding)]
+    tables += [name for name, _ in decoder.named_buffers()]
+    for name in tables:
+        if name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings", "position_embedding"):
+            return model.config.get_text_config(decoder=True).max_position_embeddings
+    return None
 
 
 def _plain(generation_config: GenerationConfig | None) -> GenerationConfig | None:

@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from ..config import SpeculationPlan
+from ..forward import execution_device
 from ..metrics import SpeculationMetrics
 from ..sequences import Sequences
 from .blocks import BlockTable
@@ -182,7 +183,7 @@ def prepare_options(
         return prepared
 
     generation_config, options = _with_stop_strings(generation_config, dict(options))
-    ids = torch.tensor([prompt], device=model.device)
+    ids = torch.tensor([prompt], device=execution_device(model))
     # Its mask says that all of the prompt counts: else tokens that are the padding token would not.
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)

@@ -26,20 +26,22 @@ class Results:
             self._handlers[request_id] = callback, loop
             mine = [output for output in self._outputs if output.request_id == request_id]
             self._outputs = deque(output for output in self._outputs if output.request_id != request_id)
-        for output in mine:
-            self.deliver(output)
+            for output in mine:
+                self._call_handler(output)
 
     def deliver(self, output: Output) -> None:
         """Hands an output to its handler, or keeps it until somebody asks."""
-        with self._changed:
-            handler = self._handlers.get(output.request_id)
-            if handler is None:
+        with self._changed:  # all along, so that outputs stay in order
+            if output.request_id in self._handlers:
+                self._call_handler(output)
+            else:
                 self._outputs.append(output)
                 self._changed.notify_all()
-                return
-            if output.is_finished():
-                del self._handlers[output.request_id]
-        callback, loop = handler
+
+    def _call_handler(self, output: Output) -> None:
+        callback, loop = self._handlers[output.request_id]
+        if output.is_finished():
+            del self._handlers[output.request_id]
         try:
             loop.call_soon_threadsafe(callback, output)
         except RuntimeError:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import vision
 from support.batches import LENGTHS, accepted, limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
@@ -199,6 +200,22 @@ def test_refusals(case: str, target: PreTrainedModel, draft: PreTrainedModel) ->
     assert all(word in str(error.value) for word in words), error.value
     assert not forwards
     assert target.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj"])
+def test_texts_past_the_last_position_of_a_table(family: str) -> None:
+    """One such request would end the step of all."""
+    model = tiny_model(family)
+    check_texts(model, noisy_copy(model), [[7] * 200, [5, 9, 4]], tree=IRREGULAR, max_new_tokens=56)
+    with pytest.raises(ValueError, match="`max_new_tokens=57`.*256 positions"):
+        model.generate_batch([[5, 9, 4], [7] * 200], assistant_model=model, tree=IRREGULAR, max_new_tokens=57)
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])
+def test_texts_of_models_that_could_see(name: str) -> None:
+    model = getattr(vision, name)()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    check_texts(model, NgramDraft(), ragged_prompts((9, 5, 20, 3)), max_new_tokens=30)
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
