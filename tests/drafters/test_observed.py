@@ -28,7 +28,7 @@ def the_draft(kind: str, target: PreTrainedModel, draft: PreTrainedModel) -> Any
 def test_the_steps_tell_the_text(
     kind: str, tree: Any, do_sample: bool, target: PreTrainedModel, draft: PreTrainedModel
 ) -> None:
-    """Accepted tokens of every step, each with the step's own token behind it, are what was written after the prefill."""
+    """Every step's accepted tokens, with the step's own token behind them, are what was written after the prefill."""
     inputs = telling_prompts(target, batch_size=3)
     assistant, steps = the_draft(kind, target, draft), []
     observed = ObservedDrafter(as_drafter(assistant), lambda tree, paths: steps.append((tree, paths)))
