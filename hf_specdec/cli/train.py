@@ -78,6 +78,14 @@ def train(
             rich_help_panel=_MODEL,
         ),
     ] = None,
+    shares_lm_head: Annotated[
+        bool,
+        typer.Option(
+            "--shares-lm-head",
+            help="EAGLE-3: use the target's lm_head, which is neither trained nor stored.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = False,
     num_layers: Annotated[
         int | None, typer.Option(help="Default: 1 for heads, 2 for draft models.", rich_help_panel=_MODEL)
     ] = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.heads import Borrowed
+from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..features import watch_features
 from ..forward import execution_device
@@ -82,7 +82,7 @@ def hits_on(text: Text, heads: list[EagleHead], target: PreTrainedModel, depth: 
 def _hits(head: EagleHead, features: torch.Tensor, text: Text, target: PreTrainedModel, depth: int) -> torch.Tensor:
     ids = text.ids.to(head.device)
     embed = Borrowed(target.get_input_embeddings(), target.dtype) if head.embed_tokens is None else head.embed_tokens
-    lm_head = Borrowed(target.get_output_embeddings(), target.dtype) if head.lm_head is None else head.lm_head
+    lm_head = borrowed_lm_head(head, target) if head.lm_head is None else head.lm_head
     first, last = text.prompt_length - 1, len(ids) - 1 - depth  # rows whose next token the target wrote
     hits = []
     for step, states in enumerate(unroll(head, features, embed(ids[None]).to(head.dtype), depth)):

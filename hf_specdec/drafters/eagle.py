@@ -18,7 +18,7 @@ from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
-from .heads import Borrowed, in_dtype_of
+from .heads import Borrowed, borrowed_lm_head, in_dtype_of
 
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class EagleDrafter(Drafter):
         if drafter._embedding is None:
             drafter._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
         if drafter.head.lm_head is None:
-            drafter._lm_head = Borrowed(target.get_output_embeddings(), target.dtype)
+            drafter._lm_head = borrowed_lm_head(drafter.head, target)
         return drafter
 
     @contextmanager

@@ -41,6 +41,14 @@ def _converted(head: Head, dtype: torch.dtype) -> Head:
     return converted
 
 
+def borrowed_lm_head(head: PreTrainedModel, target: PreTrainedModel) -> Borrowed:
+    """The target's lm_head; for a head with a draft vocabulary (`target_ids`), of those tokens alone."""
+    module = target.get_output_embeddings()
+    if head.target_ids is None:
+        return Borrowed(module, target.dtype)
+    return BorrowedRows(module, target.dtype, head.target_ids)
+
+
 class Borrowed:
     """
     A module of the target that a head uses: token embeddings, or the lm_head. It may be on another device than the
@@ -61,3 +69,39 @@ class Borrowed:
         dtype = self.dtype if inputs.is_floating_point() else None
         moved = inputs.to(device=self._device or inputs.device, dtype=dtype or inputs.dtype)
         return self.module(moved).to(inputs.device)
+
+
+class BorrowedRows(Borrowed):
+    """
+    Some rows of the target's lm_head. They are copied once, and kept as long as its weight stays as it is.
+
+    Args:
+        token_ids (`torch.Tensor` of shape `[draft vocab]`, int64): which.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, token_ids: torch.Tensor):
+        super().__init__(module, dtype)
+        self._token_ids, self._rows = token_ids, None
+        if self._device is not None and type(module) is nn.Linear:
+            self._rows = _rows_of(module, token_ids.to(self._device))
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Logits `[…, draft vocab]` of states, on their device."""
+        if self._rows is None:  # quantized, or offloaded
+            return super().__call__(inputs).index_select(-1, self._token_ids.to(inputs.device))
+        moved = inputs.to(device=self._device, dtype=self.dtype)
+        return nn.functional.linear(moved, *self._rows).to(inputs.device)
+
+
+_rows: weakref.WeakKeyDictionary[nn.Module, tuple[tuple, torch.Tensor, tuple]] = weakref.WeakKeyDictionary()
+
+
+def _rows_of(module: nn.Linear, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weight, bias = module.weight, module.bias
+    state = (weight.data_ptr(), weight._version, None if bias is None else bias._version)
+    held = _rows.get(module)
+    if held is None or held[0] != state or not torch.equal(held[1], token_ids):
+        with torch.no_grad():
+            rows = weight[token_ids], None if bias is None else bias[token_ids]
+        held = _rows[module] = state, token_ids.clone(), rows
+    return held[2]

@@ -53,7 +53,8 @@ class EagleConfig(PreTrainedConfig):
         has_embeddings (`bool`, *optional*, defaults to `False`): whether the head has token embeddings of its own;
             else it uses the target's.
         has_lm_head (`bool`, *optional*):
-            Whether the head has an lm_head of its own; else it uses the target's. Defaults to what the version has.
+            Whether the head has an lm_head of its own; else it uses the target's, of a draft vocabulary those rows
+            alone. Defaults to what the version has.
         default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
         target_name (`str`, *optional*): the model that the head was trained for.
         recipe (`dict`, *optional*): how the head was trained: names and values, for its model card.
@@ -124,11 +125,6 @@ class EagleConfig(PreTrainedConfig):
             raise ValueError(
                 f"`aux_layer_convention` must be one of {', '.join(map(repr, LAYER_CONVENTIONS))}, but is "
                 f"{self.aux_layer_convention!r}."
-            )
-        if self.draft_vocab_size is not None and not self.has_lm_head:
-            raise ValueError(
-                f"`draft_vocab_size`={self.draft_vocab_size} with `has_lm_head=False`: the target's lm_head gives "
-                f"logits of all {self.vocab_size} tokens. Leave `draft_vocab_size` out, or set `has_lm_head=True`."
             )
         ids = self.aux_layer_ids
         if ids is None:

@@ -25,6 +25,7 @@ def new_head_config(
     version: int = 3,
     target_name: str | None = None,
     draft_vocab_size: int | None = None,
+    shares_lm_head: bool = False,
     num_layers: int = 1,
     intermediate_size: int | None = None,
     aux_layer_ids: list[int] | None = None,
@@ -39,6 +40,8 @@ def new_head_config(
         version (`int`, *optional*, defaults to 3): 1 or 3.
         target_name (`str`, *optional*): recorded in the config.
         draft_vocab_size (`int`, *optional*): Vd, for version 3.
+        shares_lm_head (`bool`, *optional*, defaults to `False`): version 3: use the target's lm_head instead of one
+            that is trained and stored.
         num_layers (`int`, *optional*, defaults to 1): decoder layers of the head.
         intermediate_size (`int`, *optional*): width of its MLP; defaults to the target's.
         aux_layer_ids (`list[int]`, *optional*): version 3: boundaries to read; defaults to [2, L // 2, L − 3], or for
@@ -82,6 +85,7 @@ def new_head_config(
         target_hidden_size=hidden_size,
         aux_layer_ids=aux_layer_ids if version == 3 else None,
         draft_vocab_size=draft_vocab_size if version == 3 else None,
+        has_lm_head=version == 3 and not shares_lm_head,
         fc_bias=version == 1,
         default_tree=tree.to_dict(),
         target_name=target_name,
@@ -105,6 +109,7 @@ def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tens
     if head.lm_head is not None:
         rows = target.get_output_embeddings().weight
         head.lm_head.weight.copy_(rows if token_ids is None else rows[token_ids.to(rows.device)])
+    if head.norm is not None:
         _copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
     return head.to(target.device)
 

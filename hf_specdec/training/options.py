@@ -10,8 +10,8 @@ KINDS = ("eagle3", "eagle1", "draft")
 # Two runs into one folder must agree on these: checkpoints and the order of the data depend on them.
 _IDENTITY = (
     "kind target data data_split data_limit prompts self_generate openings turns max_length eval_texts "
-    "loss_on_everything draft_vocab_size num_layers hidden_size intermediate_size aux_layer_ids unroll_steps decay "
-    "epochs learning_rate batch_tokens seed"
+    "loss_on_everything draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids "
+    "unroll_steps decay epochs learning_rate batch_tokens seed"
 ).split()
 
 
@@ -41,6 +41,8 @@ class TrainOptions:
         loss_on_everything (`bool`, *optional*, defaults to `False`): learn from questions too.
         draft_vocab_size (`int`, *optional*): EAGLE-3: tokens that the head can propose. Defaults to 8192 (32000 for
             vocabularies from 65536 on), or all if there are no more; 0 for all.
+        shares_lm_head (`bool`, *optional*, defaults to `False`): EAGLE-3: the head uses the target's lm_head (the rows
+            of its draft vocabulary), which is then neither trained nor stored.
         num_layers (`int`, *optional*): decoder layers; defaults to 1 for heads and 2 for draft models.
         hidden_size (`int`, *optional*): of a draft model; heads have the target's.
         intermediate_size (`int`, *optional*): width of the MLP.
@@ -83,6 +85,7 @@ class TrainOptions:
     eval_texts: int = 64
     loss_on_everything: bool = False
     draft_vocab_size: int | None = None
+    shares_lm_head: bool = False
     num_layers: int | None = None
     hidden_size: int | None = None
     intermediate_size: int | None = None
@@ -135,8 +138,8 @@ class TrainOptions:
                 "it out, or choose `kind='draft'`."
             )
         if self.kind != "eagle3":
-            for name in ("draft_vocab_size", "aux_layer_ids"):
-                if getattr(self, name) is not None:
+            for name in ("draft_vocab_size", "shares_lm_head", "aux_layer_ids"):
+                if getattr(self, name) not in (None, False):
                     raise ValueError(f"`{name}` is for `kind='eagle3'` alone, not for {self.kind!r}.")
 
     def identity(self) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
+from ..drafters.heads import BorrowedRows
 from ..features import watch_features
 from .vocabulary import draft_indices
 
@@ -22,14 +24,14 @@ class Reading:
         logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t is about token t + 1.
         best (`torch.Tensor` of shape `[batch, tokens]`, int64): the index of the target's best token among those of
             the draft, −1 if it is not one of them.
-        lm_head (`nn.Module`): the target's.
+        lm_head (`nn.Module` or `Borrowed`): the target's, of the draft vocabulary.
     """
 
     features: torch.Tensor | None
     embeddings: torch.Tensor
     logits: torch.Tensor
     best: torch.Tensor
-    lm_head: nn.Module
+    lm_head: Callable[[torch.Tensor], torch.Tensor]
 
 
 class TargetReader:
@@ -56,6 +58,9 @@ class TargetReader:
         self.packed = packed
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
         vocab_size = target.get_output_embeddings().weight.shape[0]
+        self._lm_head: Any = target.get_output_embeddings()
+        if token_ids is not None:
+            self._lm_head = BorrowedRows(self._lm_head, target.dtype, self.token_ids)
         self._indices = draft_indices(token_ids, vocab_size, target.device)
 
     @torch.no_grad()
@@ -76,7 +81,7 @@ class TargetReader:
         if self._indices is not None:
             best = self._indices[best]
             logits = logits.index_select(-1, self.token_ids)
-        return Reading(features, embeddings, logits, best, target.get_output_embeddings())
+        return Reading(features, embeddings, logits, best, self._lm_head)
 
 
 @torch.no_grad()

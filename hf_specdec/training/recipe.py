@@ -216,6 +216,7 @@ class _Run:
             version=1 if options.kind == "eagle1" else 3,
             target_name=options.target or "HuggingFaceTB/SmolLM2-135M-Instruct",
             draft_vocab_size=None if token_ids is None else len(token_ids),
+            shares_lm_head=options.shares_lm_head,
             num_layers=options.num_layers or 1,
             intermediate_size=options.intermediate_size,
             aux_layer_ids=None if options.aux_layer_ids is None else list(options.aux_layer_ids),

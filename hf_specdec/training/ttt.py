@@ -21,7 +21,7 @@ class TttObjective(nn.Module):
     token.
 
     Args:
-        head (`EagleHead`): of version 3, with an lm_head of its own.
+        head (`EagleHead`): of version 3. Without an lm_head of its own it learns for the target's.
         num_steps (`int`, *optional*, defaults to 7): K, unrolled steps.
         decay (`float`, *optional*, defaults to 0.8): weight of a step relative to the one before.
         recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `unroll`.
@@ -32,11 +32,10 @@ class TttObjective(nn.Module):
 
     def __init__(self, head: EagleHead, num_steps: int = 7, decay: float = 0.8, recompute: bool = False):
         super().__init__()
-        if head.config.eagle_version != 3 or head.lm_head is None:
+        if head.config.eagle_version != 3:
             raise ValueError(
-                f"`head` is of EAGLE version {head.config.eagle_version}, "
-                f"{'without' if head.lm_head is None else 'with'} an lm_head; this objective trains EAGLE-3 heads "
-                "that have one. Use `Eagle1Objective` for version 1."
+                f"`head` is of EAGLE version {head.config.eagle_version}; this objective trains EAGLE-3 heads. Use "
+                "`Eagle1Objective` for version 1."
             )
         check_trainable(head)
         self.model = head
@@ -89,7 +88,8 @@ class TttObjective(nn.Module):
         mask = predicted_mask(loss_mask, segment_ids, step)
         best = reading.best[:, 1 + step : 1 + step + rows]
         target_logits = reading.logits[:, 1 + step : 1 + step + rows]
-        loss, predicted = soft_cross_entropy(states[:, :rows], self.model.lm_head, target_logits)
+        lm_head = reading.lm_head if self.model.lm_head is None else self.model.lm_head
+        loss, predicted = soft_cross_entropy(states[:, :rows], lm_head, target_logits)
         return loss, (predicted == best) & mask, mask, mask & (best >= 0)
 
 

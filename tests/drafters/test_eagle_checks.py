@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support.heads import tiny_head
 from support.models import prompts, tiny_model
 
-from hf_specdec import EagleConfig
+import hf_specdec
 from hf_specdec.drafters import EagleDrafter
 
 
-def test_a_draft_vocabulary_needs_an_lm_head() -> None:
-    for options in ({"has_lm_head": False}, {"eagle_version": 1}):
-        with pytest.raises(ValueError, match="`draft_vocab_size`=20 with `has_lm_head=False`: .* all 32000 tokens"):
-            EagleConfig(draft_vocab_size=20, **options)
-    assert EagleConfig(eagle_version=1, has_lm_head=True, draft_vocab_size=20).num_draft_tokens == 20
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_draft_vocabulary_of_the_targets_lm_head(do_sample: bool) -> None:
+    """A head that borrows rows drafts what a head with copies of them drafts; the rows follow the target's weights."""
+    target = tiny_model("llama")
+    own = tiny_head(target, draft_vocab_size=30)
+    borrowing = tiny_head(target, draft_vocab_size=30, has_lm_head=False)
+    borrowing.load_state_dict(own.state_dict(), strict=False)
+    assert borrowing.lm_head is None and torch.equal(borrowing.target_ids, own.target_ids)
+    found = []
+    for factor in (1.0, 0.5):
+        with torch.no_grad():
+            target.lm_head.weight.mul_(factor)
+            own.lm_head.weight.copy_(target.lm_head.weight[own.target_ids])
+        for head in (own, borrowing):
+            torch.manual_seed(0)
+            options = {"do_sample": do_sample, "max_new_tokens": 20} | ({"top_k": 0} if do_sample else {})
+            output = target.generate(**prompts(2, 7), **options, assistant_model=head, tree="[(0,), (1,), (0, 0)]")
+            found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
+    assert found[0] == found[1] and found[2] == found[3]
+    assert not do_sample or found[0] != found[2]
 
 
 @pytest.mark.parametrize("eagle_version", [1, 3])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from support.chat import chat_tokenizer
 from support.goldens import TINY_TARGET, trained_prompts, trained_target
 from support.models import tiny_model
@@ -145,6 +146,19 @@ def test_writing_for_so_long(tmp_path: Path) -> None:
     assert first.total_steps and len(written.splitlines()) >= 8
     assert train(TrainOptions(**options)).finished
     assert (tmp_path / "data" / "written-00000.jsonl").read_text() == written
+
+
+def test_a_head_that_shares_the_lm_head(tmp_path: Path, data: Path) -> None:
+    """It is not stored, and serves in generate."""
+    options = SMALL | {"draft_vocab_size": 100, "shares_lm_head": True, "intermediate_size": 48}
+    assert train(TrainOptions(output=str(tmp_path), data=str(data), **options)).finished
+    head = EagleHead.from_pretrained(tmp_path)
+    assert head.lm_head is None and len(head.target_ids) == 100
+    with safe_open(tmp_path / "model.safetensors", "pt") as weights:
+        assert "lm_head.weight" not in weights.keys() and "d2t" in weights.keys()
+    target, prompt = trained_target(), torch.tensor([[5, 8, 11, 9]])
+    plain = target.generate(prompt, max_new_tokens=12, do_sample=False)
+    assert torch.equal(target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=head), plain)
 
 
 @pytest.mark.parametrize("kind, hidden_size", [("draft", 16), ("draft", None), ("eagle3", None), ("eagle1", None)])

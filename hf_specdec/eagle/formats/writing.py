@@ -145,7 +145,8 @@ def eagle3_weights(head: EagleHead, target: Target | None, first_layer: str, for
             raise ValueError(
                 f"The head uses the target's lm_head, which the format {format} stores. Give the target (`--target`)."
             )
-        weights["lm_head.weight"] = target.lm_head().to(head.dtype)
+        rows = target.lm_head().to(head.dtype)
+        weights["lm_head.weight"] = rows if head.target_ids is None else rows[head.target_ids.cpu()]
     if head.target_ids is not None:
         t2d = torch.zeros(head.config.vocab_size, dtype=torch.bool)
         t2d[head.target_ids.cpu()] = True
