@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 from transformers import LogitsProcessorList
 
 from ..verification import Walk, choose
-from ..verification.processors import READS_SCORES_ONLY
 from .request import Request
 
 
@@ -31,7 +29,7 @@ class RowDistributions:
     def __init__(self, requests: list[Request], logits: torch.Tensor):
         self.requests, self._logits = requests, logits
         self.batch_size = len(requests)
-        self._groups = [sharing_key(request.options.processors) for request in requests]
+        self._groups = [request.options.processors_key for request in requests]
         self._seeded = [request.options.seed is not None and request.options.do_sample for request in requests]
         # A sum is NaN where a number is; masked logits of -inf are none.
         for request, is_nan in zip(requests, logits.sum(dim=-1).isnan().any(dim=1).tolist(), strict=True):
@@ -123,23 +121,3 @@ def draw_with(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
     reached = numbers[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, reached, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
-
-
-def sharing_key(processors: LogitsProcessorList) -> Hashable:
-    """
-    Equal (a tuple) for lists of processors that read the scores alone and do the same; of its own (the list's id) for
-    any other.
-    """
-    parts = []
-    for processor in processors:
-        values = _plain_values(processor) if type(processor) in READS_SCORES_ONLY else None
-        if values is None:
-            return id(processors)
-        parts.append((type(processor), values))
-    return tuple(parts)
-
-
-def _plain_values(processor: Any) -> tuple | None:
-    """What a processor holds, if these are numbers: it can be told by them."""
-    values = tuple(sorted(vars(processor).items()))
-    return values if all(isinstance(value, int | float) for _, value in values) else None

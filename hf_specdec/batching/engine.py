@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import supports_switching, switched_to_tree_attention
@@ -16,9 +16,8 @@ from ..drafters import Drafter, DraftRequest
 from ..metrics import SpeculationMetrics
 from ..trees import DraftTree, DynamicTree, TokenTree
 from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
-from ..verification.processors import READS_SCORES_ONLY
 from .blocks import BlockPool
-from .distribution import RowDistributions, sharing_key
+from .distribution import RowDistributions
 from .joining import join_drafts
 from .model_drafting import drafting_of
 from .policy import LoadPolicy
@@ -144,13 +143,15 @@ class Engine:
             # A tree never takes blocks from others.
             if not self.pool.reserve(request.table, request.length + _slots_of(tree)):
                 continue
-            plan = replace(request.options.plan, tree=tree)
-            warpers = LogitsProcessorList(p for p in request.options.processors if type(p) in READS_SCORES_ONLY)
-            drawn_from = (sharing_key(warpers), plan.draft_temperature) if plan.draws_children else None
+            options, plan = request.options, request.options.plan
+            drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
             key = (tree, plan.draws_children, drawn_from)
             if key not in groups:
                 temperature = self._temperature(drawn_from)
-                groups[key] = DraftGroup(DraftRequest(plan, self._vocab_size, warpers, temperature=temperature))
+                asked = DraftRequest(
+                    replace(plan, tree=tree), self._vocab_size, options.warpers, temperature=temperature
+                )
+                groups[key] = DraftGroup(asked)
             groups[key].rows.append(row)
         return list(groups.values())
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -20,22 +19,14 @@ from .admission import Admission
 from .blocks import BlockPool
 from .engine import Engine
 from .limits import Limits
+from .loop import RequestLoop
 from .policy import LoadPolicy
-from .request import Request
 from .request import SpeculativeGenerationOutput as Output
-from .results import Results
 
 
 logger = logging.get_logger(__name__)
 
 _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
-
-
-@dataclass
-class BackgroundThreadStatus:
-    """How the thread of a manager fares; `fatal_error` is what ended it, if anything did."""
-
-    fatal_error: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class SpeculativeBatchingManager:
         speculative_config: SpeculativeConfig | None = None,
     ):
         config = SpeculativeConfig() if speculative_config is None else speculative_config
-        self.model, self.background_thread_status = model, BackgroundThreadStatus()
+        self.model = model
         drafter, self._limits = as_drafter(assistant_model), Limits.of(continuous_batching_config, model.device)
         self._admission = Admission(model, assistant_model, drafter, generation_config, config)
         num_blocks = self._limits.blocks([model, *drafter.models], model.device)
@@ -105,21 +96,19 @@ class SpeculativeBatchingManager:
             chunk_size=self._limits.chunk_size,
             max_step_nodes=config.max_step_nodes,
         )
-        self._results = Results()
-        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._requests: dict[str, Request] = {}
-        self._lock = threading.Lock()
-        self._news = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._num_requests = 0
-        self._stops: str | None = None
+        self._loop = RequestLoop(self.engine)
+        self._numbers = itertools.count()
 
     # ------------------------------------------------------------------------------------------------- start and stop
 
     def is_running(self) -> bool:
         """Whether the thread has been started and is alive."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._loop.is_running
+
+    @property
+    def background_thread_status(self) -> RequestLoop:
+        """What tells by its `fatal_error` whether the thread has ended with one."""
+        return self._loop
 
     def warmup(self) -> None:
         """Nothing to warm up: steps run eagerly."""
@@ -128,12 +117,8 @@ class SpeculativeBatchingManager:
         """Starts the thread."""
         if self.is_running():
             logger.warning("The manager is already running.")
-            return
-        self.background_thread_status.fatal_error = None
-        self._stops = None
-        self._results.open()
-        self._thread = threading.Thread(target=self._run, name="hf-specdec-manager", daemon=True)
-        self._thread.start()
+        else:
+            self._loop.start()
 
     def stop(
         self,
@@ -151,22 +136,15 @@ class SpeculativeBatchingManager:
         """
         if keep_for_next_session:
             raise ValueError("`keep_for_next_session=True`: keep the manager yourself, and `start` it again.")
-        if self._thread is None:
+        if not self.is_running():
             return
-        self._stops = "hard" if hard_stop else self._stops or "flush"
-        self._news.set()
+        self._loop.stop(at_once=hard_stop)
         if block:
             self.join(timeout=timeout)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Waits for the thread to end."""
-        if self._thread is None:
-            return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            logger.warning(f"The manager's thread did not end within {timeout} seconds.")
-        else:
-            self._thread = None
+        self._loop.join(timeout)
 
     def destroy(self) -> None:
         """Stops at once and forgets all requests."""
@@ -224,10 +202,8 @@ class SpeculativeBatchingManager:
         self._check_open()
         self._check_queue(1)
         options = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id} | options
-        with self._lock:
-            number, self._num_requests = self._num_requests, self._num_requests + 1
         request = self._admission.request(
-            f"req_{number}" if request_id is None else request_id,
+            f"req_{next(self._numbers)}" if request_id is None else request_id,
             input_ids,
             options,
             tree=tree,
@@ -237,7 +213,7 @@ class SpeculativeBatchingManager:
             streaming=streaming,
             record_timestamps=record_timestamps,
         )
-        self._submit([request])
+        self._loop.submit([request])
         return request.request_id
 
     def add_requests(
@@ -254,46 +230,33 @@ class SpeculativeBatchingManager:
         self._check_open()
         self._check_queue(len(inputs))
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
-        with self._lock:
-            first, self._num_requests = self._num_requests, self._num_requests + len(inputs)
         requests = [
             self._admission.request(
-                f"req_{number}",
+                f"req_{next(self._numbers)}",
                 input_ids,
                 {"max_new_tokens": max_new_tokens} | options,
                 streaming=streaming,
                 record_timestamps=record_timestamps,
                 **arguments,
             )
-            for number, input_ids in enumerate(inputs, start=first)
+            for input_ids in inputs
         ]
-        self._submit(requests)
+        self._loop.submit(requests)
         return [request.request_id for request in requests]
 
     def cancel_request(self, request_id: str) -> None:
         """Ends a request; its result so far comes with the error "cancelled". Nothing happens if it is over."""
-        self._cancelled.put(request_id)
-        self._news.set()
-
-    def _submit(self, requests: list[Request]) -> None:
-        with self._lock:
-            for request in requests:
-                if request.request_id in self._requests:
-                    raise ValueError(f"`request_id={request.request_id!r}` is running already. Give another.")
-            for request in requests:
-                self._requests[request.request_id] = request
-                self._inbox.put(request)
-        self._news.set()
+        self._loop.cancel(request_id)
 
     def _check_open(self) -> None:
-        if self.background_thread_status.fatal_error is not None:
-            raise RuntimeError("The manager has ended with an error.") from self.background_thread_status.fatal_error
-        if self._stops is not None and self.is_running():
+        if self._loop.fatal_error is not None:
+            raise RuntimeError("The manager has ended with an error.") from self._loop.fatal_error
+        if self._loop.is_stopping:
             raise RuntimeError("The manager is stopping and takes no more requests.")
 
     def _check_queue(self, count: int) -> None:
         most = self._limits.max_queue_size
-        waiting = len(self._requests) - len(self.engine.scheduler.active)
+        waiting = self._loop.num_open - len(self.engine.scheduler.active)
         if most and waiting + count > most:
             raise queue.Full(f"`max_queue_size={most}`: {waiting} requests are waiting. Come back later.")
 
@@ -304,7 +267,7 @@ class SpeculativeBatchingManager:
         The next result, of one request if it is named. None after `timeout` seconds, or if the manager has ended and
         nothing is left.
         """
-        return self._results.get(request_id, timeout if self.is_running() else 0)
+        return self._loop.results.get(request_id, timeout if self.is_running() else 0)
 
     def __iter__(self) -> Iterator[Output]:
         """Results as they come, while the manager runs."""
@@ -323,7 +286,7 @@ class SpeculativeBatchingManager:
 
     def register_result_handler(self, request_id: str, callback: Callable[[Output], None]) -> None:
         """Lets `callback` be called in the running event loop with every result of a request."""
-        self._results.register(request_id, callback, asyncio.get_running_loop())
+        self._loop.results.register(request_id, callback, asyncio.get_running_loop())
 
     @property
     def state(self) -> ManagerState:
@@ -332,7 +295,7 @@ class SpeculativeBatchingManager:
         num_running = len(scheduler.active)
         return ManagerState(
             num_running=num_running,
-            num_waiting=max(len(self._requests) - num_running, 0),
+            num_waiting=max(self._loop.num_open - num_running, 0),
             speculates=engine.speculates,
             num_free_blocks=engine.pool.num_free,
             num_blocks=engine.pool.num_blocks,
@@ -341,60 +304,3 @@ class SpeculativeBatchingManager:
             num_generation_tokens=engine.num_tokens_generated,
             speculation=engine.metrics,
         )
-
-    # ------------------------------------------------------------------------------------------------------ the thread
-
-    def _run(self) -> None:
-        try:
-            if self.model.device.type == "cuda" and self.model.device.index is not None:
-                torch.cuda.set_device(self.model.device)
-            with self.engine.running():
-                while self._go_on():
-                    pass
-            self._end_all("The manager was stopped before the request was done.")
-        except BaseException as error:
-            logger.error("The manager has ended with an error.", exc_info=True)
-            self.background_thread_status.fatal_error = error
-            self._end_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
-        finally:
-            self._results.close()
-
-    def _go_on(self) -> bool:
-        """One step, or a wait for news. False if the thread is to end."""
-        self._news.clear()
-        self._take_in()
-        if self._stops == "hard":
-            return False
-        if self.engine.scheduler.has_work:
-            for request in self.engine.step():
-                if request.is_over:
-                    self._end(request)
-                elif request.streaming:
-                    self._results.deliver(request.to_generation_output())
-        elif self._stops is not None:
-            return False
-        else:
-            self._news.wait()
-        return True
-
-    def _take_in(self) -> None:
-        while not self._inbox.empty():
-            self.engine.scheduler.add(self._inbox.get())
-        while not self._cancelled.empty():
-            request = self._requests.get(self._cancelled.get())
-            if request is not None:
-                request.fail("cancelled")
-                self._end(request)
-
-    def _end(self, request: Request) -> None:
-        self.engine.end(request)
-        with self._lock:
-            self._requests.pop(request.request_id, None)
-        self._results.deliver(request.to_generation_output())
-
-    def _end_all(self, error: str) -> None:
-        while not self._inbox.empty():
-            self._inbox.get()
-        for request in list(self._requests.values()):
-            request.fail(error)
-            self._end(request)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from ..config import SpeculationPlan
 from ..forward import execution_device
 from ..metrics import SpeculationMetrics
 from ..sequences import Sequences
+from ..verification.processors import READS_SCORES_ONLY
+from . import sharing
 from .blocks import BlockTable
 
 
@@ -48,6 +52,21 @@ class RequestOptions:
     do_sample: bool
     plan: SpeculationPlan | None
     seed: int | None = None
+
+    @cached_property
+    def processors_key(self) -> Hashable:
+        """See `sharing_key`."""
+        return sharing.sharing_key(self.processors)
+
+    @cached_property
+    def warpers(self) -> LogitsProcessorList:
+        """Those processors that read the scores alone: a draft that draws applies them, too."""
+        return LogitsProcessorList(p for p in self.processors if type(p) in READS_SCORES_ONLY)
+
+    @cached_property
+    def warpers_key(self) -> Hashable:
+        """See `sharing_key`."""
+        return sharing.sharing_key(self.warpers)
 
 
 class Request:

@@ -23,7 +23,7 @@ from support.sampling import (
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching import SpeculativeBatchingManager, distribution, joining
+from hf_specdec.batching import SpeculativeBatchingManager, distribution, joining, sharing
 
 
 CHAIN = TokenTree.chain(2)
@@ -118,7 +118,7 @@ def test_another_rows_distribution_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_anothers_processors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are taken to do the same although one's temperature is another."""
-    monkeypatch.setattr(distribution, "sharing_key", lambda processors: (len(processors),))
+    monkeypatch.setattr(sharing, "sharing_key", lambda processors: (len(processors),))
     settings = ("temperature", "low temperature")
     assert fit_requests(a_draft("noisy"), CONFIGS["target"], False, settings).p_value < 1e-9
 

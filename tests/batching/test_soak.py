@@ -89,7 +89,7 @@ def soak(kind: str, count: int) -> None:
     assert set(ends) == set(asked) and set(ends.values()) == {1}
     assert manager.state.num_preemptions > 0
     assert_nothing_left(manager)
-    assert not manager._requests and manager._results.get(None, 0) is None
+    assert manager.get_result() is None
     gc.collect()
     assert not [held for held in gc.get_objects() if isinstance(held, Request)]
     assert not memory[4:] or memory[-1] < 1.02 * memory[4]  # in kilobytes: flat after the first thousand

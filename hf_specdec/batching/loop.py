@@ -1,0 +1,157 @@
+"""The thread that runs requests: takes them in, lets the engine step, hands out what comes of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch
+from transformers.utils import logging
+
+from .engine import Engine
+from .request import Request
+from .results import Results
+
+
+logger = logging.get_logger(__name__)
+
+
+class RequestLoop:
+    """
+    The engine belongs to this thread; all others leave requests and cancellations here, and find results.
+
+    Args:
+        engine (`Engine`): runs the requests.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine, self.results = engine, Results()
+        self.fatal_error: BaseException | None = None
+        """What ended the thread, if it did not end by itself."""
+        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._requests: dict[str, Request] = {}
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stops: str | None = None
+
+    # ------------------------------------------------------------------------------------------------- start and stop
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started and is alive."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the thread is to end."""
+        return self._stops is not None and self.is_running
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self.fatal_error = self._stops = None
+        self.results.open()
+        self._thread = threading.Thread(target=self._run, name="hf-specdec-manager", daemon=True)
+        self._thread.start()
+
+    def stop(self, at_once: bool) -> None:
+        """Lets the thread end: when all requests are done, or at once."""
+        self._stops = "at once" if at_once else self._stops or "when done"
+        self._news.set()
+
+    def join(self, timeout: float | None) -> None:
+        """Waits for the thread to end."""
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.warning(f"The manager's thread did not end within {timeout} seconds.")
+        else:
+            self._thread = None
+
+    # -------------------------------------------------------------------------------------------- from other threads
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not over."""
+        return len(self._requests)
+
+    def submit(self, requests: list[Request]) -> None:
+        """
+        Leaves requests.
+
+        Raises:
+            ValueError: if one has the name of another that is not over.
+        """
+        with self._lock:
+            for request in requests:
+                if request.request_id in self._requests:
+                    raise ValueError(f"`request_id={request.request_id!r}` is running already. Give another.")
+            for request in requests:
+                self._requests[request.request_id] = request
+                self._inbox.put(request)
+        self._news.set()
+
+    def cancel(self, request_id: str) -> None:
+        """Lets a request end."""
+        self._cancelled.put(request_id)
+        self._news.set()
+
+    # ------------------------------------------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            device = self.engine.target.device
+            if device.type == "cuda" and device.index is not None:
+                torch.cuda.set_device(device)
+            with self.engine.running():
+                while self._go_on():
+                    pass
+            self._end_all("The manager was stopped before the request was done.")
+        except BaseException as error:
+            logger.error("The manager has ended with an error.", exc_info=True)
+            self.fatal_error = error
+            self._end_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
+        finally:
+            self.results.close()
+
+    def _go_on(self) -> bool:
+        """One step, or a wait for news. False if the thread is to end."""
+        self._news.clear()
+        self._take_in()
+        if self._stops == "at once":
+            return False
+        if self.engine.scheduler.has_work:
+            for request in self.engine.step():
+                if request.is_over:
+                    self._end(request)
+                elif request.streaming:
+                    self.results.deliver(request.to_generation_output())
+        elif self._stops is not None:
+            return False
+        else:
+            self._news.wait()
+        return True
+
+    def _take_in(self) -> None:
+        while not self._inbox.empty():
+            self.engine.scheduler.add(self._inbox.get())
+        while not self._cancelled.empty():
+            request = self._requests.get(self._cancelled.get())
+            if request is not None:
+                request.fail("cancelled")
+                self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self.engine.end(request)
+        with self._lock:
+            self._requests.pop(request.request_id, None)
+        self.results.deliver(request.to_generation_output())
+
+    def _end_all(self, error: str) -> None:
+        while not self._inbox.empty():
+            self._inbox.get()
+        for request in list(self._requests.values()):
+            request.fail(error)
+            self._end(request)
