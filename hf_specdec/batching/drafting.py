@@ -73,14 +73,19 @@ class OneByOneDrafting(Drafting):
         return self.drafter.models
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        drafts = []
-        for row in requests:
+        drafts = [self._propose(row, request) for row in requests]
+        parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]
+        return join_drafts(parts, len(requests), self.device) if parts else None
+
+    def _propose(self, row: Request, request: DraftRequest) -> DraftTree | None:
+        try:
             drafter, sequences = self._of(row, request)
             drafter.request = request
             sequences.extend(0, row.tokens[sequences.lengths[0] :])
-            drafts.append(drafter.propose(sequences))
-        parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]
-        return join_drafts(parts, len(requests), self.target.device) if parts else None
+            return drafter.propose(sequences)
+        except Exception as error:  # whatever a user's drafter raises is that request's own
+            row.fail(error)
+            return None
 
     def _of(self, row: Request, request: DraftRequest) -> tuple[Drafter, Sequences]:
         if row not in self._drafters:

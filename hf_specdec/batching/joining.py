@@ -24,6 +24,16 @@ class JoinedDraft(DraftTree):
         draft, row_there = self.parts[row]
         return draft.scores_of(row_there, node)
 
+    def to(self, device: torch.device) -> DraftTree:
+        if self.tokens.device == device:
+            return self
+        moved = super().to(device)
+        # Of the parts nobody wants more than the scores.
+        parts = [
+            part if part is None or part[0].scores is None else (part[0].to(device), part[1]) for part in self.parts
+        ]
+        return JoinedDraft(moved.tokens, moved.topology, moved.valid, parts=parts)
+
 
 def join_drafts(parts: list[tuple[list[int], DraftTree]], batch_size: int, device: torch.device) -> DraftTree:
     """

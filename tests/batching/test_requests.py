@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -306,6 +308,39 @@ def test_logits_that_are_not_numbers(target: PreTrainedModel, assistant: str) ->
             assert "not numbers" in manager.get_result(bad).error
             assert [manager.get_result(name).generated_tokens for name in names] == texts
     assert_nothing_left(manager)
+
+
+class Breaks(NgramDraft):
+    """A user's drafter, which has probabilities that nobody asks for, and fails on texts that hold a token."""
+
+    def propose(self, sequences: Any) -> Any:
+        if sequences.lengths[0] > 25 and 60 in sequences.tokens(0, 0):
+            raise OverflowError("of its own")
+        return super().propose(sequences)
+
+
+def test_a_fault_in_a_users_drafter_is_its_requests_own(target: PreTrainedModel) -> None:
+    with make(target, Breaks()) as manager:
+        bad = manager.add_request([60, *PROMPTS[0]], max_new_tokens=30, do_sample=False)
+        names = [manager.add_request([5, *prompt[:8]], max_new_tokens=30, do_sample=False) for prompt in PROMPTS]
+        result = manager.get_result(bad)
+        assert "OverflowError: of its own" in result.error and len(result.generated_tokens) >= 16
+        for name, prompt in zip(names, PROMPTS, strict=True):
+            text = text_alone(target, [5, *prompt[:8]], max_new_tokens=30)
+            result = manager.get_result(name)
+            assert result.generated_tokens == text or (60 in text and result.error is not None)
+    assert_nothing_left(manager)
+
+
+def test_ctrl_c(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Ends the requests and the thread, and leaves the model as it was."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        target.generate_batch(PROMPTS, assistant_model=draft, tree=TREE, max_new_tokens=50_000, do_sample=False)
+    assert time.monotonic() - start < 10
+    assert not [thread for thread in threading.enumerate() if thread.name == "hf-specdec-manager"]
+    assert target.config._attn_implementation == "sdpa"
 
 
 def test_stopping_at_once(target: PreTrainedModel, draft: PreTrainedModel) -> None:
