@@ -1,0 +1,154 @@
+"""Tokens as coloured text, the figures over it, and the legend."""
+
+from __future__ import annotations
+
+from html import escape
+
+from decoding import Recording, Step, Token
+from transformers import PreTrainedTokenizerBase
+
+
+DEEPEST = 6
+"""From here on, depths share a colour."""
+CONTEXT = 8
+"""Tokens before a token with which it is decoded, since some write a part of a character, or no space at the start."""
+UNFINISHED = "\ufffd"
+SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
+
+
+class Words:
+    """
+    What tokens look like.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the target's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.special = frozenset(tokenizer.all_special_ids)
+
+    def alone(self, token: int) -> str:
+        """A token by itself, with signs for spaces and line breaks."""
+        return self.tokenizer.decode([token]).translate(SIGNS)
+
+    def in_text(self, ids: list[int], place: int) -> str:
+        """What the token at a place adds to a text; a character in parts belongs to its last part."""
+        window = ids[max(place - CONTEXT, 0) : place]
+        before = self.tokenizer.decode(window).rstrip(UNFINISHED)
+        after = self.tokenizer.decode([*window, ids[place]]).rstrip(UNFINISHED)
+        return after[len(before) :]
+
+
+def style_of(token: Token) -> str:
+    """The class of its colour."""
+    return f"d{min(token.depth, DEEPEST)}" if token.origin == "accepted" else token.origin
+
+
+def describe(token: Token) -> str:
+    if token.step is None:
+        return "the first token, from the prompt's own forward"
+    what = f"accepted at depth {token.depth}" if token.origin == "accepted" else token.origin
+    return f"step {token.step + 1}: " + ("nothing was drafted" if token.origin == "plain" else what)
+
+
+def text_html(recording: Recording, words: Words, coloured: bool, selected: int | None = None) -> str:
+    """The text so far; coloured, every token is one to click on."""
+    tokens, ids = list(recording.tokens), recording.ids
+    pieces = [_piece(words, ids, place) for place in range(len(tokens))]
+    if coloured:
+        pieces = [_span(token, piece, selected) for token, piece in zip(tokens, pieces, strict=True)]
+    cursor = "" if recording.done else '<span class="cursor" aria-hidden="true"></span>'
+    return f'<div class="text">{"".join(pieces)}{cursor}</div>'
+
+
+def _piece(words: Words, ids: list[int], place: int) -> str:
+    if ids[place] in words.special:
+        return f'<span class="special">{escape(words.tokenizer.decode([ids[place]]))}</span>'
+    return escape(words.in_text(ids, place))
+
+
+def _span(token: Token, piece: str, selected: int | None) -> str:
+    if token.step is None:
+        return f'<span class="t plain" title="{describe(token)}">{piece}</span>'
+    chosen = " chosen" if token.step == selected else ""
+    # A line break has no width of its own to be clicked on.
+    piece = piece.replace("\n", '<span class="break">↵</span>\n')
+    return (
+        f'<span class="t {style_of(token)}{chosen}" data-step="{token.step}" title="{describe(token)}">{piece}</span>'
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- around it
+
+
+def panel_html(title: str, body: str, recording: Recording | None = None) -> str:
+    """One of the two runs; a recording's figures are over its text."""
+    count = f"{len(recording.tokens)} tokens in {recording.seconds:.1f} s" if recording else ""
+    head = f'<div class="head"><h3>{title}</h3><span class="count">{count}</span></div>'
+    return f'<div class="panel">{head}{_figures(recording) if recording else ""}{body}</div>'
+
+
+def _figures(recording: Recording) -> str:
+    """Tokens per second and, of a speculative call, acceptance."""
+    figures = [(f"{recording.tokens_per_second:.1f}", "tokens/s")]
+    if metrics := recording.metrics:
+        figures.append((f"{metrics.mean_acceptance_length:.2f}", "tokens per step"))
+        figures.append((f"{metrics.draft_acceptance_rate:.0%}", "accepted"))
+    entries = (f"<div><dd>{value}</dd><dt>{name}</dt></div>" for value, name in figures)
+    return f'<dl class="figures">{"".join(entries)}</dl>'
+
+
+def legend_html(recording: Recording | None = None) -> str:
+    """What the colours mean, with the share of steps that got to each depth."""
+    shares = recording.metrics.acceptance_per_position if recording and recording.metrics else []
+    entries = []
+    for depth in range(1, DEEPEST + 1):
+        share = f" <b>{shares[depth - 1]:.0%}</b>" if depth <= len(shares) else ""
+        entries.append(f'<span class="t d{depth}">depth {depth}{"+" if depth == DEEPEST else ""}{share}</span>')
+    meaning = "share of the steps that got there" if shares else "darker: deeper"
+    return (
+        f'<div class="legend">Accepted drafts by depth ({meaning}): {" ".join(entries)} The model\'s own tokens: '
+        '<span class="t bonus">bonus</span> after a path accepted to its end, '
+        '<span class="t recovered">recovered</span> where it went another way</div>'
+    )
+
+
+def verdict_html(plain: Recording, drafted: Recording, is_greedy: bool, dtype: str) -> str:
+    """How much faster, and whether the texts are equal where they have to be."""
+    ratio = drafted.tokens_per_second / plain.tokens_per_second
+    speed = f"<b>{ratio:.2f}×</b> the tokens per second of plain <code>generate</code>."
+    if not is_greedy:
+        return f'<p class="verdict">{speed} Both texts are draws from the same distribution, so they differ.</p>'
+    if plain.ids == drafted.ids:
+        return f'<p class="verdict">{speed} <b>Identical text</b>, token for token.</p>'
+    pairs = zip(plain.ids, drafted.ids, strict=False)
+    place = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(plain.ids), len(drafted.ids)))
+    why = (
+        "near-ties round either way there"
+        if dtype != "float32"
+        else "which should not be in float32: please report it"
+    )
+    return f'<p class="verdict">{speed} The texts differ from token {place + 1} on ({dtype}: {why}).</p>'
+
+
+def message_html(text: str) -> str:
+    """Something that the reader has to mend."""
+    return f'<p class="message" role="alert">{escape(text)}</p>'
+
+
+def note_html(text: str) -> str:
+    """Something that the reader may want to know."""
+    return f'<p class="note">{escape(text)}</p>' if text else ""
+
+
+def step_summary(step: Step, number: int, total: int) -> str:
+    """One line about a step."""
+    if not step.num_drafted:
+        return f"Step {number + 1} of {total}: nothing was drafted; the model wrote one token."
+    own = "" if step.own is None else f" + {step.origin_of_own}"
+    count = len(step.path) + (step.own is not None)
+    tokens = "token" if count == 1 else "tokens"
+    return (
+        f"Step {number + 1} of {total}: {step.num_drafted} drafted, {len(step.path)} accepted{own} = {count} {tokens}."
+    )
