@@ -18,10 +18,11 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-oldest kernel check format clean
+.PHONY: help demo space test test-slow test-oldest kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
+	@echo "make space        serve a page on which to watch both, token by token"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
@@ -32,6 +33,9 @@ help:
 
 demo: .venv/.demo
 	.venv/bin/hf-specdec demo $(DEMO) $(DEMO_ARGS)
+
+space: .venv/.space
+	.venv/bin/python examples/space/app.py
 
 test: .venv/.dev
 	.venv/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
@@ -69,6 +73,10 @@ endef
 
 .venv/.demo: constraints.txt $(SETUP)
 	$(call install,.venv,constraints.txt,demo)
+	@touch $@
+
+.venv/.space: constraints.txt $(SETUP)
+	$(call install,.venv,constraints.txt,space)
 	@touch $@
 
 .venv/.dev: constraints.txt $(SETUP)

@@ -49,13 +49,29 @@ EXAMPLES = [
     "Why is the sky blue?",
     "Write a short story about a lighthouse keeper and a lost whale.",
 ]
-SCROLL = "() => document.querySelector('#plain').scrollIntoView({behavior: 'smooth', block: 'nearest'})"
+START = """
+(...settings) => {
+  // On a phone the texts are below the controls.
+  document.querySelector("#plain").scrollIntoView({block: innerWidth < 700 ? "start" : "nearest"});
+  return settings;
+}
+"""
 CLICK = """
 element.addEventListener("click", (event) => {
   const token = event.target.closest("[data-step]");
   if (!token) return;
+  document.querySelector("#forest").dataset.wanted = "yes";
   trigger("token", {step: Number(token.dataset.step)});
-  document.querySelector("#forest").scrollIntoView({behavior: "smooth", block: "nearest"});
+});
+"""
+IN_SIGHT = """
+watch("value", () => {
+  const forest = element.closest("#forest");
+  if (forest.dataset.wanted) forest.scrollIntoView({block: "nearest"});
+  delete forest.dataset.wanted;
+  const scroll = element.querySelector(".scroll");
+  const last = element.querySelector(".node.bonus, .node.recovered") ?? element.querySelector(".node.root");
+  if (scroll && last) scroll.scrollTop = last.getBBox().y - scroll.clientHeight / 2;
 });
 """
 
@@ -99,21 +115,27 @@ def first_page() -> Page:
     )
 
 
-@gpu
-def run(prompt: str, draft: str, tree: str, temperature: float, max_new_tokens: int) -> Iterator[list[Any]]:
-    """Decodes plainly, then with drafts, so that each has the machine to itself; yields the page as it grows."""
-    page = first_page()
-    try:
-        for page in pages(prompt, draft, tree, temperature, int(max_new_tokens)):
-            yield page.outputs()
-    except (TypeError, ValueError) as error:  # a bad tree, an empty prompt, a draft that does not fit
-        page.message = message_html(str(error))
+def run(*settings: Any) -> Iterator[list[Any]]:
+    """The page as it grows; `settings` are the arguments of `pages`."""
+    for page in pages(*settings):
         yield page.outputs()
 
 
+@gpu  # in a process of its own, which gets and gives plain values
 def pages(prompt: str, draft: str, tree: str, temperature: float, max_new_tokens: int) -> Iterator[Page]:
+    """Decodes plainly, then with drafts, so that each has the machine to itself. Mistakes become messages."""
+    try:
+        config = SpeculativeConfig(tree=parse_tree(tree or ""))
+        speculation = {"draft": models.drafts[draft], "speculative_config": config}
+        yield from compare(prompt, speculation, temperature, int(max_new_tokens))
+    except (TypeError, ValueError) as error:  # a bad tree, an empty prompt, a draft that does not fit
+        page = first_page()
+        page.message = message_html(str(error))
+        yield page
+
+
+def compare(prompt: str, speculation: dict[str, Any], temperature: float, max_new_tokens: int) -> Iterator[Page]:
     inputs = encode(models.tokenizer, prompt, models.target.device)
-    speculation = {"draft": models.drafts[draft], "speculative_config": SpeculativeConfig(tree=parse_tree(tree or ""))}
     options = sampling_options(temperature)
     page = first_page()
     page.plain = panel_html(PLAIN, waiting("Warming up …"))
@@ -204,7 +226,7 @@ def build() -> gr.Blocks:
                 verdict = gr.HTML(elem_id="verdict")
                 legend = gr.HTML(start.legend, elem_id="legend")
                 slider = gr.Slider(1, 2, 1, step=1, label="Step", visible=False, elem_id="step")
-                forest = gr.HTML(elem_id="forest")
+                forest = gr.HTML(js_on_load=IN_SIGHT, elem_id="forest")
         shown = gr.State()
         started = gr.on(
             [start_button.click, prompt.submit],
@@ -212,9 +234,9 @@ def build() -> gr.Blocks:
             [prompt, draft, tree, temperature, length],
             [message, plain, drafted, legend, verdict, forest, slider, shown],
             concurrency_limit=1,
+            js=START,
             show_progress="hidden",
         )
-        start_button.click(None, js=SCROLL)  # on a phone the texts are below the controls
         stop_button.click(None, cancels=[started])
         looks = {"outputs": [drafted, forest, slider], "show_progress": "hidden"}
         drafted.token(show_clicked, [shown], **looks)

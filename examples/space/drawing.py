@@ -44,7 +44,8 @@ def tree_svg(step: Step, word: Callable[[int], str], summary: str) -> str:
 
 
 def _layout(step: Step) -> dict[int, tuple[int, float]]:
-    """For every node that counts, its left edge and the middle of its height. Leaves take a line each."""
+    """For every node that counts, its left edge and the middle of its height. Leaves take a line each, and what
+    is above them that of the best."""
     own, last = len(step.tokens) + 1, step.path[-1] if step.path else 0
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(step.parents, 1):
@@ -60,7 +61,7 @@ def _layout(step: Step) -> dict[int, tuple[int, float]]:
         below = [put(child, depth + 1) for child in children.get(node, ())]
         if not below:
             lines += 1
-        y = (below[0] + below[-1]) / 2 if below else MARGIN + HEIGHT / 2 + (lines - 1) * LINE
+        y = below[0] if below else MARGIN + HEIGHT / 2 + (lines - 1) * LINE
         places[node] = MARGIN + depth * COLUMN, y
         return y
 

@@ -110,7 +110,8 @@ def legend_html(recording: Recording | None = None) -> str:
     return (
         f'<div class="legend">Accepted drafts by depth ({meaning}): {" ".join(entries)} The model\'s own tokens: '
         '<span class="t bonus">bonus</span> after a path accepted to its end, '
-        '<span class="t recovered">recovered</span> where it went another way</div>'
+        '<span class="t recovered">recovered</span> where it went another way, '
+        '<span class="t plain">plain</span> where nothing was drafted</div>'
     )
 
 
@@ -118,6 +119,8 @@ def verdict_html(plain: Recording, drafted: Recording, is_greedy: bool, dtype: s
     """How much faster, and whether the texts are equal where they have to be."""
     ratio = drafted.tokens_per_second / plain.tokens_per_second
     speed = f"<b>{ratio:.2f}×</b> the tokens per second of plain <code>generate</code>."
+    if ratio < 1:
+        speed += " Too little was accepted to pay for the drafts: try a smaller tree, or auto."
     if not is_greedy:
         return f'<p class="verdict">{speed} Both texts are draws from the same distribution, so they differ.</p>'
     if plain.ids == drafted.ids:

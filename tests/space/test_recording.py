@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 import xml.etree.ElementTree as ElementTree
@@ -91,6 +92,12 @@ def test_figures_on_the_way_are_those_of_the_end(
     assert recording.metrics.accepted_per_step == []  # the only ones that need the end
     assert recording.metrics.num_accepted_per_position == metrics.num_accepted_per_position
     assert recording.metrics.num_draft_tokens == metrics.num_draft_tokens
+
+
+def test_recordings_go_between_processes(recording: Any) -> None:
+    """As they have to on ZeroGPU."""
+    copied = pickle.loads(pickle.dumps(recording))
+    assert (copied.tokens, copied.steps, copied.metrics) == (recording.tokens, recording.steps, recording.metrics)
 
 
 def test_closing_ends_the_call(
