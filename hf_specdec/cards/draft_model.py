@@ -39,7 +39,7 @@ def draft_model_card(
     load = f'draft = AutoModelForCausalLM.from_pretrained("{repo_id or "this repository"}", dtype="auto")'
     sections = [
         title(name, "A small draft model", target),
-        usage(target, f"{load}.to(target.device)", f'assistant_model=draft, tree="{EXAMPLE_TREE}"'),
+        usage(target, f"{load}.to(target.device)", f'"assistant_model": draft, "tree": "{EXAMPLE_TREE}"'),
         measured(measurements),
         facts("The model", _facts(draft)),
         recipe(getattr(draft.config, "recipe", None)),

@@ -77,7 +77,7 @@ def title(name: str, kind: str, target: str | None) -> str:
 
 
 def usage(target: str | None, load: str, options: str) -> str:
-    """How to generate with it: `load` is the line that reads it, `options` are those of `generate`."""
+    """How to generate with it: `load` is the line that reads it, `options` are items of those of `generate`."""
     return f"""## How to use
 
 ```bash
@@ -95,7 +95,8 @@ target = AutoModelForCausalLM.from_pretrained(target_name, dtype="auto", device_
 
 messages = [{{"role": "user", "content": "Why is the sky blue?"}}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-output = target.generate(**inputs.to(target.device), {options}, max_new_tokens=256)
+options = {{{options}, "max_new_tokens": 256}}
+output = target.generate(**inputs.to(target.device), **options)
 print(tokenizer.decode(output[0], skip_special_tokens=True))
 print(hf_specdec.last_metrics().mean_acceptance_length)
 ```"""

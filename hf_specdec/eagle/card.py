@@ -42,7 +42,7 @@ def model_card(
     load = f'head = hf_specdec.EagleHead.from_pretrained("{repo_id or "this repository"}").to(target.device)'
     sections = [
         title(name, f"An {version} head", config.target_name),
-        usage(config.target_name, load, "assistant_model=head"),
+        usage(config.target_name, load, '"assistant_model": head'),
         measured(measurements),
         facts("The head", _facts(head)),
         recipe(config.recipe),

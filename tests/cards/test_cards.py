@@ -112,9 +112,8 @@ def test_a_draft_models_metadata(draft: PreTrainedModel, tmp_path) -> None:
 
 def test_a_draft_models_usage(draft: PreTrainedModel) -> None:
     code = draft_model_card(draft, "owner/target", "me/draft").text.split("```python\n")[1].split("```")[0]
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    (generate,) = [call for call in calls if getattr(call.func, "attr", "") == "generate"]
-    options = {keyword.arg: keyword.value for keyword in generate.keywords}
+    (written,) = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Dict) and len(node.keys) > 2]
+    options = {key.value: value for key, value in zip(written.keys, written.values, strict=True)}
     assert options["assistant_model"].id == "draft"
     hf_specdec.TokenTree.parse(options["tree"].value)
     assert '"me/draft"' in code and '"owner/target"' in code
