@@ -184,9 +184,8 @@ def tree_attention(
         return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
     tree_context.was_used = True
     if tree_context.uses_kernel:
-        options = {"softcap": kwargs.get("softcap"), "sinks": kwargs.get("s_aux"), "scale": kwargs.get("scaling")}
-        window = layer_window(module, kwargs)
-        return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
+        scale, window = kwargs.get("scaling"), layer_window(module, kwargs)
+        return tree_context.kernel_inputs.attend(query, key, value, scale=scale, window=window), None
     attention_mask = tree_context.mask(query.dtype, query.device, layer_window(module, kwargs))
     function = _attention_function(_implementation_with_masks(implementation, kwargs), module)
     return function(module, query, key, value, attention_mask, **kwargs)

@@ -123,6 +123,7 @@ def _hook(features: Features, place: int) -> Callable:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         features.add(place, output if isinstance(output, torch.Tensor) else output[0])
 
+    hook.of_features = True
     return hook
 
 
@@ -130,4 +131,5 @@ def _before_hook(features: Features, place: int) -> Callable:
     def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         features.add(place, args[0] if args else kwargs["hidden_states"])
 
+    hook.of_features = True
     return hook

@@ -50,7 +50,8 @@ class NodeInputs:
             (name, (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
             for name, value in (self.others or {}).items()
         )
-        return self.tokens.shape, self.logits_to_keep, others
+        positions = None if self.positions is None else self.positions.shape
+        return self.tokens.shape, positions, self.logits_to_keep, others
 
     def clone(self) -> NodeInputs:
         """The same in memory of its own."""

@@ -34,6 +34,8 @@ SMALLEST_CAPACITY = 512
 MOST_QUERIES = 256
 """Longer forwards are those of prompts, whose lengths seldom come again, and busy the device long enough."""
 STORES_PER_MODEL = 4
+MOST_GRAPHS = 64
+"""Of a store."""
 SHARE_OF_FREE_MEMORY = 0.3
 
 Record = Callable[[Callable[[], list[torch.Tensor]], torch.device], tuple[Callable[[], None], list[torch.Tensor]]]
@@ -204,7 +206,7 @@ class GraphStore:
         words = -(-context.ancestors.shape[2] // NODES_PER_WORD) if context.uses_kernel else None
         key = (forward.key, nodes.key, words, None if features is None else features.boundaries)
         captured = self._graphs.get(key)
-        if captured is None and key not in self._seen:
+        if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
             self._seen.add(key)
             return None
         context = context.over(self.capacity)
@@ -227,13 +229,17 @@ class GraphStore:
         )
 
 
+_Key = tuple[int, int, bool]
+"""Batch size, capacity, and whether in inference mode."""
+
+
 @dataclass
 class _Shelf:
     """The stores of a model. `fingerprint` says what its graphs depend on besides shapes."""
 
     fingerprint: Any
-    stores: dict[tuple[int, int], GraphStore] = field(default_factory=dict)
-    lent: set[tuple[int, int]] = field(default_factory=set)
+    stores: dict[_Key, GraphStore] = field(default_factory=dict)
+    lent: set[_Key] = field(default_factory=set)
 
 
 _lock = threading.Lock()
@@ -250,7 +256,7 @@ class GraphLoans:
 
     def __init__(self, wanted: bool | Literal["auto"]):
         self.wanted = wanted
-        self._lent: list[tuple[_Shelf, tuple[int, int]]] = []
+        self._lent: list[tuple[_Shelf, _Key]] = []
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
         """
@@ -271,7 +277,8 @@ class GraphLoans:
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         if not _has_memory(model, batch_size, capacity):
             return None
-        key, fingerprint = (batch_size, capacity), _fingerprint(model)
+        # Tensors of an inference mode are of no use outside of one.
+        key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), _fingerprint(model)
         with _lock:
             shelf = _shelves.get(model)
             if shelf is None or shelf.fingerprint != fingerprint:
@@ -317,16 +324,25 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "is in training mode"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+    if any(map(_has_hooks, model.modules())):
         return "has forward hooks, which a graph would pass by"
     return None
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not hasattr(hook, "of_features") for hook in hooks)
+
+
 def _fingerprint(model: PreTrainedModel) -> Any:
-    """Where its weights are, and how it attends: a model that was moved, merged or switched is captured anew."""
+    """Where its weights are, which adapters act, how it attends: what was moved or switched is captured anew."""
     places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    adapters = getattr(model, "active_adapters", None) if getattr(model, "_hf_peft_config_loaded", False) else None
-    return hash(places), implementation_of(model), str(adapters() if callable(adapters) else adapters)
+    adapters = tuple(
+        str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
+        for module in model.modules()
+        if hasattr(module, "disable_adapters")
+    )
+    return hash(places), implementation_of(model), adapters
 
 
 def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:

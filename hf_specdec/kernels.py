@@ -83,10 +83,11 @@ class KernelInputs:
         *,
         scale: float | None,
         window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The kernel: query `[batch, heads, queries, head_dim]` to `[batch, queries, heads, head_dim]`."""
+        """
+        The kernel: query `[batch, heads, queries, head_dim]` to `[batch, queries, heads, head_dim]`. Without soft-caps
+        and sinks, of which "sdpa" knows nothing either.
+        """
         return _kernel()(
             query,
             key,
@@ -99,8 +100,6 @@ class KernelInputs:
             node_depths=self.node_depths,
             scale=scale,
             window=window,
-            softcap=softcap,
-            sinks=sinks,
         )
 
 

@@ -22,6 +22,7 @@ from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 import hf_specdec
 from hf_specdec import graphs, kernels
 from hf_specdec.attention import supports_switching
+from hf_specdec.features import watch_features
 
 
 TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
@@ -178,7 +179,7 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
             target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=ngrams, **graphed(TREE))
     stores = graphs._shelves[target].stores
     assert len(stores) == graphs.STORES_PER_MODEL and not graphs._shelves[target].lent
-    assert all((batch_size, 128) in stores for batch_size in (1, 2, 3))  # the ones used last
+    assert all((batch_size, 128, False) in stores for batch_size in (1, 2, 3))  # the ones used last
 
 
 def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
@@ -237,3 +238,52 @@ def test_padding_that_is_not_on_the_left_has_masks() -> None:
     visible = torch.tensor([[False, True, True], [True, True, True]])
     assert kernels.first_slots_of(visible).tolist() == [1, 0]
     assert kernels.first_slots_of(torch.tensor([[False, True, False]])) is None
+
+
+def test_inference_mode_before_and_after(stand_in: StandIn) -> None:
+    """Tensors that were made in an inference mode cannot be written outside of one."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    plain = target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False)
+    for mode in (True, False, True, False):
+        with torch.inference_mode(mode):
+            output = target.generate(
+                **prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
+            )
+        assert torch.equal(output, plain)
+    assert len(graphs._shelves[target].stores) == 2
+
+
+def test_adapters_that_are_switched_off(stand_in: StandIn) -> None:
+    """The graph of a model with an adapter is not that of the model without."""
+    peft = pytest.importorskip("peft", reason="adapters need peft")
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    adapted = peft.get_peft_model(target, peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    inner = adapted.get_base_model()
+    with_adapter = graphs._fingerprint(inner)
+    with adapted.disable_adapter():
+        assert graphs._fingerprint(inner) != with_adapter
+    assert graphs._fingerprint(inner) == with_adapter
+    plain = adapted.generate(**prompts(1, 9), max_new_tokens=20, do_sample=False)
+    options = {"max_new_tokens": 20, "do_sample": False, "assistant_model": draft, **graphed(TREE)}
+    assert torch.equal(adapted.generate(**prompts(1, 9), **options), plain)
+
+
+def test_heads_of_other_threads_watch_the_same_target(stand_in: StandIn) -> None:
+    """Their hooks are ours, and no obstacle."""
+    target, head = trained_target(), trained_head()
+    with watch_features(target, [1, 2]):
+        prompt = torch.tensor([trained_prompts()["prompts"][0][:8]])
+        target.generate(prompt, max_new_tokens=8, do_sample=False, assistant_model=head, **graphed(TREE))
+
+
+def test_soft_caps_are_left_out_where_sdpa_leaves_them_out(stand_in: StandIn) -> None:
+    """transformers 5.17 lets Gemma 2 attend by "sdpa", which has no soft-capping."""
+    target = tiny_model("gemma2", attn_logit_softcapping=0.05)
+    draft = noisy_copy(target, 0.05)
+    plain = target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False)
+    output = target.generate(
+        **prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
+    )
+    assert torch.equal(output, plain)
