@@ -65,6 +65,15 @@ def soak(kind: str, count: int) -> None:
             assert result.error is None and result.generated_tokens == expected
         return True
 
+    step = manager.engine.step
+
+    def checked_step() -> list[Request]:
+        stepped = step()
+        if any(request.table.blocks for request in manager.engine.scheduler.waiting):
+            raise AssertionError("a request that waits holds blocks")
+        return stepped
+
+    manager.engine.step = checked_step
     with manager:
         for _ in range(count):
             number, length = choice.randrange(len(prompts)), choice.randint(1, LONGEST)
@@ -86,6 +95,7 @@ def soak(kind: str, count: int) -> None:
         while sum(ends.values()) < count:
             assert take(60), "a request is lost"
         assert not take(0.1)
+    assert manager.background_thread_status.fatal_error is None
     assert set(ends) == set(asked) and set(ends.values()) == {1}
     assert manager.state.num_preemptions > 0
     assert_nothing_left(manager)
