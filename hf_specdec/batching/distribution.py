@@ -12,12 +12,19 @@ from ..verification import Walk, choose
 from .request import Request
 
 
+_NOTHING_TO_DRAW = (
+    "There is nothing to choose from: the processed scores are NaN, infinite or all -inf. The logits, a logits "
+    "processor or too small a `temperature` makes them so."
+)
+
+
 class RowDistributions:
     """
     What the verifiers ask for p, for a step of requests (see `TargetDistribution`). Processors run where walks stand,
     with each request's own history; requests whose processors read the scores alone, and alike, share a call. A token
     is part of its text as soon as it is accepted, so that criteria and processors are called in turn, as in plain
-    `generate`. A request whose processors or criteria raise, or whose logits are not numbers, fails; the others go on.
+    `generate`. A request whose processors or criteria raise, whose logits are not numbers, or whose scores have no
+    softmax to draw from, fails; the others go on.
 
     Args:
         requests (`list[Request]`): the rows.
@@ -31,8 +38,8 @@ class RowDistributions:
         self.batch_size = len(requests)
         self._groups = [request.options.processors_key for request in requests]
         self._seeded = [request.options.seed is not None and request.options.do_sample for request in requests]
-        # A sum is NaN where a number is; masked logits of -inf are none.
-        for request, is_nan in zip(requests, logits.sum(dim=-1).isnan().any(dim=1).tolist(), strict=True):
+        # The largest is NaN where any is.
+        for request, is_nan in zip(requests, logits.amax(dim=-1).isnan().any(dim=1).tolist(), strict=True):
             if is_nan:
                 request.fail("The model's logits are not numbers (NaN).")
 
@@ -59,12 +66,12 @@ class RowDistributions:
             if not processors:
                 continue
             if len(members) == len(rows) and isinstance(group, tuple):
-                return processors(None, scores)
-            if isinstance(group, tuple):
+                scores = processors(None, scores)
+            elif isinstance(group, tuple):
                 scores[members] = processors(None, scores[members])
             else:
                 self._process_alone(rows[members[0]], processors, scores[members[0] : members[0] + 1])
-        return scores
+        return self._drawable(rows, scores)
 
     def _process_alone(self, row: int, processors: LogitsProcessorList, scores: torch.Tensor) -> None:
         """Processes the scores (`[1, vocab]`, in place) of a request whose processors look at its history."""
@@ -72,12 +79,26 @@ class RowDistributions:
         if request.is_over:
             return
         try:
-            processed = processors(request.history(request.length), scores.clone())
-            if request.options.do_sample and not bool(processed.softmax(dim=-1).isfinite().all()):
-                raise ValueError("A logits processor has left nothing to choose from, or made NaN of the scores.")
-            scores.copy_(processed)
+            scores.copy_(processors(request.history(request.length), scores.clone()))
         except Exception as error:  # whatever a user's processor raises is that request's own
             request.fail(error)
+
+    def _drawable(self, rows: list[int], scores: torch.Tensor) -> torch.Tensor:
+        """
+        The scores `[rows, vocab]`. Where a request that draws has none with a softmax, it fails and they become zeros:
+        a draw from them would fail for all rows.
+        """
+        if not any(self.requests[row].options.do_sample for row in rows):
+            return scores
+        has_softmax = scores.amax(dim=-1).isfinite().tolist()
+        for place, row in enumerate(rows):
+            request = self.requests[row]
+            if has_softmax[place] or not request.options.do_sample:
+                continue
+            scores[place] = 0.0
+            if not request.is_over:
+                request.fail(_NOTHING_TO_DRAW)
+        return scores
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
         """The next token of every row: the argmax, or drawn from p, with a seed by the request's own numbers."""

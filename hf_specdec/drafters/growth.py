@@ -199,11 +199,13 @@ def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Te
         scores (`torch.Tensor` of shape `[…, vocab]`, float32): -inf outside the support.
 
     Returns:
-        `tuple`: tokens `[…, count]` int64, and whether each was in the support, bool.
+        `tuple`: tokens `[…, count]` int64, and whether each was in the support, bool: none is of scores that have no
+        softmax (NaN or +inf among them).
     """
     noise = torch.empty_like(scores).exponential_().log_()
     perturbed = (scores - noise).topk(count, dim=-1)
-    return perturbed.indices, perturbed.values > -torch.inf
+    drawable = (perturbed.values > -torch.inf) & perturbed.values[..., :1].isfinite()
+    return perturbed.indices, drawable
 
 
 # ------------------------------------------------------------------------------------------------------- dynamic trees

@@ -1,0 +1,86 @@
+"""Faults that could end all requests, and are to end one: draws from nothing, drafters that break, late requests."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from transformers import PreTrainedModel
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+from hf_specdec import NgramDraft
+from hf_specdec.batching import SpeculativeBatchingManager
+
+
+PROMPTS = ragged_prompts((9, 14, 5))
+POISONED = 60
+"""A token that is in no other prompt."""
+
+
+def make(model: PreTrainedModel, draft: Any, **options: Any) -> SpeculativeBatchingManager:
+    options = {"tree": "[(0,), (1,), (0, 0)]", "continuous_batching_config": limits()} | options
+    return model.init_continuous_batching(assistant_model=draft, **options)
+
+
+def check_others(manager: SpeculativeBatchingManager, target: PreTrainedModel, bad: dict[str, Any]) -> Any:
+    """Runs a request that is to fail beside others, which get their texts. Returns its result."""
+    with manager:
+        names = manager.add_requests(PROMPTS, max_new_tokens=20, do_sample=False)
+        drawn = manager.add_request(
+            PROMPTS[0], max_new_tokens=20, do_sample=True, suppress_tokens=[POISONED], speculate=False
+        )
+        result = manager.get_result(manager.add_request(**({"max_new_tokens": 20} | bad)), timeout=60)
+        assert len(manager.get_result(drawn, timeout=60).generated_tokens) == 20
+        for name, prompt in zip(names, PROMPTS, strict=True):
+            text = manager.get_result(name, timeout=60).generated_tokens
+            assert text == text_alone(target, prompt, max_new_tokens=20)
+    assert manager.background_thread_status.fatal_error is None
+    assert_nothing_left(manager)
+    return result
+
+
+@pytest.mark.parametrize("assistant", ["draft", "ngram"])
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("temperature", [1e-39, 1e-45])
+def test_a_temperature_that_leaves_nothing(
+    target: PreTrainedModel, draft: PreTrainedModel, assistant: str, seed: int | None, temperature: float
+) -> None:
+    manager = make(target, draft if assistant == "draft" else NgramDraft())
+    bad = {"input_ids": PROMPTS[1], "do_sample": True, "temperature": temperature, "seed": seed}
+    result = check_others(manager, target, bad)
+    assert result.status == RequestStatus.FAILED and "`temperature`" in result.error
+
+
+def poison(model: PreTrainedModel, value: float) -> None:
+    """Gives a token this logit wherever the model reads `POISONED`."""
+    read: list[torch.Tensor] = []
+
+    def remember(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        read[:] = [kwargs["input_ids"] == POISONED]
+
+    def spoil(module: Any, args: Any, logits: torch.Tensor) -> torch.Tensor:
+        logits[..., 7].masked_fill_(read[0][:, -logits.shape[1] :], value)
+        return logits
+
+    model.register_forward_pre_hook(remember, with_kwargs=True)
+    model.lm_head.register_forward_hook(spoil)
+
+
+@pytest.mark.parametrize("of, value", [("target", torch.inf), ("draft", torch.inf), ("draft", torch.nan)])
+def test_infinite_logits(target: PreTrainedModel, draft: PreTrainedModel, of: str, value: float) -> None:
+    """The target's end the request that draws from them; the draft's cost it its drafts."""
+    target, draft = copy.deepcopy(target), copy.deepcopy(draft)
+    poison(target if of == "target" else draft, value)
+    bad = {"input_ids": [*PROMPTS[1], POISONED], "do_sample": True}
+    manager = make(target, draft)
+    result = check_others(manager, target, bad)
+    learnt = [overlap for shared in manager.engine._temperatures.values() for overlap in shared._overlaps]
+    assert learnt and all(map(math.isfinite, learnt))
+    if of == "target":
+        assert result.status == RequestStatus.FAILED and not result.generated_tokens
+    else:
+        assert result.error is None and len(result.generated_tokens) == 20
