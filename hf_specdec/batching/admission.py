@@ -61,7 +61,10 @@ class Admission:
         self.generation_config = _plain(generation_config)
         self._known_options = set(vars(GenerationConfig())) - {"tree", "speculative_config"} | set(_OBJECTS)
         # What is wrong with the target or the draft is wrong with every request.
-        self.request("check", [0], {"max_new_tokens": 1})
+        check = copy.copy(self.generation_config)
+        if check is not None:
+            check.stop_strings = None  # they need the tokenizer that requests bring along
+        self.request("check", [0], {"max_new_tokens": 1}, generation_config=check)
 
     def request(
         self,

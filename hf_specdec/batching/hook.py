@@ -118,6 +118,7 @@ def _generate_batch(
 ) -> dict[str, SpeculativeGenerationOutput]:
     """
     `generate_batch`: results by request, in the order of `inputs`. `options` are those of `generate`, and `seed`.
+    (`max_queue_size` is for requests that come; here all are there from the start.)
 
     Raises:
         ValueError, TypeError: for what cannot be served, before anything runs.
@@ -133,15 +134,17 @@ def _generate_batch(
         speculative_config=speculative_config,
     )
     # Everything is in the queue before the first step: a seed of torch's then reproduces the batch.
-    names = manager.add_requests(inputs, record_timestamps=record_timestamps, **options)
+    streaming = options.pop("streaming", False)
+    names = manager._add_all(inputs, options, streaming=streaming, record_timestamps=record_timestamps)
     results: dict[str, SpeculativeGenerationOutput] = {}
     with manager, logging.tqdm(total=len(names), disable=not progress_bar, unit="request") as bar:
         while len(results) < len(names):
             result = manager.get_result()
             if result is None:
                 raise RuntimeError("A step has failed.") from manager.background_thread_status.fatal_error
-            results[result.request_id] = result
-            bar.update()
+            if result.is_finished():
+                results[result.request_id] = result
+                bar.update()
     fatal_error = manager.background_thread_status.fatal_error
     if fatal_error is not None:
         raise RuntimeError(f"A step has failed: {fatal_error}") from fatal_error

@@ -77,14 +77,26 @@ class RequestLoop:
         """Requests that are not over."""
         return len(self._requests)
 
+    def check_open(self) -> None:
+        """
+        Raises:
+            RuntimeError: if the thread has ended with an error, or is to end.
+        """
+        if self.fatal_error is not None:
+            raise RuntimeError("The manager has ended with an error.") from self.fatal_error
+        if self.is_stopping:
+            raise RuntimeError("The manager is stopping and takes no more requests.")
+
     def submit(self, requests: list[Request]) -> None:
         """
         Leaves requests.
 
         Raises:
             ValueError: if one has the name of another that is not over.
+            RuntimeError: if the thread takes no more.
         """
-        with self._lock:
+        with self._lock:  # so that the thread ends what it is left before it ends itself, or it is not left any more
+            self.check_open()
             for request in requests:
                 if request.request_id in self._requests:
                     raise ValueError(f"`request_id={request.request_id!r}` is running already. Give another.")
@@ -129,14 +141,16 @@ class RequestLoop:
                 elif request.streaming:
                     self.results.deliver(request.to_generation_output())
         elif self._stops is not None:
-            return False
+            return not self._inbox.empty()  # left before the stop, and after the look
         else:
             self._news.wait()
         return True
 
     def _take_in(self) -> None:
         while not self._inbox.empty():
-            self.engine.scheduler.add(self._inbox.get())
+            request = self._inbox.get()
+            if not request.is_over:  # cancelled since the last look
+                self.engine.scheduler.add(request)
         while not self._cancelled.empty():
             request = self._requests.get(self._cancelled.get())
             if request is not None:
@@ -150,8 +164,11 @@ class RequestLoop:
         self.results.deliver(request.to_generation_output())
 
     def _end_all(self, error: str) -> None:
-        while not self._inbox.empty():
-            self._inbox.get()
-        for request in list(self._requests.values()):
+        with self._lock:
+            left = list(self._requests.values())
+            for box in (self._inbox, self._cancelled):
+                while not box.empty():
+                    box.get()
+        for request in left:
             request.fail(error)
             self._end(request)

@@ -198,8 +198,9 @@ class SpeculativeBatchingManager:
         Raises:
             ValueError, TypeError: for what cannot be served: it can never fit, an option is unknown, …
             queue.Full: if as many requests wait as may.
+            RuntimeError: if the manager is stopping, or has ended with an error.
         """
-        self._check_open()
+        self._loop.check_open()
         self._check_queue(1)
         options = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id} | options
         request = self._admission.request(
@@ -227,16 +228,24 @@ class SpeculativeBatchingManager:
         """
         Adds several requests with the same options; all of them or, if one cannot be served, none. See `add_request`.
         """
-        self._check_open()
+        self._loop.check_open()
         self._check_queue(len(inputs))
+        return self._add_all(
+            inputs,
+            {"max_new_tokens": max_new_tokens} | options,
+            streaming=streaming,
+            record_timestamps=record_timestamps,
+        )
+
+    def _add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
+        """`add_requests`, however many wait."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         requests = [
             self._admission.request(
                 f"req_{next(self._numbers)}",
                 input_ids,
-                {"max_new_tokens": max_new_tokens} | options,
-                streaming=streaming,
-                record_timestamps=record_timestamps,
+                options,
+                **how,
                 **arguments,
             )
             for input_ids in inputs
@@ -248,17 +257,13 @@ class SpeculativeBatchingManager:
         """Ends a request; its result so far comes with the error "cancelled". Nothing happens if it is over."""
         self._loop.cancel(request_id)
 
-    def _check_open(self) -> None:
-        if self._loop.fatal_error is not None:
-            raise RuntimeError("The manager has ended with an error.") from self._loop.fatal_error
-        if self._loop.is_stopping:
-            raise RuntimeError("The manager is stopping and takes no more requests.")
-
     def _check_queue(self, count: int) -> None:
         most = self._limits.max_queue_size
         waiting = self._loop.num_open - len(self.engine.scheduler.active)
         if most and waiting + count > most:
-            raise queue.Full(f"`max_queue_size={most}`: {waiting} requests are waiting. Come back later.")
+            raise queue.Full(
+                f"`max_queue_size={most}`: {waiting} requests are waiting, and {count} would come. Come back later."
+            )
 
     # --------------------------------------------------------------------------------------------------------- results
 

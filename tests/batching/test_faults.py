@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,3 +85,77 @@ def test_infinite_logits(target: PreTrainedModel, draft: PreTrainedModel, of: st
         assert result.status == RequestStatus.FAILED and not result.generated_tokens
     else:
         assert result.error is None and len(result.generated_tokens) == 20
+
+
+# ------------------------------------------------------------------------------------- what comes at the wrong moment
+
+
+class Box:
+    """An inbox, into which something comes right after somebody has found it empty."""
+
+    def __init__(self, inbox: Any, event: Callable[[], None]):
+        self.inbox, self.event = inbox, event
+        self.put, self.get = inbox.put, inbox.get
+
+    def empty(self) -> bool:
+        is_empty = self.inbox.empty()
+        if is_empty and self.event is not None:
+            event, self.event = self.event, None
+            event()
+        return is_empty
+
+
+def test_cancelled_before_it_was_seen(target: PreTrainedModel) -> None:
+    manager = make(target, NgramDraft())
+
+    def add_and_cancel() -> None:
+        manager.add_request(PROMPTS[0], request_id="short-lived", max_new_tokens=100)
+        manager.cancel_request("short-lived")
+
+    manager._loop._inbox = Box(manager._loop._inbox, add_and_cancel)
+    with manager:
+        result = manager.get_result(timeout=20)
+        assert (result.request_id, result.error) == ("short-lived", "cancelled")
+        name = manager.add_request(PROMPTS[1], max_new_tokens=10, do_sample=False)
+        assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[1], max_new_tokens=10)
+        assert manager.get_result(timeout=0.1) is None
+        manager.stop(timeout=20)
+        assert not manager.is_running()
+    assert_nothing_left(manager)
+
+
+def test_added_before_the_stop_and_not_yet_seen(target: PreTrainedModel) -> None:
+    manager = make(target, NgramDraft())
+
+    def add_and_stop() -> None:
+        manager.add_request(PROMPTS[0], request_id="late", max_new_tokens=10, do_sample=False)
+        manager.stop(block=False)
+
+    manager._loop._inbox = Box(manager._loop._inbox, add_and_stop)
+    manager.start()
+    manager.join(timeout=20)
+    assert manager.get_result("late").generated_tokens == text_alone(target, PROMPTS[0], max_new_tokens=10)
+    assert_nothing_left(manager)
+
+
+def test_added_while_the_manager_dies(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look whether it lives and the queue: refused, not left where nobody takes it from."""
+    manager = make(target, NgramDraft())
+    prepare = manager._admission.request
+
+    def fail() -> None:
+        raise MemoryError("out of it")
+
+    def prepare_and_die(*args: Any, **options: Any) -> Any:
+        request = prepare(*args, **options)
+        monkeypatch.setattr(manager._admission, "request", prepare)
+        manager.engine.step = fail
+        manager.add_request(PROMPTS[0], max_new_tokens=4)
+        manager.join(timeout=20)
+        return request
+
+    monkeypatch.setattr(manager._admission, "request", prepare_and_die)
+    manager.start()
+    with pytest.raises(RuntimeError, match="ended with an error"):
+        manager.add_request(PROMPTS[1], max_new_tokens=4)
+    assert manager._loop.num_open == 0

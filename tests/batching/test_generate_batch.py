@@ -12,6 +12,7 @@ from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR, expected_acceptance
+from support.tokenizer import tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
@@ -235,3 +236,24 @@ def test_texts_past_the_boundary_of_a_rotary_embedding(rope_type: str) -> None:
 def test_a_target_that_cannot_be_served(draft: PreTrainedModel) -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         tiny_model(vocab_size=50).generate_batch([[1, 2]], assistant_model=draft, tree="[(0,)]")
+
+
+def test_streaming_gives_whole_texts(target: PreTrainedModel) -> None:
+    outputs = check_texts(target, NgramDraft(), ragged_prompts(), max_new_tokens=20, tree="[(0,)]", streaming=True)
+    assert all(output.is_finished() for output in outputs)
+
+
+def test_a_batch_is_no_queue(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    few = limits(max_queue_size=3)
+    call = {"tree": "[(0,)]", "max_new_tokens": 5, "continuous_batching_config": few}
+    check_texts(target, draft, ragged_prompts(), **call)
+
+
+def test_stop_strings_of_the_generation_config(target: PreTrainedModel) -> None:
+    tokenizer, prompt = tiny_tokenizer(), ragged_prompts()[0]
+    stop = tokenizer.decode([text_alone(target, prompt, max_new_tokens=20)[6]])
+    config = GenerationConfig(stop_strings=[stop], max_new_tokens=20, do_sample=False)
+    call = {"assistant_model": NgramDraft(), "tree": "[(0,)]", "tokenizer": tokenizer}
+    (output,) = target.generate_batch([prompt], generation_config=config, **call).values()
+    expected = text_alone(target, prompt, max_new_tokens=20, stop_strings=[stop], tokenizer=tokenizer)
+    assert output.generated_tokens == expected and len(expected) < 20
