@@ -293,6 +293,10 @@ class SpeculativeBatchingManager:
         """Lets `callback` be called in the running event loop with every result of a request."""
         self._loop.results.register(request_id, callback, asyncio.get_running_loop())
 
+    def unregister_result_handler(self, request_id: str) -> None:
+        """Forgets a request's handler, if there is one. (With its last result it is forgotten by itself.)"""
+        self._loop.results.unregister(request_id)
+
     @property
     def state(self) -> ManagerState:
         """What the manager is doing now."""

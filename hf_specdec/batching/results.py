@@ -29,6 +29,11 @@ class Results:
             for output in mine:
                 self._call_handler(output)
 
+    def unregister(self, request_id: str) -> None:
+        """Forgets a handler."""
+        with self._changed:
+            self._handlers.pop(request_id, None)
+
     def deliver(self, output: Output) -> None:
         """Hands an output to its handler, or keeps it until somebody asks."""
         with self._changed:  # all along, so that outputs stay in order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -54,19 +55,18 @@ class Generation(BaseGenerateManager):
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str, **others: Any
     ) -> tuple[Any, Any]:
         frontend, stop_strings = self._frontend(gen_config, processor), gen_config.stop_strings
-        texts, streamer = frontend.generate_streaming(model, processor, inputs, gen_config, request_id, **others)
+        name = _own_name(request_id)
+        texts, streamer = frontend.generate_streaming(model, processor, inputs, gen_config, name, **others)
         return (TrimmedQueue(texts, stop_strings), streamer) if stop_strings else (texts, streamer)
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        frontend = self._frontend(gen_config, processor)
+        frontend, name = self._frontend(gen_config, processor), _own_name(request_id)
         try:
-            text, length, tokens = await frontend.generate_non_streaming(
-                model, processor, inputs, gen_config, request_id
-            )
+            text, length, tokens = await frontend.generate_non_streaming(model, processor, inputs, gen_config, name)
         except asyncio.CancelledError:
-            self._manager.cancel_request(request_id)  # nobody waits for it any more
+            self._manager.cancel_request(name)  # nobody waits for it any more
             raise
         return trimmed(text, gen_config.stop_strings), length, tokens
 
@@ -90,14 +90,18 @@ class _OneRequest:
         return self._manager.background_thread_status
 
     def add_request(self, input_ids: list[int], request_id: str, streaming: bool, **_: Any) -> str:
-        return self._manager.add_request(
-            input_ids,
-            request_id,
-            streaming=streaming,
-            generation_config=self._config,
-            seed=getattr(self._config, "seed", None),
-            tokenizer=self._tokenizer if self._config.stop_strings else None,
-        )
+        try:
+            return self._manager.add_request(
+                input_ids,
+                request_id,
+                streaming=streaming,
+                generation_config=self._config,
+                seed=getattr(self._config, "seed", None),
+                tokenizer=self._tokenizer if self._config.stop_strings else None,
+            )
+        except BaseException:
+            self._manager.unregister_result_handler(request_id)  # it may be there before the request
+            raise
 
     def register_result_handler(
         self, request_id: str, callback: Callable[[SpeculativeGenerationOutput], None]
@@ -106,3 +110,8 @@ class _OneRequest:
 
     def cancel_request(self, request_id: str) -> None:
         self._manager.cancel_request(request_id)
+
+
+def _own_name(request_id: str) -> str:
+    """A name that no other request has: clients choose their `X-Request-ID`, and may choose alike."""
+    return f"{request_id}-{uuid.uuid4().hex}"
