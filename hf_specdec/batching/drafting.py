@@ -82,7 +82,11 @@ class OneByOneDrafting(Drafting):
             drafter, sequences = self._of(row, request)
             drafter.request = request
             sequences.extend(0, row.tokens[sequences.lengths[0] :])
-            return drafter.propose(sequences)
+            draft = drafter.propose(sequences)
+            if draft is None:
+                return None
+            _check(draft, drafter, request)
+            return draft.within([row.room])
         except Exception as error:  # whatever a user's drafter raises is that request's own
             row.fail(error)
             return None
@@ -97,8 +101,34 @@ class OneByOneDrafting(Drafting):
 
     def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
         for row, nodes in zip(requests, kept, strict=True):
-            if row in self._drafters:
+            if row not in self._drafters:
+                continue
+            try:
                 self._drafters[row][0].commit([nodes[1:] if nodes else None])
+            except Exception as error:  # as above; what is finished stays so
+                if not row.is_over:
+                    row.fail(error)
 
     def forget(self, request: Request) -> None:
         self._drafters.pop(request, None)
+
+
+def _check(draft: DraftTree, drafter: Drafter, request: DraftRequest) -> None:
+    """Raises for what a user's drafter may propose and a step of many requests could not be done with."""
+    name, most = f"`{type(drafter).__name__}.propose`", request.tree.num_nodes
+    if not isinstance(draft, DraftTree):
+        raise TypeError(f"{name} returned {type(draft).__name__}. Return a DraftTree, or None.")
+    if len(draft.tokens) != 1:
+        raise ValueError(f"{name} returned {len(draft.tokens)} rows for 1. Return a tree for each row of `sequences`.")
+    if draft.num_nodes > most:
+        raise ValueError(
+            f"{name} returned {draft.num_nodes} nodes, but there is memory for the {most} of the step's tree. Return "
+            "no more than `tree_within(room)` has, or ask for a larger `tree`."
+        )
+    counted = draft.tokens if draft.valid is None else draft.tokens[draft.valid]
+    foreign = counted[(counted < 0) | (counted >= request.vocab_size)].tolist()
+    if foreign:
+        raise ValueError(
+            f"{name} returned token {foreign[0]}, but the target knows {request.vocab_size} from 0. Mark nodes that "
+            "are not to count in `valid`."
+        )

@@ -15,6 +15,8 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.drafters import Drafter
+from hf_specdec.trees import DraftTree, TokenTree, Topology
 
 
 PROMPTS = ragged_prompts((9, 14, 5))
@@ -85,6 +87,49 @@ def test_infinite_logits(target: PreTrainedModel, draft: PreTrainedModel, of: st
         assert result.status == RequestStatus.FAILED and not result.generated_tokens
     else:
         assert result.error is None and len(result.generated_tokens) == 20
+
+
+# ----------------------------------------------------------------------------------------------------- users' drafters
+
+
+class Proposes(Drafter):
+    """A user's drafter, which goes wrong where the text begins with `POISONED`."""
+
+    def __init__(self, how: str):
+        self.how = how
+
+    def start(self, sequences: Any, request: Any) -> None:
+        self.is_wrong = sequences.tokens(0, 0)[0] == POISONED
+
+    def propose(self, sequences: Any) -> Any:
+        if self.is_wrong and self.how == "no tree":
+            return [1, 2]
+        token = {"beyond": 61, "negative": -1}.get(self.how, 5) if self.is_wrong else 5
+        rows = 2 if self.is_wrong and self.how == "two rows" else 1
+        nodes = 3 if self.is_wrong and self.how == "too large" else 1
+        topology = Topology.of_tree(TokenTree.chain(nodes), torch.device("cpu"))
+        return DraftTree(torch.full((rows, nodes), token), topology)
+
+    def commit(self, paths: list[list[int] | None]) -> None:
+        if self.is_wrong and self.how == "commit":
+            raise KeyError("of its own")
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    {
+        "commit": "KeyError: 'of its own'",
+        "beyond": "token 61",
+        "negative": "token -1",
+        "two rows": "2 rows for 1",
+        "too large": "3 nodes",
+        "no tree": "returned list",
+    }.items(),
+)
+def test_a_fault_in_a_users_drafter(target: PreTrainedModel, how: str, words: str) -> None:
+    bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": False}
+    result = check_others(make(target, Proposes(how), tree="[(0,)]"), target, bad)
+    assert result.status == RequestStatus.FAILED and words in result.error
 
 
 # ------------------------------------------------------------------------------------- what comes at the wrong moment
