@@ -143,6 +143,10 @@ class Admission:
         return given, ends
 
     def _check_config(self, config: GenerationConfig) -> None:
+        for name in ("max_new_tokens", "max_length"):
+            value = getattr(config, name, None)
+            if value is not None and not hasattr(value, "__index__"):
+                raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
         for name in _OUTPUTS:
             if getattr(config, name, None):
                 raise ValueError(f"`{name}=True`: requests return tokens alone. Use `generate`, or leave it out.")

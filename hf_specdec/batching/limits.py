@@ -56,6 +56,9 @@ class Limits:
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens of a step.
         max_queue_size (`int`): most requests that wait; 0 for any number.
+
+    Raises:
+        ValueError: for a limit that lets nothing run.
     """
 
     block_size: int = 32
@@ -64,6 +67,17 @@ class Limits:
     max_requests: int = 256
     chunk_size: int = 2048
     max_queue_size: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_blocks", "max_requests", "chunk_size", "max_queue_size"):
+            value, least = getattr(self, name), int(name != "max_queue_size")
+            if name == "num_blocks" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{_named(name)} must be an integer of {least} or more, but is {value!r}.")
+        share = self.memory_share
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"{_named('memory_share')} must be above 0 and at most 1, but is {share!r}.")
 
     @classmethod
     def of(cls, config: ContinuousBatchingConfig | Limits | None, device: torch.device) -> Limits:
@@ -78,11 +92,12 @@ class Limits:
             return config or defaults
         _check(config)
         return cls(
-            block_size=getattr(config, "block_size", None) or config.page_size,  # its name in 5.17 and 5.23
+            # Its name in 5.17 and in 5.23.
+            block_size=_or_default(getattr(config, "block_size", None), getattr(config, "page_size", None)),
             num_blocks=config.num_blocks,
             memory_share=config.max_memory_percent,
-            max_requests=config.max_requests_per_batch or defaults.max_requests,
-            chunk_size=config.max_batch_tokens or defaults.chunk_size,
+            max_requests=_or_default(config.max_requests_per_batch, defaults.max_requests),
+            chunk_size=_or_default(config.max_batch_tokens, defaults.chunk_size),
             max_queue_size=config.max_queue_size,
         )
 
@@ -93,6 +108,23 @@ class Limits:
         per_block = self.block_size * sum(map(_bytes_per_token, models))
         share = self.memory_share or (0.25 if device.type == "cpu" else 0.8)
         return max(int(_free_memory(device) * share / per_block) - NUM_RESERVED, 1)
+
+
+_NAMES = {
+    "block_size": "page_size",
+    "memory_share": "max_memory_percent",
+    "max_requests": "max_requests_per_batch",
+    "chunk_size": "max_batch_tokens",
+}
+"""What a `ContinuousBatchingConfig` calls them, where it has other names."""
+
+
+def _named(name: str) -> str:
+    return f"`{name}`" + (f" (`{_NAMES[name]}` of a ContinuousBatchingConfig)" if name in _NAMES else "")
+
+
+def _or_default(value: int | None, default: int | None) -> int | None:
+    return default if value is None else value
 
 
 def _check(config: ContinuousBatchingConfig) -> None:
