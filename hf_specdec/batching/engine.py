@@ -18,6 +18,7 @@ from ..trees import DraftTree, DynamicTree, TokenTree
 from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
 from .blocks import BlockPool
 from .distribution import RowDistributions
+from .draft_temperatures import DraftTemperatures
 from .joining import join_drafts
 from .model_drafting import drafting_of
 from .policy import LoadPolicy
@@ -72,7 +73,7 @@ class Engine:
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self._vocab_size = model.config.get_text_config().vocab_size
-        self._temperatures: dict[Any, DraftTemperature] = {}
+        self._temperatures = DraftTemperatures()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -147,21 +148,15 @@ class Engine:
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
             key = (tree, plan.draws_children, drawn_from)
             if key not in groups:
-                temperature = self._temperature(drawn_from)
+                temperature = (
+                    DraftTemperature(adapts=False) if drawn_from is None else self._temperatures.of(*drawn_from)
+                )
                 asked = DraftRequest(
                     replace(plan, tree=tree), self._vocab_size, options.warpers, temperature=temperature
                 )
                 groups[key] = DraftGroup(asked)
             groups[key].rows.append(row)
         return list(groups.values())
-
-    def _temperature(self, drawn_from: tuple | None) -> DraftTemperature:
-        """The temperature of q, which is learnt from all requests with the same warpers."""
-        if drawn_from is None:
-            return DraftTemperature(adapts=False)
-        key, value = drawn_from
-        new = DraftTemperature(value or 1.0, adapts=value is None)
-        return self._temperatures.setdefault(drawn_from, new) if isinstance(key, tuple) else new
 
     def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:
         parts = []
@@ -184,10 +179,10 @@ class Engine:
         for group in groups if draft.num_nodes > 0 else ():
             rows = [row for row in group.rows if row in left and requests[row].options.plan.uses_rejection]
             if rows:
-                temperature = group.request.temperature
-                observe = temperature.observe if temperature.begin_step() else None
+                observe = self._temperatures.observer(group.request.temperature)
                 _take_over(walk, walk_by_rejection(draft, distributions, rows, observe), rows)
                 left -= set(rows)
+        self._temperatures.end_step()
         for do_sample in (False, True):
             rows = sorted(row for row in left if requests[row].options.do_sample == do_sample)
             if rows:

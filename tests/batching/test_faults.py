@@ -81,7 +81,7 @@ def test_infinite_logits(target: PreTrainedModel, draft: PreTrainedModel, of: st
     bad = {"input_ids": [*PROMPTS[1], POISONED], "do_sample": True}
     manager = make(target, draft)
     result = check_others(manager, target, bad)
-    learnt = [overlap for shared in manager.engine._temperatures.values() for overlap in shared._overlaps]
+    learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
     assert learnt and all(map(math.isfinite, learnt))
     if of == "target":
         assert result.status == RequestStatus.FAILED and not result.generated_tokens
