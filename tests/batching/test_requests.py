@@ -334,10 +334,14 @@ def test_a_fault_in_a_users_drafter_is_its_requests_own(target: PreTrainedModel)
 
 def test_ctrl_c(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Ends the requests and the thread, and leaves the model as it was."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        target.generate_batch(PROMPTS, assistant_model=draft, tree=TREE, max_new_tokens=50_000, do_sample=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            target.generate_batch(PROMPTS, assistant_model=draft, tree=TREE, max_new_tokens=50_000, do_sample=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 10
     assert not [thread for thread in threading.enumerate() if thread.name == "hf-specdec-manager"]
     assert target.config._attn_implementation == "sdpa"
