@@ -116,7 +116,7 @@ def test_a_draft_model_is_measured_with_our_chain_and_gets_a_card(script: Any, t
     main(["--draft", str(folder), "--target", "owner/target", "--results", str(path), "--repo-id", "me/draft"])
     card = ModelCard.load(folder / "README.md")
     assert (card.data.library_name, card.data.base_model) == ("transformers", "owner/target")
-    assert "assistant_model=draft, tree=" in card.text and "| its own | 0 |" in card.text
+    assert '"assistant_model": draft, "tree": ' in card.text and "| its own | 0 |" in card.text
 
 
 @pytest.mark.parametrize(
