@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, output_capturing
 
 from .attention import TreeContext, implementation_of, supports_switching
 from .cache import TreeCache, WriteWindow
@@ -330,8 +330,9 @@ def _obstacle(model: PreTrainedModel) -> str | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
+    """Whether there are hooks besides ours, and transformers' for `output_hidden_states`, which it never removes."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not hasattr(hook, "of_features") for hook in hooks)
+    return any(not hasattr(hook, "of_features") and hook.__module__ != output_capturing.__name__ for hook in hooks)
 
 
 def _fingerprint(model: PreTrainedModel) -> Any:

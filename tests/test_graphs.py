@@ -270,6 +270,21 @@ def test_adapters_that_are_switched_off(stand_in: StandIn) -> None:
     assert torch.equal(adapted.generate(**prompts(1, 9), **options), plain)
 
 
+def test_hooks_that_transformers_leaves(stand_in: StandIn) -> None:
+    """Whoever has asked for hidden states once has hooks that do nothing otherwise."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    target(**prompts(1, 9), output_hidden_states=True)
+    assert any(module._forward_hooks for module in target.modules())
+    for returns in (False, True):
+        options = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}
+        options["output_hidden_states"] = returns
+        plain = target.generate(**prompts(1, 9), **options)
+        output = target.generate(**prompts(1, 9), **options, assistant_model=draft, **graphed(TREE))
+        assert torch.equal(output.sequences, plain.sequences)
+        assert (output.hidden_states is None) is not returns
+
+
 def test_heads_of_other_threads_watch_the_same_target(stand_in: StandIn) -> None:
     """Their hooks are ours, and no obstacle."""
     target, head = trained_target(), trained_head()
