@@ -122,15 +122,14 @@ class TreeForward:
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
         self.takes_logits_to_keep = "logits_to_keep" in parameters
-        self._first_slots = None
-        self._has_kernel = self.switches and attends_by_kernel(model, implementation_of(model))
+        with_graphs = self.switches and cache.storage is not None
+        self._first_slots, self._has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
         if self._has_kernel and visible is not None:
             self._first_slots = first_slots_of(visible)
             self._has_kernel = self._first_slots is not None
-        self.can_be_captured = (
-            self.switches and not self.token_types and all(_is_constant(*item) for item in self.model_kwargs.items())
-        )
-        self.key = (prepares_inputs, repr(sorted(self.model_kwargs.items(), key=str)))
+        constants = sorted(self.model_kwargs.items(), key=lambda item: item[0])
+        self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
+        self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
 
     def __call__(
         self,
