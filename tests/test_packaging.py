@@ -1,0 +1,156 @@
+"""The built wheel, installed where the checkout cannot be seen, against the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from support.goldens import TINY_TARGET
+
+import hf_specdec
+from hf_specdec.benchmarking.prompts import built_in
+
+
+ROOT = Path(__file__).parent.parent
+SOURCES = {
+    "hf_specdec": ROOT / "hf_specdec",
+    "hf_specdec_kernels": ROOT / "kernels" / "hf-specdec-kernels" / "torch-ext" / "hf_specdec_kernels",
+}
+COMMANDS = ("bench", "convert", "demo", "doctor", "serve", "train", "tune")
+
+LOOKS = """
+import importlib, json, sys
+from importlib.metadata import distribution
+from typer.testing import CliRunner
+import hf_specdec, hf_specdec_kernels
+from hf_specdec.benchmarking.prompts import built_in
+from hf_specdec.cli import build_app
+
+names = json.load(sys.stdin)
+modules = {name: importlib.import_module(name).__file__ for name in names["modules"]}
+helps = {name: CliRunner().invoke(build_app(), [name, "--help"]).output for name in names["commands"]}
+prompts = [prompt.text for prompt in built_in()]
+version = distribution("hf-specdec").version
+print(json.dumps({"modules": modules, "helps": helps, "prompts": prompts, "version": version}))
+"""
+
+
+def run(*command: Any, stdin: str | None = None, folder: Path | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "200"}
+    done = subprocess.run(
+        list(map(str, command)), input=stdin, capture_output=True, text=True, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing of an earlier build is in it, and nothing of this one stays behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "checkout"
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", ".*")
+    for name in ("hf_specdec", "kernels"):
+        shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    run(sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    (built,) = folder.glob("*.whl")
+    shutil.rmtree(copy)
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A virtual environment with the wheel. It reads this one's packages, but not its .pth files, by which editable
+    installs are found.
+    """
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, symlinks=os.name != "nt")
+    python = folder / "bin" / "python"
+    paths = json.loads(run(python, "-c", "import json, sysconfig; print(json.dumps(sysconfig.get_paths()))"))
+    outer = {sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")}
+    (Path(paths["purelib"]) / "outer.pth").write_text("\n".join(outer))
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    return folder
+
+
+def files_of(folder: Path) -> set[str]:
+    return {
+        file.relative_to(folder.parent).as_posix()
+        for file in folder.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    information = {name for name in held if ".dist-info/" in name}
+    assert held - information == files_of(SOURCES["hf_specdec"]) | files_of(SOURCES["hf_specdec_kernels"])
+    assert {"hf_specdec/py.typed", "hf_specdec/benchmarking/prompts.jsonl"} <= held
+    assert any(name.endswith("licenses/LICENSE") for name in information)
+
+
+def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(archive.read(name).decode())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert metadata["Version"] == hf_specdec.__version__
+    assert set(metadata.get_all("Provides-Extra")) == set(project["optional-dependencies"])
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    assert {item.name for item in required if item.marker is None} == {"torch", "transformers"}
+
+
+def test_every_extra_says_what_it_is_for() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    assert {"train", "demo", "bench", "kernels", "dev"} <= set(extras)
+    for extra in extras:
+        assert re.search(rf"^# .+\n{extra} = \[$", text, flags=re.MULTILINE), extra
+
+
+def test_it_is_what_the_checkout_is(clean: Path, tmp_path: Path) -> None:
+    """Every module, from where it was installed; the same commands; no file of the checkout."""
+    modules = [
+        module.name
+        for package, folder in SOURCES.items()
+        for module in pkgutil.walk_packages([str(folder)], f"{package}.")
+        if not module.name.endswith("__main__")
+    ]
+    assert len(modules) > 100
+    question = json.dumps({"modules": modules, "commands": COMMANDS})
+    # Isolated: neither the working folder nor variables of the environment lead to other packages.
+    answer = json.loads(run(clean / "bin" / "python", "-I", "-c", LOOKS, stdin=question, folder=tmp_path))
+    assert answer["version"] == hf_specdec.__version__
+    strangers = {name: file for name, file in answer["modules"].items() if not Path(file).is_relative_to(clean)}
+    assert not strangers
+    assert answer["prompts"] == [prompt.text for prompt in built_in()]
+    for command, text in answer["helps"].items():
+        assert re.search(rf"Usage: .*\b{command} \[OPTIONS\]", text), text
+
+
+def test_its_command_generates(clean: Path, tmp_path: Path) -> None:
+    """With and without drafts, to the same text."""
+    command = clean / "bin" / "hf-specdec"
+    overview = run(command, "--help", folder=tmp_path)
+    assert all(f" {name} " in overview for name in COMMANDS)
+    printed = run(
+        command, "demo", "--target", TINY_TARGET, "--device", "cpu", "--max-new-tokens", "12", folder=tmp_path
+    )
+    assert "identical: yes" in printed, printed
