@@ -16,6 +16,7 @@ from .config import SpeculationPlan, SpeculativeConfig
 from .drafters import Drafter, DraftRequest
 from .graphs import GraphLoans, graph_loans
 from .metrics import SpeculationMetrics, StepLog, set_last_metrics
+from .ranks import Ranks
 from .recording import Recorder, SpeculativeGenerateOutput
 from .sequences import Sequences
 from .stopping import ColumnJudge
@@ -59,6 +60,7 @@ class SpeculativeCall:
         self.loans = loans
         self.synced_gpus, self.streamer = synced_gpus, streamer
         self.do_sample = bool(generation_config.do_sample)
+        self.ranks = Ranks.of(model)
         draft = drafter.models[0] if drafter.models else type(drafter)
         self.choice = choice_of(plan.tree, model, draft, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
@@ -75,12 +77,16 @@ class SpeculativeCall:
         self.recorder = Recorder.of_call(len(input_ids), generation_config, self.target.users_cache)
         pad_token = getattr(generation_config, "_pad_token_tensor", None)
         pad_token = None if pad_token is None else int(pad_token.flatten()[0])
-        self.judge = ColumnJudge(stopping_criteria, self.sequences, self.recorder, pad_token, streamer)
-        self.distribution = TargetDistribution(logits_processor, self.sequences, self.recorder, self.judge)
+        criteria = self.ranks.agreeing(stopping_criteria)
+        self.judge = ColumnJudge(criteria, self.sequences, self.recorder, pad_token, streamer)
+        self.distribution = TargetDistribution(
+            logits_processor, self.sequences, self.recorder, self.judge, agree=self.ranks.agree
+        )
 
     def run(self) -> torch.Tensor | SpeculativeGenerateOutput:
         """Generates until every row is finished."""
         phase, model = self.metrics.phase, self.target.model
+        self.ranks.share_random_state()
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()
@@ -103,7 +109,7 @@ class SpeculativeCall:
         rows = list(range(self.sequences.batch_size))
         self.distribution.begin_step(outputs.logits[:, -1:])
         scores = self.distribution.scores(rows, Walk.start(len(rows), rows))
-        for row, token in enumerate(choose(scores, self.do_sample).tolist()):
+        for row, token in enumerate(self.ranks.agree(choose(scores, self.do_sample)).tolist()):
             self.sequences.extend(row, [token])
         self.judge.advance()
 
@@ -124,7 +130,7 @@ class SpeculativeCall:
         if self._may_speculate():
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
-            self.choice.end_step(draft, walk.paths, propose, sum(spent.values()))
+            self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
 
     def _speculates(self) -> bool:
         """Whether the drafter is asked in this step; also chooses the tree."""
@@ -136,7 +142,7 @@ class SpeculativeCall:
 
     def _propose(self) -> DraftTree:
         draft = self.drafter.propose(self.sequences)
-        return self._no_draft() if draft is None else draft
+        return self._no_draft() if draft is None else self.ranks.agree_on_draft(draft)
 
     def _no_draft(self) -> DraftTree:
         return DraftTree.empty(self.sequences.batch_size, self.sequences.device)

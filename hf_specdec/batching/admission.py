@@ -16,6 +16,7 @@ from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
 from ..forward import execution_device
 from ..generation import plan_of_call
+from ..ranks import Ranks
 from ..refusals import check_call, check_inputs
 from .blocks import BlockPool
 from .request import Request, RequestOptions, prepare_options
@@ -52,7 +53,7 @@ class Admission:
         config: SpeculativeConfig,
     ):
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
-        self.config = config
+        self.config, self.ranks = config, Ranks.of(model)
         self.pool: BlockPool | None = None
         """What a request must fit into."""
         self.vocab_size = model.config.get_text_config().vocab_size
@@ -99,7 +100,7 @@ class Admission:
         request = Request(
             request_id,
             prompt,
-            RequestOptions(processors, criteria, bool(config.do_sample), plan if speculate else None, seed),
+            RequestOptions(processors, self.ranks.agreeing(criteria), bool(config.do_sample), plan if speculate else None, seed),
             execution_device(self.model),
             streaming,
             record_timestamps,

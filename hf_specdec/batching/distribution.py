@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from transformers import LogitsProcessorList
@@ -29,12 +29,18 @@ class RowDistributions:
     Args:
         requests (`list[Request]`): the rows.
         logits (`torch.Tensor` of shape `[batch, nodes + 1, vocab]`): of the step's forward.
+        agree (`Callable`, *optional*): makes what was drawn, a tensor, the same on all ranks; see `Ranks`.
     """
 
     reads_ahead = False
 
-    def __init__(self, requests: list[Request], logits: torch.Tensor):
-        self.requests, self._logits = requests, logits
+    def __init__(
+        self,
+        requests: list[Request],
+        logits: torch.Tensor,
+        agree: Callable[[torch.Tensor], torch.Tensor] = lambda drawn: drawn,
+    ):
+        self.requests, self._logits, self.agree = requests, logits, agree
         self.batch_size = len(requests)
         self._groups = [request.options.processors_key for request in requests]
         self._seeded = [request.options.seed is not None and request.options.do_sample for request in requests]
@@ -104,14 +110,14 @@ class RowDistributions:
         """The next token of every row: the argmax, or drawn from p, with a seed by the request's own numbers."""
         scores = self.scores(rows, walk)
         if not do_sample or not any(self._seeded[row] for row in rows):
-            return choose(scores, do_sample).tolist()
+            return self.agree(choose(scores, do_sample)).tolist()
         tokens = choose(scores, do_sample)
         places = [place for place, row in enumerate(rows) if self._seeded[row]]
         numbers = [
             uniform(self.requests[rows[place]].options.seed, self.requests[rows[place]].length) for place in places
         ]
         tokens[places] = draw_with(scores[places], torch.tensor(numbers, dtype=torch.float64, device=scores.device))
-        return tokens.tolist()
+        return self.agree(tokens).tolist()
 
     def ends(self, row: int, token: int) -> bool:
         """Takes a token that a walk has accepted, and says whether the request ends with it."""

@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 from ..attention import supports_switching, switched_to_tree_attention
 from ..drafters import Drafter, DraftRequest
 from ..metrics import SpeculationMetrics
+from ..ranks import Ranks
 from ..trees import DraftTree, DynamicTree, TokenTree
 from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
 from .blocks import BlockPool
@@ -62,6 +63,7 @@ class Engine:
         max_step_nodes: int | None = None,
     ):
         self.model, self.pool, self.policy = model, pool, policy
+        self.ranks = Ranks.of(model)
         self.target = InFlightTarget(model, pool)
         self.drafting = drafting_of(drafter, model, pool)
         self.scheduler = Scheduler(pool, self.target.cache, max_requests, chunk_size, self.drafting.forget)
@@ -82,6 +84,7 @@ class Engine:
             for switched in filter(supports_switching, (self.model, *self.drafting.models)):
                 stack.enter_context(switched_to_tree_attention(switched))
             stack.enter_context(self.drafting.watching(self.target))
+            self.ranks.share_random_state()
             yield
 
     # -------------------------------------------------------------------------------------------------------- a step
@@ -129,7 +132,7 @@ class Engine:
         if self.speculates:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
-            self.choices.end_step(draft, walk.paths, propose, sum(spent.values()))
+            self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
         self.num_steps += 1
         return requests
 
@@ -166,14 +169,14 @@ class Engine:
                 parts.append((group.rows, draft))
         if not parts:
             return DraftTree.empty(len(requests), self.target.device)
-        return join_drafts(parts, len(requests), self.target.device)
+        return self.ranks.agree_on_draft(join_drafts(parts, len(requests), self.target.device))
 
     # -------------------------------------------------------------------------------------------- accept and commit
 
     def _accept(
         self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], outputs: ModelOutput
     ) -> Walk:
-        distributions = RowDistributions(requests, outputs.logits)
+        distributions = RowDistributions(requests, outputs.logits, self.ranks.agree)
         left = {row for row, request in enumerate(requests) if not request.is_over}
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():

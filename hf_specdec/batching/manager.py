@@ -15,6 +15,7 @@ from transformers.utils import logging
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..metrics import SpeculationMetrics
+from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool
 from .engine import Engine
@@ -83,7 +84,8 @@ class SpeculativeBatchingManager:
         self.model = model
         drafter, self._limits = as_drafter(assistant_model), Limits.of(continuous_batching_config, model.device)
         self._admission = Admission(model, assistant_model, drafter, generation_config, config)
-        num_blocks = self._limits.blocks([model, *drafter.models], model.device)
+        self._ranks = Ranks.of(model)
+        num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models], model.device))
         pool = self._admission.pool = BlockPool(num_blocks, self._limits.block_size)
         self.engine = Engine(
             model,
@@ -200,6 +202,7 @@ class SpeculativeBatchingManager:
             queue.Full: if as many requests wait as may.
             RuntimeError: if the manager is stopping, or has ended with an error.
         """
+        self._check_ranks()
         self._loop.check_open()
         self._check_queue(1)
         options = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id} | options
@@ -228,6 +231,7 @@ class SpeculativeBatchingManager:
         """
         Adds several requests with the same options; all of them or, if one cannot be served, none. See `add_request`.
         """
+        self._check_ranks()
         self._loop.check_open()
         self._check_queue(len(inputs))
         return self._add_all(
@@ -256,6 +260,13 @@ class SpeculativeBatchingManager:
     def cancel_request(self, request_id: str) -> None:
         """Ends a request; its result so far comes with the error "cancelled". Nothing happens if it is over."""
         self._loop.cancel(request_id)
+
+    def _check_ranks(self) -> None:
+        if self._ranks.are_several:
+            raise ValueError(
+                "`tp_plan`: requests that come one by one would reach the ranks of a tensor-parallel target at "
+                "different steps. Give all of them to `generate_batch`, on every rank."
+            )
 
     def _check_queue(self, count: int) -> None:
         most = self._limits.max_queue_size

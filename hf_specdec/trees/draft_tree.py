@@ -21,12 +21,14 @@ class Topology:
         ancestors (`torch.Tensor` of shape `[rows, nodes + 1, nodes + 1]`, bool): `[:, i, j]` is True where j is i or
             above.
         depth (`int`): the largest depth.
+        is_static (`bool`): whether it is that of a `TokenTree`, and so no secret of this step.
     """
 
     parents: torch.Tensor
     depths: torch.Tensor
     ancestors: torch.Tensor
     depth: int
+    is_static: bool = False
 
     @classmethod
     def of_tree(cls, tree: TokenTree | None, device: torch.device) -> Topology:
@@ -79,7 +81,8 @@ class Topology:
 def _of_tree(tree: TokenTree | None, device: torch.device) -> Topology:
     parents = (-1,) if tree is None else tree.parents
     depth = 0 if tree is None else tree.depth
-    return Topology.of_parents(torch.tensor([[max(parent, 0) for parent in parents]], device=device), depth)
+    topology = Topology.of_parents(torch.tensor([[max(parent, 0) for parent in parents]], device=device), depth)
+    return replace(topology, is_static=True)
 
 
 @dataclass(eq=False)
@@ -166,7 +169,7 @@ class DraftTree:
         moved = (getattr(topology, name).to(device) for name in ("parents", "depths", "ancestors"))
         return DraftTree(
             self.tokens.to(device),
-            Topology(*moved, topology.depth),
+            Topology(*moved, topology.depth, topology.is_static),
             None if self.valid is None else self.valid.to(device),
             None if self.scores is None else self.scores.to(device),
             self.score_index,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CellType, FunctionType
 from typing import Any
 
@@ -74,6 +74,7 @@ class TargetDistribution:
         sequences (`Sequences`): the rows, for their histories.
         recorder (`Recorder`): gets scores and logits of every token chosen.
         judge (`ColumnJudge`, *optional*): the criteria and the streamer of the call.
+        agree (`Callable`, *optional*): makes what was drawn, a tensor, the same on all ranks; see `Ranks`.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class TargetDistribution:
         sequences: Sequences,
         recorder: Recorder,
         judge: ColumnJudge | None = None,
+        agree: Callable[[torch.Tensor], torch.Tensor] = lambda drawn: drawn,
     ):
-        self.sequences, self.recorder, self.judge = sequences, recorder, judge
+        self.sequences, self.recorder, self.judge, self.agree = sequences, recorder, judge, agree
         self.batch_size = sequences.batch_size
         self.processors = processors
         self.reads_scores_only = all(type(processor) in READS_SCORES_ONLY for processor in processors)
@@ -155,7 +157,7 @@ class TargetDistribution:
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
         """The next token of every row where its walk stands: the argmax, or drawn from p."""
-        return choose(self.scores(rows, walk), do_sample).tolist()
+        return self.agree(choose(self.scores(rows, walk), do_sample)).tolist()
 
     def _history(self, row: int, walk: Walk) -> torch.Tensor:
         """Prompt, generated tokens and path so far of a row, `[1, tokens]`."""

@@ -40,8 +40,9 @@ def walk_by_rejection(
             observe = None
         accepted, p = _try_children(p, draft, rows, walk, children)
         drawn = torch.multinomial(p, num_samples=1)[:, 0]
+        places, tokens = target.agree(torch.stack([accepted, drawn])).tolist()
         walking = []
-        for row, place, token, candidates in zip(rows, accepted.tolist(), drawn.tolist(), children, strict=True):
+        for row, place, token, candidates in zip(rows, places, tokens, children, strict=True):
             if place < 0:
                 walk.tokens[row].append(token)
                 continue

@@ -23,7 +23,7 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
     walk = Walk.start(target.batch_size, rows)
     # On an accelerator one launch for all nodes is cheaper than one wait per depth; a bare argmax is so anywhere.
     reads_ahead = target.reads_ahead or (not do_sample and target.is_bare)
-    ahead = choose(target.all_scores(), do_sample).tolist() if reads_ahead else None
+    ahead = target.agree(choose(target.all_scores(), do_sample)).tolist() if reads_ahead else None
     while rows:
         if ahead is not None:
             chosen = [ahead[row][walk.node(row)] for row in rows]

@@ -1,0 +1,118 @@
+"""The processes that run one target together (`tp_plan=`, under `torchrun`): what rank 0 decides holds for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+
+from .forward import execution_device
+from .trees import DraftTree, Topology
+
+
+_READS_TEXT_ONLY = frozenset({EosTokenCriteria, MaxLengthCriteria, StopStringCriteria})
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """
+    Every rank of a tensor-parallel model has a part of every layer, so that all must make the same forwards, and each
+    decodes the same text. The logits are the same on all; draws, clocks and drafts need not be. So every decision is
+    rank 0's: the others take it over by a broadcast where it is made. A process alone, or one with prompts of its own
+    beside others (`synced_gpus`), decides for itself, and all of this does nothing.
+
+    Args:
+        group (`ProcessGroup`, *optional*): the processes; None for one alone.
+        device (`torch.device`): where what is sent lies.
+    """
+
+    group: dist.ProcessGroup | None
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Ranks:
+        """Those that run a model."""
+        mesh = getattr(model, "_device_mesh", None)
+        if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1:
+            return cls(None, execution_device(model))
+        part = mesh["tp"] if mesh.mesh_dim_names else mesh  # in 5.17 it has no names
+        return cls(part.get_group(), execution_device(model))
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are others than this process."""
+        return self.group is not None
+
+    def agree(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's tensor; all have one of this shape and dtype. The host does not wait, unless it is elsewhere."""
+        if self.group is None:
+            return tensor
+        sent = tensor.to(self.device, copy=True).contiguous()
+        dist.broadcast(sent, src=dist.get_global_rank(self.group, 0), group=self.group)
+        return sent.to(tensor.device)
+
+    def agree_on(self, *numbers: float) -> list[float]:
+        """Rank 0's numbers."""
+        if self.group is None:
+            return list(numbers)
+        return self.agree(torch.tensor(numbers, dtype=torch.float64, device=self.device)).tolist()
+
+    def least(self, number: int) -> int:
+        """The least of the ranks' numbers."""
+        if self.group is None:
+            return number
+        least = torch.tensor(number, device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group)
+        return int(least)
+
+    def agree_on_draft(self, draft: DraftTree) -> DraftTree:
+        """Rank 0's tokens, in rank 0's tree; all have one of as many nodes and levels."""
+        if self.group is None or draft.num_nodes == 0:
+            return draft
+        topology = draft.topology
+        parts = [draft.tokens]
+        if not topology.is_static:
+            parts.append(topology.parents)
+        if draft.valid is not None:
+            parts.append(draft.valid.long())
+        sent = self.agree(torch.cat([part.flatten() for part in parts]))
+        agreed = [piece.view_as(part) for piece, part in zip(sent.split([p.numel() for p in parts]), parts, strict=True)]
+        tokens = agreed.pop(0)
+        if not topology.is_static:
+            topology = Topology.of_parents(agreed.pop(0), topology.depth)
+        return replace(draft, tokens=tokens, topology=topology, valid=agreed.pop().bool() if agreed else None)
+
+    def share_random_state(self) -> None:
+        """Gives all ranks the random state of rank 0, so that they draw alike."""
+        if self.group is None:
+            return
+        torch.set_rng_state(self.agree(torch.get_rng_state()))
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self.agree(torch.cuda.get_rng_state(self.device)), self.device)
+
+    def agreeing(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
+        """The same criteria, of which those that may read more than the text (a clock) stop when rank 0's do."""
+        if self.group is None:
+            return criteria
+        return StoppingCriteriaList(
+            criterion if type(criterion) in _READS_TEXT_ONLY else _AgreedCriterion(criterion, self)
+            for criterion in criteria
+        )
+
+
+class _AgreedCriterion(StoppingCriteria):
+    """A criterion that stops on every rank when it does on rank 0."""
+
+    def __init__(self, criterion: StoppingCriteria, ranks: Ranks):
+        self._criterion, self._ranks = criterion, ranks
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        stops = torch.as_tensor(self._criterion(input_ids, scores, **kwargs), device=input_ids.device)
+        return self._ranks.agree(stops.to(torch.uint8)).bool()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._criterion, name)  # such as `eos_token_id`, by which padding is decided
