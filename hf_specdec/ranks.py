@@ -80,7 +80,8 @@ class Ranks:
         if draft.valid is not None:
             parts.append(draft.valid.long())
         sent = self.agree(torch.cat([part.flatten() for part in parts]))
-        agreed = [piece.view_as(part) for piece, part in zip(sent.split([p.numel() for p in parts]), parts, strict=True)]
+        pieces = sent.split([part.numel() for part in parts])
+        agreed = [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
         tokens = agreed.pop(0)
         if not topology.is_static:
             topology = Topology.of_parents(agreed.pop(0), topology.depth)

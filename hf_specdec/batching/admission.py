@@ -94,13 +94,14 @@ class Admission:
         config, processors, criteria = prepare_options(self.model, prompt, base, options)
         if not ends:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
+        criteria = self.ranks.agreeing(criteria)
         self._check_config(config)
         plan = self._plan(config, tree, seed if config.do_sample else None)
         check_inputs(self.model, config, torch.tensor([prompt]), {}, shares_steps=True)
         request = Request(
             request_id,
             prompt,
-            RequestOptions(processors, self.ranks.agreeing(criteria), bool(config.do_sample), plan if speculate else None, seed),
+            RequestOptions(processors, criteria, bool(config.do_sample), plan if speculate else None, seed),
             execution_device(self.model),
             streaming,
             record_timestamps,
