@@ -7,7 +7,7 @@ import pickle
 import zipfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from safetensors import SafetensorError
@@ -51,6 +51,12 @@ class HubOptions:
     def as_arguments(self) -> dict[str, Any]:
         """The same as keyword arguments of `from_pretrained`."""
         return asdict(self)
+
+    @overload
+    def find(self, name: str, file: str) -> Path: ...
+
+    @overload
+    def find(self, name: str, file: str, required: bool) -> Path | None: ...
 
     def find(self, name: str, file: str, required: bool = True) -> Path | None:
         """

@@ -25,7 +25,7 @@ class Features:
     def __init__(self, boundaries: list[int], listens: Callable[[], bool] = lambda: True):
         self.boundaries, self._listens = tuple(boundaries), listens
         self._thread = threading.get_ident()
-        self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [None]]
+        self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [-1]]
 
     def add(self, place: int, states: torch.Tensor) -> None:
         """
@@ -84,7 +84,7 @@ def watch_features(
     try:
         if not boundaries:
             handles.append(model.get_decoder().register_forward_hook(_hook(features, 0)))
-        layers = decoder_layers(model) if boundaries else ()
+        layers = list(decoder_layers(model)) if boundaries else []
         for place, boundary in enumerate(boundaries):
             if boundary == 0:
                 hook = _before_hook(features, place)
@@ -123,7 +123,7 @@ def _hook(features: Features, place: int) -> Callable:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         features.add(place, output if isinstance(output, torch.Tensor) else output[0])
 
-    hook.of_features = True
+    hook.of_features = True  # type: ignore[attr-defined]
     return hook
 
 
@@ -131,5 +131,5 @@ def _before_hook(features: Features, place: int) -> Callable:
     def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         features.add(place, args[0] if args else kwargs["hidden_states"])
 
-    hook.of_features = True
+    hook.of_features = True  # type: ignore[attr-defined]
     return hook

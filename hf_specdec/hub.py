@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
@@ -51,7 +52,8 @@ def push_to_hub(
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     if not isinstance(card, ModelCard):
         card = _card_on_hub(api, repo_id, revision) or card(repo_id)
-    card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *(tags or [])])) or None
+    data: Any = card.data  # its fields are those of the card's front matter
+    data.tags = list(dict.fromkeys([*(data.tags or []), *(tags or [])])) or None
     with TemporaryDirectory() as folder:
         save(Path(folder))
         card.save(Path(folder) / "README.md")

@@ -96,6 +96,11 @@ def last_metrics() -> SpeculationMetrics | None:
     return getattr(_last, "metrics", None)
 
 
+def metrics_of_last_call() -> SpeculationMetrics:
+    """`last_metrics`, behind a speculative call."""
+    return _last.metrics
+
+
 def set_last_metrics(metrics: SpeculationMetrics) -> None:
     """Keeps the metrics of a finished call for `last_metrics` in this thread."""
     _last.metrics = metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -58,7 +58,7 @@ class PublishedModel(PreTrainedModel):
         dtype: torch.dtype | str | None = None,
         torch_dtype: torch.dtype | str | None = None,
         **kwargs: Any,
-    ) -> PublishedModel:
+    ) -> Self:
         """
         Loads a published checkpoint from a folder or the Hub, or one of `save_pretrained`. Pickles are read with
         `weights_only=True`.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 
@@ -180,9 +180,9 @@ def _build_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     )
 
 
-def _build_model(gguf_file: Path, metadata: dict[str, Any]) -> torch.nn.Module:
+def _build_model(gguf_file: Path, metadata: dict[str, Any]) -> PreTrainedModel:
     """The model in bfloat16. `dequantize` gives ordinary linear layers; without it transformers refuses to save."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         gguf_file.parent,
         gguf_file=gguf_file.name,
         quantization_config=GgufConfig(dequantize=True),

@@ -70,7 +70,7 @@ class Report:
                 dataset=found.task,
                 tree=contender,
                 mean_acceptance_length=found.mean_acceptance_length,
-                acceptance_per_position=tuple(found.acceptance_per_position),
+                acceptance_per_position=tuple(found.acceptance_per_position or ()),
                 tokens_per_second=found.tokens_per_second,
                 plain_tokens_per_second=plain[found.task, found.temperature],
                 temperature=found.temperature,

@@ -90,7 +90,7 @@ def figures(
                     temperature=temperature,
                     tokens=sum(len(call.tokens) for call in own),
                     seconds=sum(call.seconds for call in own),
-                    **percentiles([call.tokens_per_second for call in own]),
+                    **percentiles([call.tokens_per_second for call in own]),  # type: ignore[arg-type]
                     speed_up=rate(own) / rate(plain),
                     identical=identical if temperature == 0 else None,
                     texts=len(last),

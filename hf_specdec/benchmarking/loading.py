@@ -57,7 +57,8 @@ def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
     kind = kind_of_draft(name)
     if kind == "model":
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
-    return {"eagle": EagleHead, "medusa": MedusaHeads}[kind].from_pretrained(name).to(device).eval()
+    heads: dict[str, Any] = {"eagle": EagleHead, "medusa": MedusaHeads}
+    return heads[kind].from_pretrained(name).to(device).eval()
 
 
 def kind_of_draft(name: str) -> str:

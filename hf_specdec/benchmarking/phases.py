@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
-from ..metrics import SpeculationMetrics, last_metrics
+from ..metrics import SpeculationMetrics, metrics_of_last_call
 from .comparison import generate, synchronize
 from .contenders import Contender, sampling_options
 from .figures import milliseconds_of_step
@@ -62,7 +62,7 @@ def split_of_steps(
             all_metrics = []
             for prompt in prompts:
                 generate(model, contender, prompt, **options)
-                all_metrics.append(last_metrics())
+                all_metrics.append(metrics_of_last_call())
             found[contender.name] = milliseconds_of_step(all_metrics)
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 
 from .bench import REFERENCE, Report
 from .figures import ALL_TASKS, Figures
@@ -91,9 +92,9 @@ def _draw_acceptance(axes: Axes, found: Sequence[Figures]) -> None:
     if not only:
         names = {figures.task for figures in ours}
         ours = [figures for figures in ours if figures.task == ALL_TASKS or len(names) == 1]
-    deepest = max((len(figures.acceptance_per_position) for figures in ours), default=1)
+    deepest = max((len(figures.acceptance_per_position or ()) for figures in ours), default=1)
     for index, figures in enumerate(ours):
-        shares = figures.acceptance_per_position
+        shares = figures.acceptance_per_position or []
         name = ("all tasks" if figures.task == ALL_TASKS else figures.task) if only else figures.contender
         style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
         if name == "all tasks":
@@ -102,12 +103,12 @@ def _draw_acceptance(axes: Axes, found: Sequence[Figures]) -> None:
         axes.plot(range(1, len(shares) + 1), shares, label=label, markersize=5, linewidth=1.6, **style)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0.8, deepest + 0.2)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.set_xlabel("depth")
     axes.set_ylabel("share of drafts accepted so far")
     axes.set_title("Acceptance by depth", fontsize=12)
     if ours:
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}
         axes.legend(
             title="tokens per step", title_fontsize=9, fontsize=9, frameon=False, ncols=3 if only else 1, **below
         )
@@ -118,9 +119,9 @@ def _draw_steps(axes: Axes, found: Sequence[Figures]) -> None:
     tasks = list(dict.fromkeys(figures.task for figures in found))
     ours = [figures for figures in found if figures.step_ms is not None and figures.task == tasks[-1]]
     plain = next(figures for figures in found if figures.contender == REFERENCE and figures.task == tasks[-1])
-    lefts, longest = [0.0] * len(ours), max(sum(figures.step_ms.values()) for figures in ours)
+    lefts, longest = [0.0] * len(ours), max(sum((figures.step_ms or {}).values()) for figures in ours)
     for phase, colour in PHASES.items():
-        widths = [figures.step_ms.get(phase, 0.0) for figures in ours]
+        widths = [(figures.step_ms or {}).get(phase, 0.0) for figures in ours]
         bars = axes.barh(range(len(ours)), widths, 0.55, left=lefts, label=phase, color=colour)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
         labels = [f"{width:.1f}" if width > 0.1 * longest else "" for width in widths]

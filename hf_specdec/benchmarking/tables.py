@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Column, Table
 
@@ -14,7 +15,7 @@ from .figures import ALL_TASKS, Figures
 def table(report: Report) -> Table:
     """Speed, speed-up and acceptance by task and contender."""
     temperatures = {found.temperature for found in report.figures}
-    right = {"justify": "right", "no_wrap": True}
+    right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     found = Table(
         Column("task", no_wrap=True),
         *([Column("T", **right)] if len(temperatures) > 1 else []),

@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult
 
 
 if TYPE_CHECKING:
-    from .metrics import SpeculationMetrics
+    from ..metrics import SpeculationMetrics
 
 
 @dataclass(frozen=True, kw_only=True)

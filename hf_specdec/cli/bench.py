@@ -168,7 +168,7 @@ class Request:
         if not report.is_lossless:
             return report
         if gate and self.dtype != "float32":
-            model = contenders = None  # frees them before others are read
+            del model, contenders  # before others are read
             model, contenders = self.load(self.dtype, prompts[0])
         total = benchmark.num_timed_calls(len(prompts), contenders, self.method)
         bar = progress.add_task("Timing", total=total)
@@ -239,13 +239,15 @@ def _show(report: benchmark.Report, plot: Path | None) -> None:
     console, setting = Console(), report.setting
     names = ("target", "draft", "dtype", "device", "threads", "torch", "transformers")
     console.print(", ".join(f"{name} {setting[name]}" for name in names), markup=False, highlight=False)
-    if report.gate is None:
+    gate = report.gate
+    if gate is None:
         console.print("texts were not compared in float32")
-    for name, count in (report.gate.identical if report.gate else {}).items():
-        note = f"{name}: {count} of {report.gate.num_prompts} texts identical to plain generate in float32"
-        console.print(note, markup=False)
-    if not report.is_lossless:
-        console.print(differences_table(report.gate.differences))
+    else:
+        for name, count in gate.identical.items():
+            note = f"{name}: {count} of {gate.num_prompts} texts identical to plain generate in float32"
+            console.print(note, markup=False)
+    if gate is not None and not gate.is_passed:
+        console.print(differences_table(gate.differences))
         console.print("Not timed: a speed-up of another text would mean nothing.")
     else:
         console.print()

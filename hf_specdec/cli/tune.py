@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -97,7 +97,7 @@ def _show(tuning: Tuning) -> None:
     console = Console()
     for depth, shares in enumerate(tuning.chances, start=1):
         console.print(f"accepted at depth {depth}, by rank: {per_depth(shares, most=8)}", highlight=False)
-    right = {"justify": "right", "no_wrap": True}
+    right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     table = Table(
         "tree",
         *(Column(name, **right) for name in ("nodes", "depth", "tokens/step: expected", "measured")),

@@ -11,7 +11,7 @@ from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..features import watch_features
 from ..forward import execution_device
-from ..metrics import last_metrics
+from ..metrics import metrics_of_last_call
 from ..training.unroll import unroll
 
 
@@ -99,6 +99,6 @@ def tree_acceptance_length(head: EagleHead, target: PreTrainedModel, texts: list
         ids = text.ids[None, : text.prompt_length]
         options = {"max_new_tokens": text.num_new_tokens, **_GREEDY}
         target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=head, **options)
-        metrics = last_metrics()
+        metrics = metrics_of_last_call()
         accepted, drafts = accepted + metrics.num_accepted_tokens, drafts + metrics.num_drafts
     return 1 + accepted / max(drafts, 1)

@@ -15,7 +15,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
 from ..sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree, TreeChoice
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree, TreeChoice
 from ..verification.draft_temperature import DraftTemperature
 
 
@@ -58,7 +58,7 @@ class DraftRequest:
     @property
     def tree(self) -> TokenTree | DynamicTree:
         """The tree to fill in the present step."""
-        return self.plan.tree if self.choice is None else self.choice.tree
+        return self.plan.tree if self.choice is None else self.choice.tree  # type: ignore[return-value]
 
     @property
     def warp_if_drawn(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -81,7 +81,7 @@ class Drafter(CandidateGenerator):
     has_probabilities = False
     """Whether the drafter can draw children from a distribution q and return it (`DraftTree.scores`)."""
 
-    default_tree: TokenTree | DynamicTree = TokenTree.chain(5)
+    default_tree: Tree = TokenTree.chain(5)
     """The tree where the user gives none."""
 
     max_depth: int | None = None
@@ -95,7 +95,7 @@ class Drafter(CandidateGenerator):
         """The models that run over trees during a call; their attention is switched while it lasts."""
         return ()
 
-    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
+    def check(self, target: PreTrainedModel, tree: Tree) -> None:
         """
         Refuses a target that this drafter cannot draft for, or a tree that it cannot fill, before anything runs.
 

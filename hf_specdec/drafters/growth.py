@@ -111,7 +111,8 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
     def tensor(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
 
-    levels, parents, all_forwarded = [], [0], []
+    levels: list[_Level] = []
+    parents, all_forwarded = [0], list[int]()
     for depth in range(1, tree.depth + 1):
         nodes = list(range(tree.level_offsets[depth], tree.level_offsets[depth + 1]))
         forwarded = [node for node in nodes if tree.children[node]]

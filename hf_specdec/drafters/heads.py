@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -59,7 +59,7 @@ class Borrowed:
         dtype (`torch.dtype`): what it computes in.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype):
+    def __init__(self, module: Any, dtype: torch.dtype):
         self.module, self.dtype = module, dtype
         hook = getattr(module, "_hf_hook", None)
         self._device = None if hook is not None else module.weight.device  # a hook moves the inputs itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -57,7 +58,7 @@ class NgramDraft(Drafter):
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         tree = self.request.tree
-        fill = _fill_static if isinstance(tree, TokenTree) else _fill_dynamic
+        fill: Callable[..., _Filled] = _fill_static if isinstance(tree, TokenTree) else _fill_dynamic
         rows: list[_Filled] = []
         for row, text in enumerate(self._texts):
             text.extend(sequences.tokens(row, self._seen[row]))

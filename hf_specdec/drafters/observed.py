@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from ..sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree
+from ..trees import DraftTree, Tree
 from .base import Drafter, DraftRequest
 
 
@@ -42,7 +42,7 @@ class ObservedDrafter(Drafter):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
-    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
+    def check(self, target: PreTrainedModel, tree: Tree) -> None:
         self.drafter.check(target, tree)
 
     def for_call(self, target: PreTrainedModel) -> ObservedDrafter:

@@ -68,7 +68,7 @@ class EagleConfig(PreTrainedConfig):
     model_type = "hf_specdec_eagle"
     sub_configs = {"text_config": AutoConfig}
 
-    text_config: dict | PreTrainedConfig | None = None
+    text_config: Any = None
     eagle_version: int = 3
     target_hidden_size: int | None = None
     num_aux_features: int | None = None
@@ -172,7 +172,7 @@ class EagleConfig(PreTrainedConfig):
     @property
     def feature_size(self) -> int:
         """Width of the target's features that the head reads, `num_aux_features` · Ht or Ht."""
-        return max(self.num_aux_features, 1) * self.target_hidden_size
+        return max(self.num_aux_features or 0, 1) * (self.target_hidden_size or self.hidden_size)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,9 @@ from .configuration_eagle import EagleConfig
 class _Layers:
     """The building blocks of a kind of decoder layer."""
 
-    decoder: type[nn.Module]
-    norm: type[nn.Module]
-    rotary: type[nn.Module]
+    decoder: Callable[..., Any]
+    norm: Callable[..., Any]
+    rotary: Callable[..., Any]
     has_qkv_bias: bool | None = None
     """Whether q, k and v have biases although o has none; None: as `attention_bias` says for all four."""
 
@@ -87,7 +88,7 @@ class Eagle3Layer(nn.Module):
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         _widen_attention(self.self_attn, text_config, 2 * config.hidden_size)
         has_input_norm = config.norm_embeddings or config.norm_hidden_twice
-        self.input_layernorm = layer.input_layernorm if has_input_norm else None
+        self.input_layernorm: Any = layer.input_layernorm if has_input_norm else None
         self.hidden_norm = kind.norm(config.hidden_size, eps=text_config.rms_norm_eps)
         self.post_attention_layernorm = layer.post_attention_layernorm
         self.norm_embeddings = config.norm_embeddings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
@@ -14,10 +14,6 @@ from ..pretrained import PublishedModel
 from .card import model_card
 from .configuration_eagle import EagleConfig
 from .formats import Checkpoint, HubOptions, read_head
-
-
-if TYPE_CHECKING:
-    pass
 
 
 class EaglePreTrainedModel(PublishedModel):

@@ -62,7 +62,8 @@ class Eagle1Objective(nn.Module):
             position_ids=position_ids,
             segment_ids=segment_ids,
         )
-        total, counts = 0.0, []
+        total: Any = 0.0
+        counts = []
         for step, states in enumerate(steps):
             rows = max(loss_mask.shape[1] - 2 - step, 0)
             mask = predicted_mask(loss_mask, segment_ids, step)

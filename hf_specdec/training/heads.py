@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -114,7 +115,7 @@ def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tens
     return head.to(target.device)
 
 
-def _copy_norm(source: nn.Module | None, destination: nn.Module | None) -> None:
+def _copy_norm(source: Any, destination: Any) -> None:
     """The weights of an RMS norm, unless the target's norm is of another kind: then 1, as they were."""
     if source is None or destination is None or getattr(source, "weight", None) is None:
         return

@@ -19,7 +19,10 @@ class Row(dict):
 
 def make_row(texts: Sequence[Text]) -> Row:
     """Texts one behind the other. Positions begin anew with each; `segment_ids` numbers them."""
-    ids, mask, positions, segments = [], [], [], []
+    ids: list[int] = []
+    mask: list[bool] = []
+    positions: list[int] = []
+    segments: list[int] = []
     for number, text in enumerate(texts):
         length = len(text.input_ids)
         ids += text.input_ids

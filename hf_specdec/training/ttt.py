@@ -67,7 +67,8 @@ class TttObjective(nn.Module):
             segment_ids=segment_ids,
             recompute=self.recompute,
         )
-        total, counts = 0.0, []
+        total: Any = 0.0
+        counts = []
         for step, states in enumerate(steps):
             loss, right, mask, has_loss = self._step(step, states, reading, loss_mask, segment_ids)
             total = total + self.decay**step * masked_mean(loss, has_loss)

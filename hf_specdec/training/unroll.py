@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
@@ -58,7 +57,7 @@ class UnrollMemory:
 
 
 def unrolled_attention(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -84,7 +83,7 @@ def unrolled_attention(
         keys = [unrolled.keys[layer, index] for index in range(step + 1)]
         values = [unrolled.values[layer, index] for index in range(step + 1)]
         first = max(1, step + 1 - (_window(module.config, layer) or step + 1))
-        arguments = (query, visible, scaling, first, *keys, *values)
+        arguments: tuple[Any, ...] = (query, visible, scaling, first, *keys, *values)
         if unrolled.recompute and torch.is_grad_enabled():
             output = checkpoint(_attend, *arguments, use_reentrant=False)
         else:

@@ -78,7 +78,8 @@ def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, re
     """
     num_nodes = min(limits.max_nodes, reach)
     drafting, checking = times.propose.up_to(limits.max_depth), times.rest.up_to(num_nodes)
-    best_rate, paths = 1.0 / (drafting[0] + checking[0]), None
+    best_rate = 1.0 / (drafting[0] + checking[0])
+    paths: list[tuple[int, ...]] | None = None
     # Shallower trees have the same paths but the deep ones: of twice as many enough are left.
     likeliest = likeliest_paths(chances, 2 * num_nodes, limits.max_depth)
     for depth in range(1, limits.max_depth + 1):

@@ -40,12 +40,12 @@ class AcceptanceTable:
         for table in (self._hits, self._trials):
             for row in table:
                 row[:] = [self.DECAY * count for count in row]
-        for row, path in enumerate(paths):
+        for number, path in enumerate(paths):
             if path is None:
                 continue
-            tokens, steps = draft.tokens_list[row], zip([0, *path], [*path, None], strict=True)
+            tokens, steps = draft.tokens_list[number], zip([0, *path], [*path, None], strict=True)
             for trials, hits, (node, accepted) in zip(self._trials, self._hits, steps, strict=False):
-                children = [child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
+                children = [child for child in draft.topology.children_of(number, node) if tokens[child - 1] >= 0]
                 for rank, child in enumerate(children[: len(trials)]):
                     trials[rank] += 1
                     hits[rank] += child == accepted
@@ -109,7 +109,7 @@ class TimeTable:
 def likeliest_paths(chances: list[list[float]], num_nodes: int, depth: int) -> list[tuple[float, tuple[int, ...]]]:
     """The `num_nodes` likeliest rank paths of at most `depth` levels, with their chances, the likeliest first."""
     found: list[tuple[float, tuple[int, ...]]] = []
-    queue = [(-chances[0][0], (0,))]
+    queue: list[tuple[float, tuple[int, ...]]] = [(-chances[0][0], (0,))]
     while queue and len(found) < num_nodes:
         negative, path = heapq.heappop(queue)
         found.append((-negative, path))
@@ -124,7 +124,8 @@ def likeliest_paths(chances: list[list[float]], num_nodes: int, depth: int) -> l
 
 def expected_length(paths: Iterable[tuple[int, ...]], chances: list[list[float]]) -> float:
     """Tokens per step of a tree (each path behind its parent): 1 + the sum of the chances of its paths."""
-    reached, expected = {(): 1.0}, 1.0
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
+    expected = 1.0
     for path in paths:
         reached[path] = reached[path[:-1]] * chances[len(path) - 1][path[-1]]
         expected += reached[path]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,6 +52,10 @@ class TokenTree:
     """
 
     paths: tuple[Path, ...]
+
+    if TYPE_CHECKING:  # any iterables are taken; what is kept are tuples
+
+        def __init__(self, paths: Iterable[Iterable[int]]) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _checked(self.paths))

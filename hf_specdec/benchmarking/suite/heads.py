@@ -11,7 +11,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...config import SpeculativeConfig
-from ...metrics import SpeculationMetrics, last_metrics
+from ...metrics import SpeculationMetrics, metrics_of_last_call
 from ...trees import DynamicTree
 from ..bench import REFERENCE
 from ..comparison import compare
@@ -111,7 +111,7 @@ def drawn_over_best(trained: Trained) -> dict[str, Any]:
         "static": tree_of(NODES, depth=6),
         "dynamic": DynamicTree(depth=6, top_k=10, num_nodes=NODES),
     }
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "drawn": {"draft_sampling": "sample", "verification": "rejection"},
         "best": {"draft_sampling": "greedy", "verification": "target"},
     }
@@ -146,7 +146,7 @@ def acceptance(trained: Trained, config: SpeculativeConfig) -> tuple[float, floa
         assistant_model=trained.assistant,
         speculative_config=config,
     )
-    return mean_length(last_metrics())
+    return mean_length(metrics_of_last_call())
 
 
 def mean_length(metrics: SpeculationMetrics) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoModelForCausalLM, BatchEncoding, PreTrainedModel
 
-from ...metrics import SpeculationMetrics, last_metrics
+from ...metrics import SpeculationMetrics, metrics_of_last_call
 from ...trees import TokenTree
 from ..comparison import generate
 from ..contenders import GREEDY, speculative
@@ -92,7 +92,7 @@ class Pair:
         contender, found = speculative(self.draft, str(tree)), []
         for prompt in self.prompts:
             generate(self.target, contender, prompt, **GREEDY, max_new_tokens=max_new_tokens)
-            found.append(last_metrics())
+            found.append(metrics_of_last_call())
         return pool(found)
 
     def in_float32(self) -> tuple[PreTrainedModel, PreTrainedModel]:

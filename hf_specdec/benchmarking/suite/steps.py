@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import profile
 
-from ...metrics import last_metrics
+from ...metrics import metrics_of_last_call
 from ...trees import TokenTree
 from ..bench import REFERENCE
 from ..comparison import compare, generate
@@ -59,7 +59,7 @@ def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | No
     contender, steps = speculative(pair.draft, str(TREE)), []
     for prompt in [*pair.prompts[:1], *pair.prompts * 3]:  # the first warms up
         _, seconds = generate(pair.target, contender, prompt, **options)
-        metrics = last_metrics()
+        metrics = metrics_of_last_call()
         steps.append(1000 * (seconds - metrics.seconds["prefill"]) / max(len(metrics.accepted_per_step[0]), 1))
     if trace is not None:
         trace_call(pair.target, pair.prompts[0], contender, trace)
@@ -111,7 +111,7 @@ def graph_launches_per_step(pair: Pair) -> float | None:
     with profile(activities=activities(pair.target.device)) as profiler:
         generate(pair.target, speculative(pair.draft, str(TREE)), pair.prompts[0], **options)
     launches = sum(event.count for event in profiler.key_averages() if event.key == "cudaGraphLaunch")
-    return launches / max(len(last_metrics().accepted_per_step[0]), 1)
+    return launches / max(len(metrics_of_last_call().accepted_per_step[0]), 1)
 
 
 def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str, Any]:

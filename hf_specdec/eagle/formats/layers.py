@@ -76,12 +76,12 @@ def _attention_sizes(published: dict[str, Any], keys: Keys) -> dict[str, int]:
     head_dim = _positive(published, "head_dim", keys.name)
     if "layers.0.self_attn.q_norm.weight" in keys:
         (head_dim,) = keys.shape("layers.0.self_attn.q_norm.weight", 1)
-    elif head_dim is None and num_heads is None:
-        raise ValueError(
-            f"{keys.name}: config.json has neither `num_attention_heads` nor `head_dim`, and the weights only tell "
-            f"their product, {q_size}. Add one of them."
-        )
     elif head_dim is None:
+        if num_heads is None:
+            raise ValueError(
+                f"{keys.name}: config.json has neither `num_attention_heads` nor `head_dim`, and the weights only "
+                f"tell their product, {q_size}. Add one of them."
+            )
         head_dim = q_size // num_heads
     if q_size != head_dim * (num_heads or q_size // head_dim) or kv_size % head_dim:
         raise ValueError(

@@ -8,6 +8,8 @@ and the option `next_layer_regular`; from 0.43 on `layers.0.*`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...checkpoint import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
@@ -52,7 +54,7 @@ def read(checkpoint: Checkpoint) -> Reading:
             else "false: the head is of version 0.40 or older, or has no such norm"
         )
     }
-    differences = {}
+    differences: dict[str, Any] = {}
     if not options.get("use_aux_hidden_state", True):
         differences |= {"num_aux_features": 0, "has_fc": "fc.weight" in keys}
         conventions["features"] = (

@@ -58,7 +58,7 @@ class Target:
             ValueError: if there is none, or several.
         """
         path = find_first(self.name, WEIGHT_FILES, self.options)
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for shard in self._shards_with(name, path):
             tensors = read_weights(shard)
             found |= {key: tensors[key] for key in tensors if key == name or key.endswith(f".{name}")}
