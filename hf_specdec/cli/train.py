@@ -49,10 +49,21 @@ def train(
     openings: Annotated[
         str | None,
         typer.Option(
-            help="File of beginnings of questions, one per line, for every second written conversation.",
-            rich_help_panel=_DATA,
+            help="File of beginnings of questions, one per line; they may have a {subject}.", rich_help_panel=_DATA
         ),
     ] = None,
+    subjects: Annotated[
+        str | None, typer.Option(help="File of what fills {subject}, one per line.", rich_help_panel=_DATA)
+    ] = None,
+    openings_share: Annotated[
+        float, typer.Option(help="Share of the written conversations that begin so.", rich_help_panel=_DATA)
+    ] = 0.5,
+    greedy_share: Annotated[
+        float, typer.Option(help="Share of the written answers at temperature 0.", rich_help_panel=_DATA)
+    ] = 0.3,
+    cool_share: Annotated[
+        float, typer.Option(help="The same at temperature 0.3; others are at 0.6 to 1.", rich_help_panel=_DATA)
+    ] = 0.2,
     write_seconds: Annotated[
         float | None,
         typer.Option(help="After so long the target begins no more conversations.", rich_help_panel=_DATA),

@@ -108,9 +108,10 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
-def check_identity(output: Path, identity: dict[str, Any]) -> None:
+def check_identity(output: Path, identity: dict[str, Any], defaults: dict[str, Any]) -> None:
     """
-    Records what a run is, or compares it with what the folder holds.
+    Records what a run is, or compares it with what the folder holds. A run that did not know an option yet had its
+    default.
 
     Raises:
         ValueError: if the folder is that of another run, naming what differs.
@@ -119,8 +120,8 @@ def check_identity(output: Path, identity: dict[str, Any]) -> None:
     if not path.is_file():
         path.write_text(json.dumps(identity, indent=2) + "\n")
         return
-    before = json.loads(path.read_text())
-    changed = [name for name in identity if name in before and before[name] != identity[name]]
+    before = defaults | json.loads(path.read_text())
+    changed = [name for name in identity if before[name] != identity[name]]
     if changed:
         raise ValueError(
             f"`output`={str(output)!r} holds a run with other options: "

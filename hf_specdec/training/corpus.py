@@ -16,7 +16,7 @@ from .openings import Openings
 from .options import TrainOptions
 from .packing import cut
 from .scripts import Part, Template
-from .self_generate import Writer, default_rows, iterate_written, read_written, write_texts, written_jobs
+from .self_generate import Sampling, Writer, default_rows, iterate_written, read_written, write_texts, written_jobs
 
 
 logger = logging.get_logger(__name__)
@@ -77,12 +77,18 @@ class Corpus:
         return texts
 
     def _stored(self) -> Iterable[Text]:
-        """In an order that does not depend on which process wrote what."""
+        """
+        In an order that does not depend on which process wrote what. A greedy answer to a question that was asked
+        before is the same again: it comes once, so that nothing is held out that was learnt.
+        """
         if self.options.data is not None:
             return iterate_written(self.folder / "encoded.jsonl")
         files = sorted(self.folder.glob("written-*.jsonl"))
         texts = itertools.chain.from_iterable(read_written(file) for file in files)
-        return sorted(texts, key=lambda text: (text.job, text.input_ids))
+        first: dict[int, Text] = {}
+        for text in sorted(texts, key=lambda text: (text.job, text.input_ids)):
+            first.setdefault(hash(tuple(text.input_ids)), text)
+        return first.values()
 
     def _encode(self) -> bool:
         path = self.folder / "encoded.jsonl"
@@ -113,6 +119,7 @@ class Corpus:
                 self.target,
                 options.max_length,
                 min(rows, number),
+                sampling=Sampling(greedy_share=options.greedy_share, cool_share=options.cool_share),
                 # Another seed for what is left after a kill: else the same conversations would begin again.
                 seed=(options.seed * 1_000_003 + len(done)) * 1_009 + self.rank,
             )

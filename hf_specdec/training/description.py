@@ -51,13 +51,18 @@ def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -
 
 def describe_data(options: TrainOptions) -> str:
     """Where the texts come from. Files are named without their folders."""
-    if options.self_generate is not None:
-        number = len(Openings(options).lines)
-        begun = f"; every second begins with one of {number} openings" if number else ""
-        return f"conversations of which the target wrote both sides{begun}"
+    if options.data is not None:
+        return _name(options.data)
+    answers = f"{options.greedy_share:.0%} of the answers greedy, {options.cool_share:.0%} at temperature 0.3"
     if options.prompts is not None:
-        return f"answers of the target to {_name(options.prompts)}"
-    return _name(options.data)
+        return f"answers of the target to {_name(options.prompts)}; {answers}"
+    openings = Openings(options)
+    begun = ""
+    if openings.lines:
+        begun = f"; {options.openings_share:.0%} begin with one of {len(openings.lines)} openings"
+    if openings.subjects:
+        begun += f" about {len(openings.subjects['subject'])} subjects"
+    return f"conversations of which the target wrote both sides{begun}; {answers}"
 
 
 def held_out(log_history: list[dict[str, float]], kind: str) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,34 +13,85 @@ from .options import TrainOptions
 from .scripts import Part, Template
 
 
+_ANY = "subject"
+_PLACE = re.compile(r"\{([a-z]+)\}")
+_HEADING = re.compile(r"\[([a-z]+)\]")
+
+
 class Openings:
     """
-    The beginnings in a file, taken in turn by every second conversation. A model that asks what it likes hardly ever
-    asks for code; an opening such as "Write a Python function that" makes it.
+    The beginnings in a file, taken in turn by a share of the conversations. A model that asks what it likes hardly
+    ever asks for code; an opening such as "Write a Python function that" makes it.
+
+    A `{subject}` in a line is filled from a second file, in which `[food]` alone on a line is the heading of subjects
+    that `{food}` takes; `{subject}` takes any. A line takes every subject once before it takes one again. What a
+    conversation begins with depends on its number alone, so that runs continue and processes share the work.
 
     Args:
-        options (`TrainOptions`): `openings` and `turns`.
+        options (`TrainOptions`): `openings`, `subjects`, `openings_share`, `turns` and `seed`.
 
     Raises:
-        ValueError: for a file that is not there, or empty.
+        ValueError: for a file that is not there, or empty, and for a place that nothing fills.
     """
 
     def __init__(self, options: TrainOptions):
-        self.turns, self.lines = options.turns, []
-        if options.openings is None:
-            return
-        path = Path(options.openings)
-        if not path.is_file():
-            raise ValueError(f"`openings`={options.openings!r}: there is no such file. Give one with a line each.")
-        lines = path.read_text(encoding="utf-8").splitlines()
-        self.lines = [line.replace("\\n", "\n") for line in lines if line.strip()]
-        if not self.lines:
-            raise ValueError(f"`openings`={options.openings!r} has no lines.")
+        self.turns, self.share = options.turns, options.openings_share
+        self.lines: list[str] = []
+        self.subjects: dict[str, list[str]] = {}
+        if options.openings is not None:
+            self.lines = [line.replace("\\n", "\n") for line in _read("openings", options.openings)]
+        if options.subjects is not None:
+            self.subjects = _by_heading(_read("subjects", options.subjects))
+            for names in self.subjects.values():
+                random.Random(options.seed).shuffle(names)
+        for line in self.lines:
+            for name in _PLACE.findall(line):
+                if name not in self.subjects:
+                    heading = "" if name == _ANY else f" with the heading [{name}]"
+                    raise ValueError(
+                        f"`openings`={options.openings!r}: nothing fills {{{name}}} in the line {line!r}. Give "
+                        f"`subjects`, a file of what may stand there{heading}."
+                    )
 
     def of(self, job: int) -> str:
         """How the first question of conversation `job` begins; empty: as the target likes."""
-        return self.lines[job // 2 % len(self.lines)] if self.lines and job % 2 else ""
+        number = math.floor(job * self.share)
+        if not self.lines or math.floor((job + 1) * self.share) == number:
+            return ""
+        turn, index = divmod(number, len(self.lines))
+        places = itertools.count(turn + index)
+
+        def subject(place: re.Match[str]) -> str:
+            names = self.subjects[place[1]]
+            return names[next(places) % len(names)]
+
+        return _PLACE.sub(subject, self.lines[index])
 
     def jobs(self, template: Template) -> Callable[[int], list[Part]]:
         """How conversation i goes."""
         return lambda job: template.both_sides(1 + job // 2 % self.turns, self.of(job))
+
+
+def _read(option: str, name: str) -> list[str]:
+    """The lines of a file, but for empty ones and comments."""
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"`{option}`={name!r}: there is no such file. Give one with a line each.")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line.strip() and not line.startswith("#")]
+    if not lines:
+        raise ValueError(f"`{option}`={name!r} has no lines.")
+    return lines
+
+
+def _by_heading(lines: list[str]) -> dict[str, list[str]]:
+    """The subjects below each heading, and all of them as `subject`."""
+    found: dict[str, list[str]] = {_ANY: []}
+    heading = _ANY
+    for line in lines:
+        if match := _HEADING.fullmatch(line.strip()):
+            heading = match[1]
+            continue
+        for name in {_ANY, heading}:
+            found.setdefault(name, []).append(line.strip())
+    return found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
 KINDS = ("eagle3", "eagle1", "draft")
 # Two runs into one folder must agree on these: checkpoints and the order of the data depend on them.
 _IDENTITY = (
-    "kind target data data_split data_limit prompts self_generate openings turns max_length eval_texts "
+    "kind target data data_split data_limit prompts self_generate openings subjects openings_share greedy_share "
+    "cool_share turns max_length eval_texts "
     "loss_on_everything draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids "
     "unroll_steps decay epochs learning_rate batch_tokens seed"
 ).split()
@@ -29,8 +30,13 @@ class TrainOptions:
         data_limit (`int`, *optional*): the first so many records (or prompts).
         prompts (`str`, *optional*): as `data`; the target answers the last question of each record.
         self_generate (`int`, *optional*): so many conversations of which the target writes both sides.
-        openings (`str`, *optional*): file of beginnings of questions, one per line (`\\n` for a new line). Every
-            second conversation takes one of them, in turn; without it the target chooses all its subjects itself.
+        openings (`str`, *optional*): file of beginnings of questions, one per line (`\\n` for a new line; lines with a
+            # in front are comments). Conversations take them in turn; without it the target chooses all its subjects
+            itself.
+        subjects (`str`, *optional*): file of what fills a `{subject}` in an opening, one per line, see `Openings`.
+        openings_share (`float`, *optional*, defaults to 0.5): share of the conversations that begin with an opening.
+        greedy_share (`float`, *optional*, defaults to 0.3): share of the written answers at temperature 0.
+        cool_share (`float`, *optional*, defaults to 0.2): the same at temperature 0.3; all others are at 0.6 to 1.
         write_seconds (`float`, *optional*): after so long the target begins no more conversations, and `self_generate`
             (or `prompts`) is the most there can be.
         turns (`int`, *optional*, defaults to 1): most questions of such a conversation.
@@ -78,6 +84,10 @@ class TrainOptions:
     prompts: str | None = None
     self_generate: int | None = None
     openings: str | None = None
+    subjects: str | None = None
+    openings_share: float = 0.5
+    greedy_share: float = 0.3
+    cool_share: float = 0.2
     write_seconds: float | None = None
     turns: int = 1
     max_length: int = 1024
@@ -117,6 +127,8 @@ class TrainOptions:
             )
         if self.openings is not None and self.self_generate is None:
             raise ValueError(f"`openings`={self.openings!r} is for `self_generate`, where the target asks, too.")
+        if self.subjects is not None and self.openings is None:
+            raise ValueError(f"`subjects`={self.subjects!r} fills places in `openings`: give that, too.")
         for name in (
             "data_limit self_generate turns max_length generation_batch_size num_layers hidden_size intermediate_size "
             "unroll_steps epochs learning_rate batch_tokens rows_at_once eval_steps logging_steps save_minutes "
@@ -129,7 +141,18 @@ class TrainOptions:
             raise ValueError("`eval_texts` and `draft_vocab_size` must not be negative.")
         if self.max_length < 16:
             raise ValueError(f"`max_length`={self.max_length}: texts of less than 16 tokens teach nothing.")
+        self._check_shares()
         self._check_kind()
+
+    def _check_shares(self) -> None:
+        for name in ("openings_share", "greedy_share", "cool_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"`{name}`={getattr(self, name)!r} is a share: choose 0 … 1.")
+        if self.greedy_share + self.cool_share > 1.0:
+            raise ValueError(
+                f"`greedy_share`={self.greedy_share} and `cool_share`={self.cool_share} are more than all answers "
+                "together. Choose smaller ones."
+            )
 
     def _check_kind(self) -> None:
         if self.kind != "draft" and self.hidden_size is not None:
@@ -146,3 +169,9 @@ class TrainOptions:
         """What runs into one folder have in common."""
         values = asdict(self)
         return {name: list(v) if isinstance(v := values[name], tuple) else v for name in _IDENTITY}
+
+    @classmethod
+    def default_identity(cls) -> dict[str, Any]:
+        """The same of options that nobody gave."""
+        defaults = {option.name: option.default for option in fields(cls)}
+        return {name: defaults[name] for name in _IDENTITY}

@@ -93,7 +93,7 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     state = PartialState(cpu=options.cpu, timeout=timedelta(hours=12))
     output.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
-        check_identity(output, options.identity())
+        check_identity(output, options.identity(), options.default_identity())
     done = _read_json(output / "result.json")
     if done is not None and done["finished"]:
         logger.info(f"{output} holds a finished run.")

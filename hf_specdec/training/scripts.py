@@ -17,12 +17,14 @@ class Part:
         writer (`str`): who writes behind them: "user", "assistant", or "text" where there are no turns.
         ends (`frozenset[int]`): tokens that end what is written.
         keeps_end (`bool`): whether the end is the writer's token; else it is the first of the next part's.
+        may_be_empty (`bool`): whether nothing needs to be written, since `given` says something already.
     """
 
     given: tuple[int, ...]
     writer: str
     ends: frozenset[int] = field(default_factory=frozenset)
     keeps_end: bool = True
+    may_be_empty: bool = False
 
 
 class Template:
@@ -76,7 +78,7 @@ class Template:
     def both_sides(self, turns: int = 1, opening: str = "") -> list[Part]:
         """
         A conversation of which the target writes both sides, `turns` questions with their answers. The first question
-        (or the text, where there are no turns) begins with `opening`.
+        (or the text, where there are no turns) begins with `opening`, which may be all of it.
         """
         opened = tuple(self.tokenizer(opening, add_special_tokens=False)["input_ids"]) if opening else ()
         if not self.chats:
@@ -85,7 +87,7 @@ class Template:
         for turn in range(turns):
             given = self._prefix + opened if turn == 0 else _without_first(self._to_user, self.ends)
             user_ends = self.ends | ({self._to_answer[0]} if self._to_answer else frozenset())
-            parts.append(Part(given, "user", user_ends, keeps_end=False))
+            parts.append(Part(given, "user", user_ends, keeps_end=False, may_be_empty=turn == 0 and bool(opened)))
             parts.append(Part(self._to_answer, "assistant", self.ends))
         return parts
 

@@ -195,7 +195,7 @@ class Writer:
         if part.writer != "user" and not is_empty:
             slot.spans.append((slot.written_from, length))
         too_long = length + (len(slot.parts[0].given) if slot.parts else 0) >= self.max_length - 1
-        if slot.parts and not is_empty and not too_long:
+        if slot.parts and (part.may_be_empty or not is_empty) and not too_long:
             pending = list(slot.given)
             self._next_part(slot)
             slot.given.extendleft(reversed(pending))

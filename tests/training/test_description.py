@@ -85,13 +85,23 @@ def test_a_draft_model_knows_its_recipe_and_nothing_of_the_machine(tmp_path: Pat
 def test_what_the_target_wrote(tmp_path: Path) -> None:
     openings = tmp_path / "openings.txt"
     openings.write_text("Write a poem\nTell me\n\nWhy\n")
-    options = TrainOptions(output="x", self_generate=9, openings=str(openings))
+    subjects = tmp_path / "subjects.txt"
+    subjects.write_text("[food]\npeas\n[animal]\nbees\n")
     wrote = "conversations of which the target wrote both sides"
-    assert describe_data(options) == f"{wrote}; every second begins with one of 3 openings"
-    assert describe_data(TrainOptions(output="x", self_generate=9)) == wrote
+    usual = "30% of the answers greedy, 20% at temperature 0.3"
+    assert describe_data(TrainOptions(output="x", self_generate=9)) == f"{wrote}; {usual}"
+    options: dict[str, Any] = {"output": "x", "self_generate": 9, "openings": str(openings)}
+    assert describe_data(TrainOptions(**options)) == f"{wrote}; 50% begin with one of 3 openings; {usual}"
+    options |= {"subjects": str(subjects), "openings_share": 0.8, "greedy_share": 0.5, "cool_share": 0.0}
+    assert describe_data(TrainOptions(**options)) == (
+        f"{wrote}; 80% begin with one of 3 openings about 2 subjects; 50% of the answers greedy, 0% at temperature 0.3"
+    )
 
 
-@pytest.mark.parametrize("option, said", [("data", "{}"), ("prompts", "answers of the target to {}")])
+@pytest.mark.parametrize(
+    "option, said",
+    [("data", "{}"), ("prompts", "answers of the target to {}; 30% of the answers greedy, 20% at temperature 0.3")],
+)
 def test_folders_are_not_published(tmp_path: Path, option: str, said: str) -> None:
     file = tmp_path / "mine.jsonl"
     file.touch()

@@ -11,8 +11,6 @@ from support.goldens import trained_prompts, trained_target
 from support.models import tiny_model
 
 from hf_specdec.training.data import Text
-from hf_specdec.training.openings import Openings
-from hf_specdec.training.options import TrainOptions
 from hf_specdec.training.scripts import Part, Template
 from hf_specdec.training.self_generate import Sampling, Writer, read_written, write_texts, written_jobs
 
@@ -72,38 +70,6 @@ def test_min_p_leaves_out_unlikely_tokens() -> None:
     with torch.no_grad():
         p = trained_target()(torch.tensor([prompt])).logits[0, -1].softmax(-1)
     assert drawn <= set((p >= 0.5 * p.max()).nonzero().flatten().tolist())
-
-
-def test_openings() -> None:
-    """Every second conversation begins with one of them, in turn; its words are the user's, not to be learnt."""
-    tokenizer = chat_tokenizer()
-    target = tiny_model(vocab_size=len(tokenizer), sharpness=1.0)
-    target.generation_config.eos_token_id = tokenizer.eos_token_id
-    template = Template(tokenizer, target)
-    words = [word for word in tokenizer.get_vocab() if not word.startswith("<")][:3]
-    ids = tokenizer.convert_tokens_to_ids(words)
-    parts = template.both_sides(2, " ".join(words))
-    assert list(parts[0].given[-3:]) == ids and parts[2].given == template.both_sides(2)[2].given
-    for text in Writer(target, 64, 2, max_question=9).write((job, parts) for job in range(5)):
-        place = text.input_ids.index(ids[0])
-        assert text.input_ids[place : place + 3] == ids
-        assert all(start > place + 3 for start, _ in text.spans)
-
-
-def test_openings_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "openings.txt"
-    file.write_text("Write a\n\nComplete:\\ndef\n")
-    openings = Openings(TrainOptions(output="out", self_generate=8, openings=str(file)))
-    assert [openings.of(job) for job in range(6)] == ["", "Write a", "", "Complete:\ndef", "", "Write a"]
-    with pytest.raises(ValueError, match="openings.*for `self_generate`"):
-        TrainOptions(output="out", data="some.jsonl", openings=str(file))
-    for text, message in (("", "no lines"), (None, "no such file")):
-        other = tmp_path / "other.txt"
-        other.unlink(missing_ok=True)
-        if text is not None:
-            other.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            Openings(TrainOptions(output="out", self_generate=8, openings=str(other)))
 
 
 def test_a_chat_of_which_the_target_writes_both_sides() -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import hf_specdec
 from hf_specdec.cli import build_app
 from hf_specdec.eagle import EagleHead
 from hf_specdec.training import TrainOptions, train
-from hf_specdec.training.checkpoints import mark_complete, newest_complete
+from hf_specdec.training.checkpoints import check_identity, mark_complete, newest_complete
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import Text
 
@@ -138,6 +139,17 @@ def test_writing_continues_too(tmp_path: Path) -> None:
     assert sorted(json.loads(line)["job"] for line in lines) == list(range(24))
 
 
+def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
+    """As greedy answers to the same question are; the order is that of the conversations, whoever wrote them."""
+    options = TrainOptions(output=str(tmp_path), self_generate=5, **SMALL)
+    texts = [Text([1, 9, 9, 4], [(1, 4)], 0), Text([1, 8, 7, 5], [(1, 4)], 1), Text([1, 9, 9, 4], [(1, 4)], 3)]
+    for rank, written in enumerate(([texts[2], texts[1]], [texts[0]])):
+        (tmp_path / f"written-{rank:05d}.jsonl").write_text("".join(text.to_json() + "\n" for text in written))
+    (tmp_path / "complete").touch()
+    found = Corpus(options, tmp_path, trained_target(), chat_tokenizer()).texts()
+    assert found is not None and [list(text.input_ids) for text in found] == [[1, 9, 9, 4], [1, 8, 7, 5]]
+
+
 def test_writing_for_so_long(tmp_path: Path) -> None:
     """What had begun is finished, and that is the data: the next run writes no more."""
     options = {"output": str(tmp_path), "self_generate": 10**9, "write_seconds": 0.5, "epochs": 0.1, **SMALL}
@@ -202,6 +214,18 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path, data: Path) -
         train(TrainOptions(**options | {"epochs": 1.0, "seed": 3}))
 
 
+def test_folders_of_earlier_versions(tmp_path: Path) -> None:
+    """They do not name the options of later ones: those had their defaults."""
+    options = TrainOptions(output=str(tmp_path), self_generate=9)
+    later = ("subjects", "openings_share", "greedy_share", "cool_share")
+    early = {name: value for name, value in options.identity().items() if name not in later}
+    (tmp_path / "training_options.json").write_text(json.dumps(early))
+    check_identity(tmp_path, options.identity(), TrainOptions.default_identity())
+    other = replace(options, openings_share=0.8, greedy_share=0.5)
+    with pytest.raises(ValueError, match="`openings_share` was 0.5 and is 0.8, `greedy_share` was 0.3 and is 0.5"):
+        check_identity(tmp_path, other.identity(), TrainOptions.default_identity())
+
+
 def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path: Path) -> None:
     for step in (5, 10, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -225,6 +249,11 @@ def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path
         ({"self_generate": 5, "max_length": 8}, "max_length"),
         ({"self_generate": 5, "learning_rate": -1.0}, "learning_rate"),
         ({"self_generate": 5, "eval_texts": -1}, "eval_texts"),
+        ({"data": "x", "openings": "y"}, "openings.*for `self_generate`"),
+        ({"self_generate": 5, "subjects": "y"}, "`subjects`='y' fills places in `openings`"),
+        ({"self_generate": 5, "openings_share": 1.5}, "`openings_share`=1.5 is a share"),
+        ({"self_generate": 5, "cool_share": -0.1}, "`cool_share`=-0.1 is a share"),
+        ({"self_generate": 5, "greedy_share": 0.9}, "more than all answers"),
     ],
 )
 def test_options_that_make_no_run(fields: dict[str, Any], message: str) -> None:
