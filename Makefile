@@ -26,7 +26,7 @@ help:
 	@echo "make test-slow    the slow tests"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
 	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
-	@echo "make check        ruff: lint and formatting"
+	@echo "make check        ruff: lint and formatting; mypy: types"
 	@echo "make format       ruff: fix and format"
 	@echo "make clean        removes the virtual environments, builds and caches"
 
@@ -51,13 +51,14 @@ kernel:
 check: .venv/.dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy
 
 format: .venv/.dev
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build dist kernels/*/build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist kernels/*/build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,environment,constraints,extra). The package with the model's GGUF file is installed without its

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
@@ -83,7 +83,7 @@ class TreeLayer(CacheLayerMixin):
         for new, states in zip((self.keys, self.values), old, strict=True):
             new[:, :, : states.shape[2]] = states
 
-    def move(self, sources: torch.Tensor | list[int], targets: torch.Tensor | slice) -> None:
+    def move(self, sources: Any, targets: Any) -> None:
         """
         Copies slots `sources` to `targets`, in place: either a list and a slice for all rows, or two `[batch, slots]`
         int64 tensors.
@@ -199,8 +199,8 @@ class TreeCache(Cache):
     def _move(self, kept: list[list[int]]) -> None:
         if len(kept) == 1:
             start = self.lengths[0]
-            sources = [start + node for node in kept[0]]
-            targets: torch.Tensor | slice = slice(start, start + len(sources))
+            sources: Any = [start + node for node in kept[0]]
+            targets: Any = slice(start, start + len(sources))
         else:
             # Rows that keep fewer nodes copy what is already there; those slots are written again by the next step.
             most = max(map(len, kept))

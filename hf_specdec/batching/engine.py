@@ -176,7 +176,7 @@ class Engine:
     def _accept(
         self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], outputs: ModelOutput
     ) -> Walk:
-        distributions = RowDistributions(requests, outputs.logits, self.ranks.agree)
+        distributions: Any = RowDistributions(requests, outputs.logits, self.ranks.agree)
         left = {row for row, request in enumerate(requests) if not request.is_over}
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
@@ -123,7 +124,7 @@ def _named(name: str) -> str:
     return f"`{name}`" + (f" (`{_NAMES[name]}` of a ContinuousBatchingConfig)" if name in _NAMES else "")
 
 
-def _or_default(value: int | None, default: int | None) -> int | None:
+def _or_default(value: int | None, default: Any) -> Any:
     return default if value is None else value
 
 

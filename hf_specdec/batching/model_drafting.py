@@ -53,7 +53,8 @@ class DraftModelDrafting(Drafting):
     """A draft model: what it has seen of a request is in its cache, and it forwards the rest when it is asked."""
 
     def __init__(self, drafter: DraftModelDrafter, pool: BlockPool):
-        self.drafter, device = drafter, execution_device(drafter.model)
+        self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
+        device = execution_device(drafter.model)
         num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
         drafter.begin(PagedCache(num_layers, pool, device), None, torch.zeros(1, dtype=torch.long, device=device))
 
@@ -92,7 +93,8 @@ class EagleDrafting(Drafting):
     """An EAGLE head: the target's features wait with their request until the head is asked, or there are many."""
 
     def __init__(self, drafter: EagleDrafter, pool: BlockPool):
-        self.drafter, device = drafter, execution_device(drafter.head)
+        self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
+        device = execution_device(drafter.head)
         num_layers = drafter.head.config.text_config.num_hidden_layers
         drafter.begin(PagedCache(num_layers, pool, device), None, torch.zeros(1, dtype=torch.long, device=device), 0)
         self._waiting: weakref.WeakKeyDictionary[Request, list[torch.Tensor]] = weakref.WeakKeyDictionary()
@@ -163,7 +165,7 @@ class MedusaDrafting(Drafting):
     """Medusa heads: of every request they read the feature of the last token before the root."""
 
     def __init__(self, drafter: MedusaDrafter):
-        self.drafter = drafter
+        self.drafter: Any = drafter
         drafter.device = execution_device(drafter.heads)
         self._last: weakref.WeakKeyDictionary[Request, torch.Tensor] = weakref.WeakKeyDictionary()
 

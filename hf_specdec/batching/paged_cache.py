@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -60,7 +61,7 @@ class PagedLayer(CacheLayerMixin):
         gathered = gathered.view(len(self.cache.tables), num_heads, -1, head_dim)
         return gathered[:, :, : self.cache.write_window.end]
 
-    def move(self, sources: tuple[torch.Tensor, torch.Tensor], targets: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def move(self, sources: Any, targets: Any) -> None:
         """Copies slots to other slots; both are block numbers and offsets in the blocks, `[batch, slots]` each."""
         sources = tuple(places.to(self.device) for places in sources)
         targets = tuple(places.to(self.device) for places in targets)
@@ -134,7 +135,7 @@ class PagedCache(TreeCache):
     def __init__(self, num_layers: int, pool: BlockPool, device: torch.device):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])
         self.pool, self.device = pool, device
-        self.write_window: PagedWindow | None = None
+        self.write_window: PagedWindow | None = None  # type: ignore[assignment]
         self._lengths_of: weakref.WeakKeyDictionary[BlockTable, int] = weakref.WeakKeyDictionary()
         self.clean_blocks: set[int] = set()
         """

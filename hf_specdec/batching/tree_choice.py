@@ -53,7 +53,7 @@ class TreeChoices:
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         key = (tree, self._batch_size)
         if key not in self._auto:
-            choice = choice_of(tree, self.target, self.draft, self._batch_size)
+            choice: Any = choice_of(tree, self.target, self.draft, self._batch_size)
             choice.acceptance = self._acceptance.setdefault(tree, choice.acceptance)
             self._auto[key] = choice
         return self._auto[key]

@@ -50,7 +50,8 @@ class _OwnOptions:
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
         others = {name: value for name, value in body.items() if name != "seed"}  # it would seed all of torch
-        config = super()._build_generation_config(others, model_generation_config, use_cb=use_cb)
+        handler: Any = super()  # it is mixed into one
+        config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
         config.seed = body.get("seed")
         if body.get("temperature") or body.get("top_p") is not None:

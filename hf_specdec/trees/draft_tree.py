@@ -147,8 +147,10 @@ class DraftTree:
         """
         log q (up to a constant) from which the children of `node` were drawn, over the target's tokens, `[vocab]`.
         """
+        if self.scores is None or self.score_index is None:
+            raise ValueError("`scores`: the children of this tree were not drawn.")
         scores = self.scores[row, self.score_index[row if len(self.score_index) > 1 else 0][node]]
-        if self.vocabulary is None:
+        if self.vocabulary is None or self.vocab_size is None:
             return scores
         return scores.new_full((self.vocab_size,), -torch.inf).scatter(0, self.vocabulary, scores)
 
@@ -166,10 +168,10 @@ class DraftTree:
         if self.tokens.device == device:
             return self
         topology = self.topology
-        moved = (getattr(topology, name).to(device) for name in ("parents", "depths", "ancestors"))
+        moved = {name: getattr(topology, name).to(device) for name in ("parents", "depths", "ancestors")}
         return DraftTree(
             self.tokens.to(device),
-            Topology(*moved, topology.depth, topology.is_static),
+            replace(topology, **moved),
             None if self.valid is None else self.valid.to(device),
             None if self.scores is None else self.scores.to(device),
             self.score_index,
