@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from .forward import execution_device
@@ -117,3 +118,23 @@ class _AgreedCriterion(StoppingCriteria):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._criterion, name)  # such as `eos_token_id`, by which padding is decided
+
+
+def is_sharded(model: PreTrainedModel) -> bool:
+    """
+    Whether processes with texts of their own have a part of the weights each (FSDP, ZeRO-3), and so must make their
+    forwards at the same time.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    from torch.distributed import fsdp
+
+    by_torch = getattr(fsdp, "FSDPModule", ())  # since torch 2.6
+    by_deepspeed = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    return isinstance(model, by_torch) or is_fsdp_managed_module(model) or by_deepspeed
+
+
+def is_pipeline(model: PreTrainedModel) -> bool:
+    """Whether processes have some of the layers each."""
+    mesh = getattr(model, "_device_mesh", None)
+    return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1

@@ -15,6 +15,7 @@ from .config import SpeculativeConfig
 from .drafters import DraftModelDrafter, as_drafter
 from .forward import forward_parameters
 from .generation import plan_of_call
+from .ranks import is_pipeline, is_sharded
 
 
 # Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all.
@@ -62,6 +63,8 @@ def check_call(
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter.model, vocab_size)
     plan = plan_of_call(generation_config, config, drafter, vocab_size)
+    if is_sharded(model):
+        _check_drafts_are_whole(drafter.models)
     for tree in plan.trees:
         drafter.check(model, tree)
         if drafter.max_depth is not None and tree.depth > drafter.max_depth:
@@ -147,6 +150,11 @@ def _check_target(model: PreTrainedModel) -> None:
         raise ValueError(
             f"`assistant_model`: the target {name} is an encoder-decoder model; trees are for decoder-only models. "
             "Call `generate` without `tree` and `speculative_config`."
+        )
+    if is_pipeline(model):
+        raise ValueError(
+            f"`assistant_model`: the layers of the target {name} are spread over processes (`pp_size`), which is not "
+            "supported. Load it with `tp_plan` or `device_map`."
         )
     _check_attention(model, "target")
     _check_decoding(model)
@@ -260,6 +268,15 @@ def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: 
         raise ValueError(
             f"`cache_implementation={generation_config.cache_implementation!r}` with `tree`: a tree has a cache of "
             "its own. Leave `cache_implementation` out."
+        )
+
+
+def _check_drafts_are_whole(drafts: tuple[PreTrainedModel, ...]) -> None:
+    """Beside a sharded target, on ranks with texts of their own."""
+    for draft in filter(is_sharded, drafts):
+        raise ValueError(
+            f"`assistant_model`: {type(draft).__name__} is sharded, like the target, but the ranks forward it at "
+            "different times. Give every rank a whole one."
         )
 
 

@@ -16,7 +16,7 @@ from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
 from ..forward import execution_device
 from ..generation import plan_of_call
-from ..ranks import Ranks
+from ..ranks import Ranks, is_sharded
 from ..refusals import check_call, check_inputs
 from .blocks import BlockPool
 from .request import Request, RequestOptions, prepare_options
@@ -52,6 +52,11 @@ class Admission:
         generation_config: GenerationConfig | None,
         config: SpeculativeConfig,
     ):
+        if is_sharded(model):
+            raise ValueError(
+                f"The weights of {type(model).__name__} are sharded (FSDP, ZeRO-3): all ranks would have to make the "
+                "same number of steps. Use `generate(…, synced_gpus=True)`, or a whole model on every rank."
+            )
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
         self.config, self.ranks = config, Ranks.of(model)
         self.pool: BlockPool | None = None

@@ -1,0 +1,68 @@
+"""
+What every rank of a target does whose weights are sharded by FSDP, each with prompts of its own; run by
+test_data_parallel.py under torchrun.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.heads import tiny_head
+from support.models import noisy_copy, prompts, tiny_model
+from support.parity import IRREGULAR
+from support.ranks import write_result
+from torch.distributed.fsdp import fully_shard
+
+import hf_specdec
+from hf_specdec import NgramDraft
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    rank, mesh = dist.get_rank(), dist.init_device_mesh(device, (2,))
+    plain = tiny_model().to(device)
+    target, draft, head = copy.deepcopy(plain), noisy_copy(plain, 0.05), tiny_head(plain).to(device)
+    for module in (*target.model.layers, target):
+        fully_shard(module, mesh=mesh)
+    # Texts of other lengths: the one rank is done long before the other.
+    inputs = {name: value.to(device) for name, value in prompts(2, 8 + 5 * rank, seed=rank, padding=True).items()}
+    options = {"do_sample": False, "max_new_tokens": 30 + 25 * rank}
+    found: dict[str, Any] = {"expected": plain.generate(**inputs, **options)}
+
+    def run(name: str, assistant: Any, tree: Any = None) -> None:
+        output = target.generate(
+            **inputs, **options, assistant_model=assistant, tree=tree, synced_gpus=True, return_dict_in_generate=True
+        )
+        found[name] = output.sequences
+        found[f"{name}, accepted"] = output.speculation.num_accepted_tokens
+
+    run("draft model", draft, IRREGULAR)
+    run("automatic tree", draft, "auto")
+    run("n-grams", NgramDraft())
+    run("head", head, IRREGULAR)
+    sharded = fully_shard(noisy_copy(plain, 0.05), mesh=mesh)
+    for name, call in {
+        "refused draft": lambda: run("sharded draft", sharded, IRREGULAR),
+        "refused batch": lambda: target.generate_batch([[5, 6]], assistant_model=draft, tree=IRREGULAR),
+    }.items():
+        try:
+            call()
+        except ValueError as error:
+            found[name] = str(error)
+    found["metrics are this rank's own"] = hf_specdec.last_metrics().num_drafts
+    write_result(Path(sys.argv[1]), found)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
