@@ -47,8 +47,8 @@ class SpeculativeConfig:
             Most draft tokens of a step, over all its rows: every row's tree is cut to an equal share. For
             `generate_batch` and its manager.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
-            Whether forwards over trees are replayed from CUDA graphs, and attend by the Triton kernel. An experiment
-            as yet: `"auto"` does without. `True` is for models on one CUDA device, without forward hooks.
+            Whether forwards over trees are replayed from CUDA graphs, and attend by the Triton kernel. `"auto"`: where
+            that can be done: on one CUDA device, without forward hooks of the user. `True` refuses other models.
         compile (`bool`, *optional*, defaults to `False`):
             Whether the forwards are compiled. Not in this version: `True` is refused.
 

@@ -131,7 +131,8 @@ class CapturedForward:
             """Its output's tensors, and the hidden states that somebody watches."""
             live, forward.cache.write_window = forward.cache.write_window, window
             try:
-                with nullcontext([]) if self._features is None else self._features.recorded() as states:
+                recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
+                with recording as states:
                     outputs = forward.run(self._nodes, self._masks)
             finally:
                 forward.cache.write_window = live
@@ -180,7 +181,7 @@ class GraphStore:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.works = True
-        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._layers: dict[int, Any] = {}
         self._graphs: dict[Any, CapturedForward] = {}
         self._seen: set[Any] = set()
 
@@ -251,7 +252,7 @@ class GraphLoans:
     What one call borrows. Two calls at a time never have the same store: the second goes without.
 
     Args:
-        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto" does without.
+        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where it can be done.
     """
 
     def __init__(self, wanted: bool | Literal["auto"]):
@@ -265,9 +266,11 @@ class GraphLoans:
         Raises:
             ValueError: if graphs are demanded of a model that cannot be captured.
         """
-        if self.wanted is not True:
+        if self.wanted is False:
             return None
         obstacle = _obstacle(model)
+        if obstacle is not None and self.wanted == "auto":
+            return None
         if obstacle is not None:
             raise ValueError(
                 f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then goes "

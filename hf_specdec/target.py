@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .cache import TreeCache
-from .features import Features
+from .features import Features, watch_features
 from .forward import TreeForward, causal_chain
 from .graphs import GraphLoans
 from .sequences import Sequences
@@ -63,10 +63,18 @@ class Target:
             sequences.batch_size,
             sequences.device,
             capacity=self._first_capacity(num_nodes),
-            storage=loans and loans.store(model, sequences.batch_size, self._last_capacity(num_nodes)),
+            storage=None
+            if loans is None
+            else loans.store(model, sequences.batch_size, self._last_capacity(num_nodes)),
         )
         if self._was_given_a_cache:
             self.cache.load(self.users_cache)
+
+    @contextmanager
+    def watched(self, boundaries: list[int]) -> Iterator[Features]:
+        """Collects hidden states of this call's forwards, of replayed ones, too; see `watch_features`."""
+        with watch_features(self.model, boundaries, lambda: self.is_running) as self.features:
+            yield self.features
 
     # ------------------------------------------------------------------------------------------------------- prefill
 

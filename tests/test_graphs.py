@@ -227,6 +227,25 @@ def test_two_threads_on_one_model(stand_in: StandIn) -> None:
     assert all(found[number] == [expected[number]] * 3 for number in range(4))
 
 
+def test_auto_takes_what_can_be_captured(stand_in: StandIn) -> None:
+    """And goes without, and without a word, where hooks of the user's would be passed by."""
+    target, inputs = tiny_model(), prompts(1, 9)
+    draft, config = noisy_copy(target, 0.05), hf_specdec.SpeculativeConfig(tree=TREE)
+    options = {"max_new_tokens": 20, "do_sample": False, "speculative_config": config}
+    plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+    handle = target.get_decoder().register_forward_hook(lambda *args: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(plain, target.generate(**inputs, assistant_model=draft, **options))
+    assert stand_in.replays > 0
+    before = stand_in.replays
+    assert torch.equal(plain, target.generate(**inputs, assistant_model=hf_specdec.NgramDraft(), **options))
+    assert stand_in.replays == before
+    handle.remove()
+    assert torch.equal(plain, target.generate(**inputs, assistant_model=hf_specdec.NgramDraft(), **options))
+    assert stand_in.replays > before
+
+
 def test_demanding_graphs_where_there_are_none() -> None:
     target = tiny_model()
     config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=True)

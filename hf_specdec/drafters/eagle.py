@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
-from ..features import decoder_layers, watch_features
+from ..features import decoder_layers
 from ..forward import TreeForward, causal_chain, execution_device
 from ..sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree, as_tree
+from ..trees import DraftTree, DynamicTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
 from .heads import Borrowed, borrowed_lm_head, in_dtype_of
@@ -51,7 +51,7 @@ class EagleDrafter(Drafter):
         return (self.head,)
 
     @property
-    def default_tree(self) -> TokenTree | DynamicTree:
+    def default_tree(self) -> Tree:  # type: ignore[override]
         """What the head's config names; else SafeAILab's dynamic tree of 60, or a smaller one on a CPU."""
         if self.head.config.default_tree is not None:
             return as_tree(self.head.config.default_tree)
@@ -60,10 +60,10 @@ class EagleDrafter(Drafter):
         return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(num_nodes, top_k + (depth - 1) * top_k**2))
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens(self) -> int:  # type: ignore[override]
         return self.head.config.num_draft_tokens
 
-    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
+    def check(self, target: PreTrainedModel, tree: Tree) -> None:
         config, text_config = self.head.config, target.config.get_text_config(decoder=True)
         name, its_name = type(self.head).__name__, type(target).__name__
         if config.vocab_size != text_config.vocab_size:
@@ -93,7 +93,7 @@ class EagleDrafter(Drafter):
     # ------------------------------------------------------------------------------------------------------- a call
 
     def for_call(self, target: PreTrainedModel) -> EagleDrafter:
-        drafter = super().for_call(target)
+        drafter: Any = super().for_call(target)
         drafter.head = in_dtype_of(self.head, target)
         drafter._embedding, drafter._lm_head = drafter.head.embed_tokens, None
         if drafter._embedding is None:
@@ -106,8 +106,7 @@ class EagleDrafter(Drafter):
     def watching(self, target: Target) -> Iterator[None]:
         num_layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
         boundaries = self.head.config.aux_boundaries(num_layers)
-        with watch_features(target.model, boundaries, lambda: target.is_running) as self._features:
-            target.features = self._features
+        with target.watched(boundaries) as self._features:
             yield
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
@@ -142,8 +141,9 @@ class EagleDrafter(Drafter):
         """
         self.device, self.cache, self._first = execution_device(self.head), cache, first
         self.forward = TreeForward(self.head, cache, visible, shift)
-        self._waiting: list[tuple[torch.Tensor, list[int]]] = []
-        self._root_states = self._root_logits = None
+        self._waiting = []
+        self._root_states: Any = None
+        self._root_logits: Any = None
 
     def commit(self, paths: list[list[int] | None]) -> None:
         features = self._features.take(self.device, self.head.dtype)

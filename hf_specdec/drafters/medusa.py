@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from ..features import watch_features
 from ..forward import execution_device
 from ..medusa import MedusaHeads
 from ..sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree, Topology, as_tree
+from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, best_tokens, grow_dynamic
 from .heads import in_dtype_of
@@ -37,7 +36,7 @@ class MedusaDrafter(Drafter):
         self.heads = heads
 
     @property
-    def default_tree(self) -> TokenTree | DynamicTree:
+    def default_tree(self) -> Tree:  # type: ignore[override]
         """
         What the config names; else a dynamic tree, whose shape follows the heads' own probabilities: of 63 nodes like
         the static trees of the reference, of fewer on a CPU.
@@ -50,14 +49,14 @@ class MedusaDrafter(Drafter):
         return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens(self) -> int:  # type: ignore[override]
         return self.heads.config.vocab_size
 
     @property
-    def max_depth(self) -> int:
+    def max_depth(self) -> int:  # type: ignore[override]
         return self.heads.config.num_heads
 
-    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
+    def check(self, target: PreTrainedModel, tree: Tree) -> None:
         config, text_config = self.heads.config, target.config.get_text_config(decoder=True)
         for name, what in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
             if getattr(config, name) != getattr(text_config, name):
@@ -76,7 +75,7 @@ class MedusaDrafter(Drafter):
 
     @contextmanager
     def watching(self, target: Target) -> Iterator[None]:
-        with watch_features(target.model, [], lambda: target.is_running) as self._features:
+        with target.watched([]) as self._features:
             yield
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
