@@ -86,15 +86,15 @@ class TreeLayer(CacheLayerMixin):
     def move(self, sources: Any, targets: Any) -> None:
         """
         Copies slots `sources` to `targets`, in place: either a list and a slice for all rows, or two `[batch, slots]`
-        int64 tensors.
+        int64 tensors on the layer's device.
         """
         for states in (self.keys, self.values):
             if isinstance(targets, slice):
                 states[:, :, targets] = states[:, :, sources]
                 continue
             shape = (-1, states.shape[1], -1, states.shape[3])
-            moved = states.gather(2, sources.to(self.device)[:, None, :, None].expand(shape))
-            states.scatter_(2, targets.to(self.device)[:, None, :, None].expand(shape), moved)
+            moved = states.gather(2, sources[:, None, :, None].expand(shape))
+            states.scatter_(2, targets[:, None, :, None].expand(shape), moved)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys (and the number of the first) that a plain forward of `query_length` tokens gets to see."""
@@ -207,9 +207,19 @@ class TreeCache(Cache):
             nodes = [row + list(range(len(row), most)) for row in kept]
             sources = self.lengths_tensor[:, None] + torch.tensor(nodes, device=self.device)
             targets = self.lengths_tensor[:, None] + torch.arange(most, device=self.device)
+        self._move_slots(sources, targets)
+
+    def _move_slots(self, *places: Any) -> None:
+        """`move` of every layer; what is a tensor in `places` is copied once to every device of layers."""
+        of_device: dict[torch.device, list[Any]] = {}
         for layer in self.layers:
-            if layer.is_initialized:
-                layer.move(sources, targets)
+            if not layer.is_initialized:
+                continue
+            if layer.device not in of_device:
+                of_device[layer.device] = [
+                    place.to(layer.device) if isinstance(place, torch.Tensor) else place for place in places
+                ]
+            layer.move(*of_device[layer.device])
 
     # ---------------------------------------------------------------------------- from and to transformers' own caches
 
@@ -246,6 +256,36 @@ class TreeCache(Cache):
                 target.lazy_initialization(layer.keys, layer.values)
             target.keys = layer.keys[:, :, start:length].clone()
             target.values = layer.values[:, :, start:length].clone()
+
+
+class DeviceCache(TreeCache):
+    """
+    The slots of another cache, whose lengths only the device knows: for steps that the host does not follow. It has all
+    its slots already, and tree forwards alone use it.
+
+    Args:
+        source (`TreeCache`): after its prefill.
+    """
+
+    def __init__(self, source: TreeCache):
+        super().__init__(len(source.layers), len(source.lengths), source.device, source.capacity)
+        for layer, held in zip(self.layers, source.layers, strict=True):
+            layer.keys, layer.values, layer.is_initialized = held.keys, held.values, held.is_initialized
+            if held.is_initialized:
+                layer.dtype, layer.device = held.dtype, held.device
+
+    @property
+    def uniform_length(self) -> None:
+        """The host knows of none."""
+        return None
+
+    def at(self, lengths: torch.Tensor) -> None:
+        """Says where the following forwards write: behind these lengths, `[batch]` int64."""
+        self._lengths_tensor = lengths
+
+    def write_nodes(self, offset: int, num_nodes: int) -> None:
+        nodes = torch.arange(offset, offset + num_nodes, device=self.device)
+        self.write_window = WriteWindow(None, self.capacity, self.lengths_tensor[:, None] + nodes)
 
 
 def check_reusable(cache: Cache) -> None:

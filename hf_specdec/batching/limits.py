@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
 from .blocks import NUM_RESERVED
+from .memory import DEFAULT_SHARES, bytes_per_token, free_memory
 
 
 _KEPT = frozenset(
@@ -102,13 +102,15 @@ class Limits:
             max_queue_size=config.max_queue_size,
         )
 
-    def blocks(self, models: list[PreTrainedModel], device: torch.device) -> int:
-        """Blocks to allocate: those asked for, else what the memory allows."""
+    def blocks(self, models: list[PreTrainedModel]) -> int:
+        """Blocks to allocate: those asked for, else what the memory of the fullest device allows."""
         if self.num_blocks is not None:
             return self.num_blocks
-        per_block = self.block_size * sum(map(_bytes_per_token, models))
-        share = self.memory_share or (0.25 if device.type == "cpu" else 0.8)
-        return max(int(_free_memory(device) * share / per_block) - NUM_RESERVED, 1)
+        fitting = (
+            free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8)) / per_token
+            for device, per_token in bytes_per_token(models).items()
+        )
+        return max(int(min(fitting) / self.block_size) - NUM_RESERVED, 1)
 
 
 _NAMES = {
@@ -145,19 +147,3 @@ def _check(config: ContinuousBatchingConfig) -> None:
             raise ValueError(
                 f"`continuous_batching_config.{name}={getattr(config, name)!r}` is not known here. Leave it out."
             )
-
-
-def _bytes_per_token(model: PreTrainedModel) -> int:
-    """Bytes of K/V per token of a text."""
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_dim * model.dtype.itemsize
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 4 << 30

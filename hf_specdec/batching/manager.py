@@ -85,7 +85,7 @@ class SpeculativeBatchingManager:
         drafter, self._limits = as_drafter(assistant_model), Limits.of(continuous_batching_config, model.device)
         self._admission = Admission(model, assistant_model, drafter, generation_config, config)
         self._ranks = Ranks.of(model)
-        num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models], model.device))
+        num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models]))
         pool = self._admission.pool = BlockPool(num_blocks, self._limits.block_size)
         self.engine = Engine(
             model,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -61,12 +60,12 @@ class PagedLayer(CacheLayerMixin):
         gathered = gathered.view(len(self.cache.tables), num_heads, -1, head_dim)
         return gathered[:, :, : self.cache.write_window.end]
 
-    def move(self, sources: Any, targets: Any) -> None:
-        """Copies slots to other slots; both are block numbers and offsets in the blocks, `[batch, slots]` each."""
-        sources = tuple(places.to(self.device) for places in sources)
-        targets = tuple(places.to(self.device) for places in targets)
+    def move(
+        self, blocks: torch.Tensor, offsets: torch.Tensor, new_blocks: torch.Tensor, new_offsets: torch.Tensor
+    ) -> None:
+        """Copies slots to other slots; block numbers and offsets in the blocks, `[batch, slots]` int64 each."""
         for states in (self.keys, self.values):
-            states[targets[0], :, targets[1]] = states[sources[0], :, sources[1]]
+            states[new_blocks, :, new_offsets] = states[blocks, :, offsets]
 
     def zero(self, blocks: list[int]) -> None:
         """Zeroes blocks."""
@@ -206,6 +205,4 @@ class PagedCache(TreeCache):
         start = self.lengths_tensor[:, None]
         sources = self._places(start + torch.tensor(nodes, device=self.device))
         targets = self._places(start + torch.arange(most, device=self.device))
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.move(sources, targets)
+        self._move_slots(*sources, *targets)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..features import Features, watch_features
 from ..forward import TreeForward, causal_chain, execution_device
 from ..trees import DraftTree
 from .blocks import BlockPool
@@ -29,6 +30,10 @@ class InFlightTarget:
         self.forward = TreeForward(model, self.cache, None, torch.zeros(1, dtype=torch.long, device=self.device))
         self.is_running = False
         """Whether a forward over requests is under way: a processor, too, may run the model."""
+
+    def watched(self, boundaries: list[int]) -> AbstractContextManager[Features]:
+        """Collects hidden states of forwards over requests; see `watch_features`."""
+        return watch_features(self.model, boundaries, lambda: self.is_running)
 
     def read(self, requests: list[Request], counts: list[int]) -> None:
         """Forwards the next `counts` tokens of some texts, for their K/V alone."""

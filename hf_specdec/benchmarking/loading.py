@@ -28,15 +28,16 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_target(name: str | None, dtype: torch.dtype, device: str) -> PreTrainedModel:
+def load_target(name: str | None, dtype: torch.dtype, device: str, device_map: str | None = None) -> PreTrainedModel:
     """
-    A language model; SmolLM2-135M-Instruct if no name is given.
+    A language model; SmolLM2-135M-Instruct if no name is given. `device_map` puts it where transformers says, instead
+    of on one device.
 
     Raises:
         ImportError, OSError, ValueError: if there is nothing that can be read.
     """
-    model = AutoModelForCausalLM.from_pretrained(name or str(smollm2_folder()), dtype=dtype)
-    return model.to(device).eval()
+    model = AutoModelForCausalLM.from_pretrained(name or str(smollm2_folder()), dtype=dtype, device_map=device_map)
+    return (model if device_map is not None else model.to(device)).eval()
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:

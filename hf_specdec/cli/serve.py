@@ -12,6 +12,7 @@ from ..batching import Limits, SpeculativeBatchingManager
 from ..benchmarking import contenders as ways
 from ..benchmarking import loading
 from ..config import SpeculativeConfig
+from ..forward import execution_device
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 
@@ -61,6 +62,10 @@ def serve(
     device: Annotated[
         str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="the best there is")
     ] = None,
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="For a model that one device cannot hold: auto, balanced, … as in transformers."),
+    ] = None,
 ) -> None:
     """Serve a model by OpenAI's interface (chat, completions, responses), its texts sooner and not otherwise."""
     missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
@@ -72,6 +77,8 @@ def serve(
 
     from ..serving.app import build_app
 
+    if device is not None and device_map is not None:
+        raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
     device = checked_device(device)
     config = or_bad_parameter(
         "--tree",
@@ -83,9 +90,9 @@ def serve(
         ),
     )
     type_ = loading.DTYPES[checked_dtype(dtype, device)]
-    model = or_bad_parameter("TARGET", loading.load_target, target, type_, device)
+    model = or_bad_parameter("TARGET", loading.load_target, target, type_, device, device_map)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", loading.load_draft, draft, type_, device)
+    assistant = or_bad_parameter("--draft", loading.load_draft, draft, type_, str(execution_device(model)))
     defaults = Limits.of(None, model.device)
     limits = Limits(
         num_blocks=num_blocks,

@@ -1,0 +1,62 @@
+"""What K/V take of the memory of each device, and what is free there."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..forward import execution_device
+
+
+DEFAULT_SHARES = {"cpu": 0.25}
+"""By type of device, the share of the free memory that blocks take; elsewhere 0.8."""
+
+
+def bytes_per_token(models: Iterable[PreTrainedModel]) -> dict[torch.device, int]:
+    """Bytes of K/V per token of a text, on the devices where the models' layers run."""
+    total: Counter[torch.device] = Counter()
+    for model in models:
+        config = model.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_layer = 2 * heads * head_dim * model.dtype.itemsize
+        for layer in _layers(model, config.num_hidden_layers):
+            total[_device_of(layer, model)] += int(per_layer * _share_of_heads(layer))
+    return dict(total)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that nobody has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 4 << 30
+
+
+def _layers(model: PreTrainedModel, number: int) -> list[nn.Module]:
+    """The decoder layers; the whole model instead of each, where they cannot be told."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
+    return list(lists[0]) if lists else [model] * number
+
+
+def _device_of(layer: nn.Module, model: PreTrainedModel) -> torch.device:
+    """Where a layer runs: by accelerate's hook, if there is one."""
+    device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
+    if device is None:
+        device = next((parameter.device for parameter in layer.parameters()), torch.device("meta"))
+    device = torch.device(device)
+    return execution_device(model) if device.type == "meta" else device
+
+
+def _share_of_heads(layer: nn.Module) -> float:
+    """The share of the key and value heads that this process has: with `tp_plan` not all of them."""
+    for name, parameter in layer.named_parameters():
+        if name.endswith("k_proj.weight") and hasattr(parameter, "to_local"):
+            return parameter.to_local().numel() / parameter.numel()
+    return 1.0
