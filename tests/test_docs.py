@@ -15,7 +15,7 @@ import pytest
 import torch
 import typer
 from support.exact import SIGNIFICANCE
-from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
+from support.goldens import TINY_TARGET, save_chat_target, trained_prompts, trained_target, trained_tokenizer
 from support.models import noisy_copy
 from support.sampling import fit_samples, the_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,7 +28,6 @@ from hf_specdec.cli import build_app
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GOLDENS = TINY_TARGET.parent
-TEMPLATE = "{% for message in messages %}t5 t6 t7 {% endfor %}{% if add_generation_prompt %}t8{% endif %}"
 
 
 def blocks(page: Path, language: str) -> list[tuple[int, str]]:
@@ -51,10 +50,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """For every Hub id that the pages name, a folder with something tiny of that kind."""
-    chat = tmp_path_factory.mktemp("hub") / "chat"
-    AutoModelForCausalLM.from_pretrained(TINY_TARGET).save_pretrained(chat)
-    tokenizer = AutoTokenizer.from_pretrained(TINY_TARGET, chat_template=TEMPLATE)
-    tokenizer.save_pretrained(chat)
+    chat = save_chat_target(tmp_path_factory.mktemp("hub") / "chat")
     return {
         "HuggingFaceTB/SmolLM2-1.7B-Instruct": chat,
         "HuggingFaceTB/SmolLM2-135M-Instruct": chat,

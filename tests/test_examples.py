@@ -9,15 +9,16 @@ from types import ModuleType
 
 import pytest
 import torch
-from support.goldens import TINY_TARGET
+from support.goldens import TINY_TARGET, save_chat_target
 from support.models import tiny_model
+from support.servers import running_server
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"common", "openai_client"})
 PROMPT = "t1 t221 t106 t371 t387 t90 t32 t293"
 HEAD = TINY_TARGET.parent / "safeailab_eagle3"
 
@@ -32,11 +33,13 @@ CALLS: dict[str, tuple[list[str], int]] = {
     "batch": ([], 2),
     "many_requests": ([], 4),
     "peft_lora": (["--prompt", PROMPT], 2),
+    "quantized": (["--prompt", PROMPT, "--draft", str(HEAD)], 4),
     "train_head": (
         ["--prompt", PROMPT, "--texts", "24", "--max-length", "64", "--epochs", "1", "--batch-tokens", "512"],
         1,
     ),
 }
+PACKAGES = {"peft_lora": "peft", "quantized": "torchao"}
 
 
 @pytest.fixture
@@ -74,8 +77,8 @@ def test_every_example_is_called() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples(name: str, run, tmp_path: Path) -> None:
-    if name == "peft_lora":
-        pytest.importorskip("peft", reason="peft is not installed")
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name], reason=f"{PACKAGES[name]} is not installed")
     arguments, comparisons = CALLS[name]
     target = letters(tmp_path / "letters") if name == "constrained_decoding" else TINY_TARGET
     _, printed = run(name, "--target", str(target), "--max-new-tokens", "24", *arguments)
@@ -84,6 +87,21 @@ def test_examples(name: str, run, tmp_path: Path) -> None:
     if name == "constrained_decoding":
         numbers = printed.rstrip().splitlines()[-1]
         assert re.match(r"\[\d", numbers) and not re.search(r"[^\d,\[\] ]|\]\S", numbers), printed
+
+
+def test_openai_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a server in a process of its own."""
+    for package in ("openai", "fastapi", "prometheus_client", "uvicorn"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    target = save_chat_target(tmp_path / "target")
+    options = ("--draft", str(HEAD), "--dtype", "float32", "--device", "cpu", "--num-blocks", "64")
+    with running_server(str(target), *options, log=tmp_path / "log") as address:
+        importlib.import_module("openai_client").main(["--url", f"{address}/v1", "--max-new-tokens", "24"])
+    printed = capsys.readouterr().out
+    assert "24 tokens, " in printed
+    assert printed.endswith("identical: yes\n")
+    assert float(re.search(r"tokens per step of a request: (.*)", printed)[1]) > 1
 
 
 def test_sampling(run) -> None:

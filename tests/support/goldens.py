@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 
 TINY_TARGET = Path(__file__).parent.parent / "goldens" / "tiny_target"
+TEMPLATE = "{% for message in messages %}t5 t6 t7 {% endfor %}{% if add_generation_prompt %}t8{% endif %}"
 
 
 @lru_cache
@@ -29,3 +30,10 @@ def trained_tokenizer() -> PreTrainedTokenizerBase:
 def trained_prompts() -> dict[str, Any]:
     """`prompts` (lists of ids of several lengths) and `greedy_64`, the ids that follow them."""
     return json.loads((TINY_TARGET / "prompts.json").read_text())
+
+
+def save_chat_target(folder: Path) -> Path:
+    """The trained target with a chat template that leaves no user's word in it."""
+    trained_target().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_TARGET, chat_template=TEMPLATE).save_pretrained(folder)
+    return folder
