@@ -34,13 +34,13 @@ class NodeInputs:
     Args:
         tokens (`torch.Tensor` of shape `[batch, queries]`, int64): their tokens.
         positions (`torch.Tensor` of shape `[…, batch, queries]`, int64, *optional*): their positions.
-        logits_to_keep (`int`): logits of the last so many only; 0: of all.
+        logits_to_keep (`int` or `torch.Tensor`): logits of the last so many only, 0: of all; or of these queries.
         others (`dict`, *optional*): what the model gets instead of tokens.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor | None
-    logits_to_keep: int
+    logits_to_keep: int | torch.Tensor
     others: dict[str, Any] | None
 
     @property
@@ -139,7 +139,7 @@ class TreeForward:
         node_depths: torch.Tensor | None = None,
         offset: int = 0,
         position_depths: torch.Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | torch.Tensor = 0,
         inputs: dict[str, Any] | None = None,
     ) -> ModelOutput:
         """
@@ -153,7 +153,8 @@ class TreeForward:
                 committed slots.
             position_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64, *optional*):
                 Depths to take positions from, where they are not `query_depths`.
-            logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many queries only; 0: of all.
+            logits_to_keep (`int` or `torch.Tensor` of shape `[kept]`, *optional*, defaults to 0):
+                Logits of the last so many queries only, 0: of all; or of these queries (without graphs).
             inputs (`dict[str, torch.Tensor]`, *optional*): what this forward gets instead of `input_ids`.
 
         Returns:

@@ -91,6 +91,10 @@ class Admission:
         Raises:
             ValueError, TypeError: for what cannot be served.
         """
+        if not isinstance(request_id, str):
+            raise TypeError(f"`request_id` must be a string, but is {type(request_id).__name__}: {request_id!r}.")
+        if not isinstance(speculate, bool):
+            raise TypeError(f"`speculate` must be True or False, but is {type(speculate).__name__}: {speculate!r}.")
         prompt = self._checked_prompt(input_ids)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")

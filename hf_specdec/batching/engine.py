@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
 from ..attention import supports_switching, switched_to_tree_attention
 from ..drafters import Drafter, DraftRequest
@@ -90,25 +89,33 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------- a step
 
     @torch.no_grad()
-    def step(self) -> list[Request]:
-        """One step. Returns the requests that have new tokens or are over."""
+    def step(self) -> Iterator[Request]:
+        """One step. Yields requests that have new tokens or are over, as soon as they do."""
         self.scheduler.admit()
         with self.metrics.phase("prefill"):
-            self._read_prompts()
-        return self._decode(self.scheduler.running)
+            begun = self._read_prompts()
+        yield from begun
+        yield from self._decode(self.scheduler.running)
 
     def end(self, request: Request) -> None:
         """Takes a request that is over out of the batch."""
         self.scheduler.remove(request)
 
-    def _read_prompts(self) -> None:
+    def _read_prompts(self) -> list[Request]:
+        """Reads on. Returns the requests whose texts were read to their end, with a token each from there."""
         requests, counts = self.scheduler.next_chunk()
         if not requests:
-            return
-        self.target.read(requests, counts)
+            return []
+        logits = self.target.read(requests, counts)
         self.drafting.observe(requests, [list(range(count)) for count in counts])
-        self.scheduler.read(requests)
         self.num_tokens_read += sum(counts)
+        rows = self.scheduler.read(requests)
+        begun = [requests[row] for row in rows]
+        if begun:
+            walk = self._accept(begun, DraftTree.empty(len(rows), self.target.device), [], logits[rows, None])
+            self._append_all(begun, walk)
+            self._soil_failed(begun)
+        return begun
 
     def _decode(self, requests: list[Request]) -> list[Request]:
         """Lets all requests that have been read go on by a token at least."""
@@ -126,7 +133,7 @@ class Engine:
         with phase("score"):
             outputs = self.target.score(requests, draft)
         with phase("accept"):
-            walk = self._accept(requests, draft, groups, outputs)
+            walk = self._accept(requests, draft, groups, outputs.logits)
         with phase("commit"):
             self._commit(requests, draft, groups, walk)
         if self.speculates:
@@ -174,9 +181,9 @@ class Engine:
     # -------------------------------------------------------------------------------------------- accept and commit
 
     def _accept(
-        self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], outputs: ModelOutput
+        self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
     ) -> Walk:
-        distributions: Any = RowDistributions(requests, outputs.logits, self.ranks.agree)
+        distributions: Any = RowDistributions(requests, logits, self.ranks.agree)
         left = {row for row, request in enumerate(requests) if not request.is_over}
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():
@@ -194,20 +201,24 @@ class Engine:
 
     def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
         drafted = {row for group in groups for row in group.rows}
-        for row, request in enumerate(requests):
-            if request.error is not None:
-                walk.paths[row] = None
-                continue
-            path, tokens = walk.paths[row], walk.tokens[row]
-            if len(tokens) > len(path) and not request.is_over:
-                self._append(request, tokens[-1])
-            self._count(request, len(path), draft.num_valid(row) if row in drafted else None)
-            self.num_tokens_generated += len(tokens)
+        self._append_all(requests, walk)
+        for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
+            if path is not None:
+                self._count(request, len(path), draft.num_valid(row) if row in drafted else None)
         self.target.cache.keep(walk.paths)
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        for request in requests:
-            if request.error is not None:
-                self._soil(request)
+        self._soil_failed(requests)
+
+    def _append_all(self, requests: list[Request], walk: Walk) -> None:
+        """Gives requests their last token of a walk (see `RowDistributions`); the path of one that fails is None."""
+        for row, request in enumerate(requests):
+            path, tokens = walk.paths[row], walk.tokens[row]
+            if path is not None and len(tokens) > len(path) and not request.is_over:
+                self._append(request, tokens[-1])
+            if request.error is None:
+                self.num_tokens_generated += len(tokens)
+            else:
+                walk.paths[row] = None
 
     def _append(self, request: Request, token: int) -> None:
         try:
@@ -221,10 +232,12 @@ class Engine:
             request.metrics.add_draft(drafted, accepted)
             self.metrics.add_draft(drafted, accepted)
 
-    def _soil(self, request: Request) -> None:
-        for cache in (self.target.cache, self.drafting.cache):
-            if cache is not None:
-                cache.soil(request.table)
+    def _soil_failed(self, requests: list[Request]) -> None:
+        caches = [cache for cache in (self.target.cache, self.drafting.cache) if cache is not None]
+        for request in requests:
+            if request.error is not None:
+                for cache in caches:
+                    cache.soil(request.table)
 
 
 def _slots_of(tree: TokenTree | DynamicTree) -> int:

@@ -142,7 +142,7 @@ class EagleDrafting(Drafting):
         """Forwards all features of a request but the last, which is left for the next tree."""
         features = torch.cat(self._waiting[request], dim=1)
         self._seat([request], [features[:, :-1]])
-        self.drafter._catch_up()
+        self.drafter.catch_up(self.drafter.sequences)
         self.drafter.sequences = None
         self._waiting[request] = [features[:, -1:].clone()]
 
@@ -152,7 +152,7 @@ class EagleDrafting(Drafting):
         rows = StepRows(requests, self.drafter.device, self.cache.lengths)
         counts = [of_row.shape[1] for of_row in features]
         padded = [torch.nn.functional.pad(of_row, (0, 0, 0, max(counts) - of_row.shape[1])) for of_row in features]
-        self.drafter.sequences, self.drafter._root_states = rows, None
+        self.drafter.sequences, self.drafter.root_states = rows, None
         self.drafter._waiting = [(torch.cat(padded), counts)]
         return rows
 

@@ -67,7 +67,6 @@ class Scheduler:
             self.pool.reserve(request.table, request.length)
             self.active.append(self.waiting.popleft())
             request.status = RequestStatus.PREFILLING
-            self._note_if_read(request)
 
     def next_chunk(self) -> tuple[list[Request], list[int]]:
         """Requests whose texts are to be forwarded next, oldest first, and how many tokens of each."""
@@ -76,7 +75,7 @@ class Scheduler:
         for request in self.active:
             if request.status != RequestStatus.PREFILLING:
                 continue
-            count = min(request.length - 1 - self.cache.length_of(request.table), self.chunk_size)
+            count = min(request.length - self.cache.length_of(request.table), self.chunk_size)
             # All rows are padded to the longest.
             if (len(requests) + 1) * max([count, *counts]) > self.chunk_size:
                 break
@@ -84,14 +83,12 @@ class Scheduler:
             counts.append(count)
         return requests, counts
 
-    def read(self, requests: list[Request]) -> None:
-        """Notes that chunks have been forwarded."""
-        for request in requests:
-            self._note_if_read(request)
-
-    def _note_if_read(self, request: Request) -> None:
-        if self.cache.length_of(request.table) == request.length - 1:
-            request.status = RequestStatus.DECODING
+    def read(self, requests: list[Request]) -> list[int]:
+        """Notes that chunks have been forwarded. Returns which of these rows have been read to their end."""
+        ended = [row for row, r in enumerate(requests) if self.cache.length_of(r.table) == r.length]
+        for row in ended:
+            requests[row].status = RequestStatus.DECODING
+        return ended
 
     def make_room(self, request: Request) -> None:
         """Gives a running request blocks for its root; the youngest lose theirs for it, it may be itself."""

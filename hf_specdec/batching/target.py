@@ -35,17 +35,25 @@ class InFlightTarget:
         """Collects hidden states of forwards over requests; see `watch_features`."""
         return watch_features(self.model, boundaries, lambda: self.is_running)
 
-    def read(self, requests: list[Request], counts: list[int]) -> None:
-        """Forwards the next `counts` tokens of some texts, for their K/V alone."""
+    def read(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
+        """Forwards the next `counts` tokens of some texts; the logits at the last of each, `[batch, vocab]`."""
         self.cache.seat([request.table for request in requests])
         starts, most = self.cache.lengths, max(counts)
         parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
         tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
         # Where a row has fewer tokens, the last is repeated, at its own position: there may be none behind it.
         depths = torch.arange(most, device=self.device).minimum(torch.tensor(counts, device=self.device)[:, None] - 1)
+        last = [count - 1 for count in counts]
+        wanted = sorted(set(last))
+        kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted)
         with self._running():
-            self.forward(tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=1)
+            outputs = self.forward(
+                tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept
+            )
         self.cache.set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
+        if outputs.logits.shape[1] == len(wanted):  # some models return all of them
+            last = [wanted.index(place) for place in last]
+        return outputs.logits[list(range(len(last))), last]
 
     def score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
         """One forward over the root and all draft nodes of every request: logits `[batch, nodes + 1, vocab]`."""

@@ -133,7 +133,7 @@ def test_trees_and_requests_without(manager: SpeculativeBatchingManager, target:
     assert deepest[:3] == [3, 1, 4]
     result = manager.get_result(alone)
     assert result.generated_tokens == expected and result.speculation.num_drafts == 0
-    assert result.speculation.accepted_per_step == [[0] * 30]
+    assert result.speculation.accepted_per_step == [[0] * 29]  # the first token is the prefill's
 
 
 def test_one_budget_of_nodes_for_a_step(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -419,3 +419,37 @@ def test_requests_from_many_threads(manager: SpeculativeBatchingManager, target:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_the_first_token_is_told_before_the_others_go_on(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """From the forward that ends a prompt, and not from the next."""
+    manager = target.init_continuous_batching(
+        assistant_model=draft, tree="[(0,)]", continuous_batching_config=limits(max_batch_tokens=8)
+    )
+    forwards: list[int] = []
+    handle = target.register_forward_hook(lambda module, args, output: forwards.append(output.logits.shape[1]))
+    try:
+        for prompt in (PROMPTS[0][:8], PROMPTS[0][:3]):  # the second is read beside the first, which runs
+            manager.add_request(prompt, max_new_tokens=20, do_sample=False)
+        manager._loop._take_in()
+        seen = []
+        with manager.engine.running():
+            for _ in range(2):
+                seen += [
+                    (request.request_id, request.num_generated, len(forwards)) for request in manager.engine.step()
+                ]
+    finally:
+        handle.remove()
+    first, second = "req_0", "req_1"
+    assert seen[0] == (first, 1, 1)  # alone in the first forward
+    assert [event[0] for event in seen] == [first, first, second, first, second]
+    assert seen[2] == (second, 1, 3) and seen[3][2] == 4
+    assert len(forwards) == 4
+
+
+@pytest.mark.parametrize("option, value", [("speculate", "no"), ("speculate", 0), ("request_id", 5)])
+def test_arguments_of_the_wrong_type(target: PreTrainedModel, draft: PreTrainedModel, option: str, value: Any) -> None:
+    manager = target.init_continuous_batching(assistant_model=draft, tree="[(0,)]")
+    with pytest.raises(TypeError, match=f"`{option}`.*{value!r}"):
+        manager.add_request([5, 6], **{option: value})
+    assert manager.state.num_waiting == 0

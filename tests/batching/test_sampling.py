@@ -144,7 +144,7 @@ def test_a_seed_gives_the_same_text_in_any_company() -> None:
     draft, prompts = noisy_copy(model, 0.05), ragged_prompts()
     with manager_of(model, draft, TREE) as manager:
         alone = sampled(manager, prompts[0])
-        assert manager.state.speculation.num_accepted_tokens > 3
+        assert manager.state.speculation.num_accepted_tokens > 2
         assert sampled(manager, prompts[0]) == alone
         assert sampled(manager, prompts[0], speculate=False) == alone
         assert sampled(manager, prompts[0], tree=CHAIN) == alone

@@ -7,6 +7,7 @@ import random
 import resource
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,11 +68,10 @@ def soak(kind: str, count: int) -> None:
 
     step = manager.engine.step
 
-    def checked_step() -> list[Request]:
-        stepped = step()
+    def checked_step() -> Iterator[Request]:
+        yield from step()
         if any(request.table.blocks for request in manager.engine.scheduler.waiting):
             raise AssertionError("a request that waits holds blocks")
-        return stepped
 
     manager.engine.step = checked_step
     with manager:
