@@ -141,6 +141,26 @@ def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
     assert_same(found, rejection_walk_naive(**arguments))
 
 
+@pytest.mark.parametrize("children", [1, 2])
+def test_a_refusal_that_leaves_nothing(children: int, device: torch.device) -> None:
+    """p and q are the same, and the number 1 refuses even so: p stays in force."""
+    logits = torch.randn(1, children + 1, 70, device=device).expand(9, -1, -1).contiguous()
+    arguments = {
+        "logits": logits,
+        "draft_logits": logits.clone(),
+        "tokens": torch.tensor([[-1, 4, 66][: children + 1]], device=device).repeat(9, 1),
+        "parents": torch.zeros(1, children + 1, dtype=torch.long, device=device),
+        "uniforms": torch.ones(9, children + 1, dtype=torch.float64, device=device),
+        "max_depth": 1,
+    }
+    arguments["uniforms"][:, 0] = torch.linspace(0.05, 0.95, 9)
+    found = room(Case(batch=9), arguments, device)
+    others = ("draft_index", "draft_columns", "draft_temperature", "temperature", "top_k", "top_p", "end_tokens")
+    launch_rejection_walk(**arguments, **dict.fromkeys((*others, "active")), **found._asdict())
+    assert_same(found, rejection_walk_naive(**arguments))
+    assert len(set(found.next_tokens.tolist())) > 3 if children == 1 else set(found.next_tokens.tolist()) == {4}
+
+
 @pytest.mark.parametrize("walk", ["rejection", pytest.param("target", marks=pytest.mark.gpu)])
 def test_output_is_distributed_as_p(walk: str, device: torch.device) -> None:
     """

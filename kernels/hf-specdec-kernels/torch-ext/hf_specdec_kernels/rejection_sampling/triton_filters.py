@@ -1,9 +1,16 @@
-"""Top-k and top-p without sorting, as passes of one program over one row of logits."""
+"""
+Top-k and top-p without sorting: a program finds the threshold of one row of logits by a radix search, whose rounds
+count scores in ranges of keys. Weights are whole numbers of 2⁻⁴³ there, so that the order in which they are added
+does not matter.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+WEIGHT_OF_ONE = tl.constexpr(2.0**43)  # 2¹⁹ tokens of weight 1 fit into int64
 
 
 @triton.jit
@@ -17,90 +24,186 @@ def sort_keys(scores, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _measure(
-    logits, vocab, highest, temperature, floor, pivots,
-    MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr,
-):  # fmt: skip
-    """For each of PIVOTS keys the number (with MASS the weight) of scores at or above it and at or above `floor`."""
-    in_block = tl.arange(0, BLOCK)
-    measured = tl.zeros([BLOCK, PIVOTS], tl.float32)
-    for first in range(0, vocab, BLOCK):
-        at = first + in_block
-        found = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        keys = sort_keys(found, SHIFT).to(tl.int64)
-        weight = tl.exp((found - highest) / temperature) if MASS else tl.full([BLOCK], 1.0, tl.float32)
-        weight = tl.where((at < vocab) & (keys >= floor), weight, 0.0)
-        measured += tl.where(keys[:, None] >= pivots[None, :], weight[:, None], 0.0)
-    return tl.sum(measured, axis=0)
-
-
-@triton.jit
-def _largest_key(
-    logits, vocab, highest, temperature, floor, goal,
-    MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr,
-):  # fmt: skip
-    """The largest key at or above which the scores number (or weigh) at least `goal`: found without sorting."""
-    low = floor
-    high = sort_keys(highest, SHIFT).to(tl.int64) + 1
-    while high - low > 1:
-        pivots = low + (high - low) * (tl.arange(0, PIVOTS).to(tl.int64) + 1) // (PIVOTS + 1)
-        reached = _measure(logits, vocab, highest, temperature, floor, pivots, MASS, SHIFT, BLOCK, PIVOTS) >= goal
-        high = tl.minimum(high, tl.min(tl.where(reached | (pivots <= low), high, pivots), axis=0))
-        low = tl.maximum(low, tl.max(tl.where(reached, pivots, low), axis=0))
-    return low
-
-
-@triton.jit
 def filters(
-    logits, vocab, highest, temperature, top_k, top_p, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
-):
+    logits, bins, vocab, highest, total, temperature, top_k, top_p,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """
     Which tokens top-k, and then top-p, leave: those with a key above a threshold, and those at it from some index on.
 
+    Args:
+        highest, total: the largest score, and the sum of all weights exp((score - highest) / temperature).
+        bins: room for BINS int64.
+
     Returns:
-        The threshold, int64, and that index, int32.
+        The threshold, int32, that index, int32, and the sum of the weights that are left, float32.
     """
-    threshold = tl.full([], -(2 ** (31 - SHIFT)), tl.int64)
+    threshold = sort_keys(tl.full([], float("-inf"), tl.float32), SHIFT)
     first_tied = vocab * 0
-    if (top_k > 0) & (top_k < vocab):
-        threshold = _largest_key(
-            logits, vocab, highest, temperature, threshold, top_k.to(tl.float32), False, SHIFT, BLOCK, PIVOTS
+    filtered_by_k = (top_k > 0) & (top_k < vocab)
+    if filtered_by_k:
+        low = _rank_bound(logits, vocab, highest, top_k, SHIFT, BLOCK, STAGES)
+        goal = top_k.to(tl.float64)
+        threshold, _, _, _, _ = _search(
+            logits, bins, vocab, highest, temperature, low, goal, 1.0, False, SHIFT, BLOCK, BINS, STAGES
         )
     if top_p < 1.0:
-        at_floor = threshold + tl.zeros([PIVOTS], tl.int64)
-        everything = _measure(logits, vocab, highest, temperature, threshold, at_floor, True, SHIFT, BLOCK, PIVOTS)
-        goal = top_p * tl.max(everything, axis=0)
-        floor = threshold
-        threshold = _largest_key(logits, vocab, highest, temperature, floor, goal, True, SHIFT, BLOCK, PIVOTS)
-        first_tied = _first_tied(logits, vocab, highest, temperature, threshold, goal, SHIFT, BLOCK, PIVOTS)
-    return threshold, first_tied
+        low = threshold
+        everything = total.to(tl.float64) * WEIGHT_OF_ONE
+        if filtered_by_k:
+            everything = everything * 0.0 - 1.0
+        else:
+            # All tokens together that weigh less than this do not make up what top-p may leave out.
+            least = highest + temperature * tl.log((1.0 - top_p) * total / (2.0 * vocab))
+            low = tl.maximum(low, sort_keys(least, SHIFT))
+        share = top_p.to(tl.float64)
+        threshold, above, tied, each, goal = _search(
+            logits, bins, vocab, highest, temperature, low, everything * share, share, True, SHIFT, BLOCK, BINS, STAGES
+        )
+        # How many of the equal scores at the threshold are needed to reach the goal.
+        needed = tl.ceil((goal - above.to(tl.float64)) / tl.maximum(each, 1).to(tl.float64)).to(tl.int64)
+        needed = tl.minimum(tl.maximum(needed, 1), tied)
+        if needed < tied:
+            first_tied = _first_tied(logits, vocab, threshold, (tied - needed).to(tl.int32), SHIFT, BLOCK)
+        total = ((above + needed * each).to(tl.float64) / WEIGHT_OF_ONE).to(tl.float32)
+    elif filtered_by_k:
+        total = _weight_from(logits, vocab, highest, temperature, threshold, SHIFT, BLOCK, STAGES)
+    return threshold, first_tied, total
 
 
 @triton.jit
-def _first_tied(
-    logits, vocab, highest, temperature, threshold, goal,
-    SHIFT: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr,
+def _fixed_weight(scores, highest, temperature):
+    return (tl.exp((scores - highest) / temperature) * WEIGHT_OF_ONE).to(tl.int64)
+
+
+@triton.jit
+def _score_of(key, SHIFT: tl.constexpr):
+    """The float32 score that has a key."""
+    bits = (key << SHIFT) | tl.where(key < 0, (1 << SHIFT) - 1, 0)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rank_bound(logits, vocab, highest, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """
+    A key that at least `rank` scores reach, and few more: the one of that rank among the maxima of every BLOCK-th
+    score, which stay in registers.
+    """
+    in_block = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+        at = first + in_block
+        best = tl.maximum(best, tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32))
+    keys = sort_keys(best, SHIFT)
+    low = sort_keys(tl.full([], float("-inf"), tl.float32), SHIFT).to(tl.int64)
+    high = sort_keys(highest, SHIFT).to(tl.int64) + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), axis=0) >= rank:
+            low = middle
+        else:
+            high = middle
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _search(
+    logits, bins, vocab, highest, temperature, low, goal, share,
+    WEIGHED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of the tokens at the threshold, the last ones that are needed to reach the goal stay: the index of the first."""
-    pair = tl.arange(0, PIVOTS)
-    pivots = threshold + (pair > 0).to(tl.int64)
-    counts = _measure(logits, vocab, highest, temperature, threshold, pivots, False, SHIFT, BLOCK, PIVOTS)
-    weights = _measure(logits, vocab, highest, temperature, threshold, pivots, True, SHIFT, BLOCK, PIVOTS)
-    tied = tl.max(counts, axis=0) - tl.min(counts, axis=0)
-    above = tl.min(weights, axis=0)
-    each = (tl.max(weights, axis=0) - above) / tied
-    needed = tl.minimum(tl.maximum(tl.ceil((goal - above) / each), 1.0), tied)
-    dropped = (tied - needed).to(tl.int32)
+    """
+    The largest key, or else `low`, at or above which the scores number (with WEIGHED: weigh) at least `goal`; if that
+    is negative, at least `share` of what those from `low` on do.
+
+    Returns:
+        The key, int32; what lies above it, int64; the number of scores at it and the weight of each, int64; and the
+        goal, float64.
+    """
+    places = tl.arange(0, BINS)
+    best = sort_keys(highest, SHIFT).to(tl.int64)
+    span = tl.maximum(best - low, 0)  # the last key of the range is best - span
+    above = span * 0
+    number = span * 0
+    each = span * 0 + 1
+    searching = vocab * 0 + 1
+    while searching > 0:
+        width = vocab * 0  # of a bin, its logarithm
+        while (span >> width) >= BINS:
+            width += 1
+        first, last = best.to(tl.int32), (best - span).to(tl.int32)
+        if WEIGHED & (width > 0):
+            _count(logits, bins, vocab, highest, temperature, first, last, width, True, SHIFT, BLOCK, BINS, STAGES)
+        else:
+            _count(logits, bins, vocab, highest, temperature, first, last, width, False, SHIFT, BLOCK, BINS, STAGES)
+        counted = tl.load(bins + places, cache_modifier=".cg")
+        weights = tl.full([BINS], 1, tl.int64)
+        if WEIGHED & (width == 0):  # a bin has one key
+            weights = _fixed_weight(_score_of(first - places, SHIFT), highest, temperature)
+        reached = above + tl.cumsum(counted * weights, axis=0)
+        if goal < 0.0:
+            goal = share * tl.max(reached, axis=0).to(tl.float64)
+        found = tl.min(tl.where(reached.to(tl.float64) >= goal, places, BINS), axis=0).to(tl.int64)
+        found = tl.minimum(found, span >> width)
+        number = tl.sum(tl.where(places == found, counted, 0), axis=0)
+        each = tl.sum(tl.where(places == found, weights, 0), axis=0)
+        above = tl.sum(tl.where(places == found, reached, 0), axis=0) - number * each
+        best -= found << width
+        span = tl.minimum(span - (found << width), (span * 0 + 1 << width) - 1)
+        searching = (width > 0).to(tl.int32)
+    return best.to(tl.int32), above, number, each, goal
+
+
+@triton.jit
+def _count(
+    logits, bins, vocab, highest, temperature, best, last, width,
+    WEIGHED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Fills BINS bins of 2^width keys each, from `best` down to `last`, with the number or weight of the scores."""
+    tl.debug_barrier()  # what the last round counted has been read
+    tl.store(bins + tl.arange(0, BINS), tl.zeros([BINS], tl.int64))
+    tl.debug_barrier()
+    in_block = tl.arange(0, BLOCK)
+    for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+        at = first + in_block
+        found = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        keys = sort_keys(found, SHIFT)
+        inside = (at < vocab) & (keys <= best) & (keys >= last)
+        place = (best - keys).to(tl.uint32, bitcast=True) >> width.to(tl.uint32)
+        weight = _fixed_weight(found, highest, temperature) if WEIGHED else tl.full([BLOCK], 1, tl.int64)
+        tl.atomic_add(bins + place.to(tl.int32), weight, mask=inside, sem="relaxed")
+    tl.debug_barrier()
+
+
+@triton.jit
+def _first_tied(logits, vocab, threshold, dropped, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the tokens at the threshold the last ones stay: the index of the first behind the `dropped` ones."""
+    in_block = tl.arange(0, BLOCK)
+    first = vocab * 0
     first_tied = vocab * 0
-    if dropped > 0:
-        in_block = tl.arange(0, BLOCK)
-        seen = dropped * 0
-        for first in range(0, vocab, BLOCK):
-            at = first + in_block
-            found = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-            is_tied = (sort_keys(found, SHIFT) == threshold) & (at < vocab)
-            order = seen + tl.cumsum(is_tied.to(tl.int32), axis=0)
-            # One token has this place in the order.
-            first_tied += tl.sum(tl.where(is_tied & (order == dropped + 1), at, 0), axis=0)
-            seen += tl.sum(is_tied.to(tl.int32), axis=0)
+    seen = dropped * 0
+    while (first < vocab) & (seen <= dropped):
+        at = first + in_block
+        found = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        is_tied = ((sort_keys(found, SHIFT) == threshold) & (at < vocab)).to(tl.int32)
+        tied = tl.sum(is_tied, axis=0)
+        if seen + tied > dropped:
+            order = seen + tl.cumsum(is_tied, axis=0)
+            first_tied = tl.min(tl.where(order > dropped, at, vocab), axis=0)
+        seen += tied
+        first += BLOCK
     return first_tied
+
+
+@triton.jit
+def _weight_from(
+    logits, vocab, highest, temperature, threshold, SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    """What the scores from a key on weigh, float32."""
+    in_block = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+        at = first + in_block
+        found = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        kept = (at < vocab) & (sort_keys(found, SHIFT) >= threshold)
+        total += tl.where(kept, tl.exp((found - highest) / temperature), 0.0)
+    return tl.sum(total, axis=0)

@@ -1,6 +1,6 @@
 """
-Passes of one program over one row of a vocabulary, in blocks. What a pass writes to memory is read by other threads
-only behind a barrier.
+Passes of one program over one row of a vocabulary, in blocks; where there is room, STAGES - 1 of them are on their way
+into shared memory. What a pass writes to memory is read by other threads only behind a barrier.
 """
 
 from __future__ import annotations
@@ -27,14 +27,49 @@ def argmax(scores, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def maximum(scores, vocab, BLOCK: tl.constexpr):
-    """The largest score."""
+def load_scores(scores, columns, at, vocab, COLUMNS: tl.constexpr):
+    """Scores of the target's tokens, float32; -inf behind the vocabulary, and for tokens without a column."""
+    column = at
+    known = at < vocab
+    if COLUMNS:
+        column = tl.load(columns + at, mask=known, other=-1)
+        known = column >= 0
+    return tl.load(scores + column, mask=known, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def add_weights(scores, temperature, highest, total):
+    """A step of the online softmax (arXiv 1805.02867): `total` `[BLOCK]` is of weights relative to `highest`."""
+    new_highest = tl.maximum(highest, tl.max(scores, axis=0))
+    shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    total = total * tl.exp((highest - shift) / temperature) + tl.exp((scores - shift) / temperature)
+    return new_highest, total
+
+
+@triton.jit
+def softmax_sums(
+    scores, columns, vocab, temperature, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
+    """The largest score, and the sum of all weights exp((score - largest) / temperature), in one pass."""
     in_block = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    for first in range(0, vocab, BLOCK):
-        at = first + in_block
-        best = tl.maximum(best, tl.load(scores + at, mask=at < vocab, other=float("-inf")).to(tl.float32))
-    return tl.max(best, axis=0)
+    highest = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), axis=0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in tl.range(0, vocab, BLOCK, num_stages=1 if COLUMNS else STAGES):
+        found = load_scores(scores, columns, first + in_block, vocab, COLUMNS)
+        highest, total = add_weights(found, temperature, highest, total)
+    return highest, tl.sum(total, axis=0)
+
+
+@triton.jit
+def kept_weights(
+    scores, at, vocab, highest, temperature, threshold, first_tied, FILTERED: tl.constexpr, SHIFT: tl.constexpr
+):
+    """exp((score - highest) / temperature), 0 behind the vocabulary and for what the filters leave out."""
+    kept = at < vocab
+    if FILTERED:
+        keys = sort_keys(scores, SHIFT)
+        kept &= (keys > threshold) | ((keys == threshold) & (at >= first_tied))
+    return tl.where(kept, tl.exp((scores - highest) / temperature), 0.0)
 
 
 @triton.jit
@@ -42,95 +77,95 @@ def write_weights(
     logits, weights, vocab, highest, temperature, threshold, first_tied,
     FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """
-    Writes exp((logit - highest) / temperature), 0 for what the filters leave out. A barrier is needed before others
-    read it.
-
-    Returns:
-        The sum.
-    """
+    """Writes `kept_weights` of all tokens. A barrier is needed before others read them."""
     in_block = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocab, BLOCK):
         at = first + in_block
-        found = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        weight = tl.exp((found - highest) / temperature)
-        if FILTERED:
-            keys = sort_keys(found, SHIFT)
-            kept = (keys > threshold) | ((keys == threshold) & (at >= first_tied))
-            weight = tl.where(kept, weight, 0.0)
+        found = load_scores(logits, logits, at, vocab, False)
+        weight = kept_weights(found, at, vocab, highest, temperature, threshold, first_tied, FILTERED, SHIFT)
         tl.store(weights + at, weight, mask=at < vocab)
-        total += tl.where(at < vocab, weight, 0.0)
-    return tl.sum(total, axis=0)
 
 
 @triton.jit
-def draw(weights, vocab, total, uniform, BLOCK: tl.constexpr):
-    """The first index at which the running sum of the weights exceeds `uniform` times the total."""
+def draw(
+    logits, weights, vocab, highest, temperature, threshold, first_tied, total, uniform,
+    WRITTEN: tl.constexpr, FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """
+    The first index at which the running sum of the weights exceeds `uniform` times the total. They are those of the
+    logits, or with WRITTEN in memory.
+    """
     in_block = tl.arange(0, BLOCK)
     goal = uniform.to(tl.float64) * total.to(tl.float64)
     before = goal * 0.0
     chosen = vocab
+    last = vocab * 0  # the last index of any weight so far: the sums are rounded
     first = vocab * 0
     while (first < vocab) & (chosen >= vocab):
         at = first + in_block
-        weight = tl.load(weights + at, mask=at < vocab, other=0.0)
+        if WRITTEN:
+            weight = tl.load(weights + at, mask=at < vocab, other=0.0)
+        else:
+            found = load_scores(logits, logits, at, vocab, False)
+            weight = kept_weights(found, at, vocab, highest, temperature, threshold, first_tied, FILTERED, SHIFT)
         block_total = tl.sum(weight, axis=0).to(tl.float64)
+        if block_total > 0.0:
+            last = tl.max(tl.where(weight > 0.0, at, -1), axis=0)
         if before + block_total > goal:
             running = before + tl.cumsum(weight, axis=0).to(tl.float64)
             chosen = tl.min(tl.where((running > goal) & (weight > 0.0), at, vocab), axis=0)
-            if chosen >= vocab:  # the two sums of the block were rounded differently
-                chosen = tl.max(tl.where(weight > 0.0, at, -1), axis=0)
+            chosen = tl.where(chosen < vocab, chosen, last)
         before += block_total
         first += BLOCK
-    if chosen >= vocab:  # likewise, at the very end
-        last = tl.full([BLOCK], -1, tl.int32)
-        for first_of_block in range(0, vocab, BLOCK):
-            at = first_of_block + in_block
-            weight = tl.load(weights + at, mask=at < vocab, other=0.0)
-            last = tl.where(weight > 0.0, at, last)
-        chosen = tl.max(last, axis=0)
-    return chosen
+    return tl.where(chosen < vocab, chosen, last)
 
 
 @triton.jit
-def write_draft_scores(draft, scores, columns, vocab, temperature, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """log q up to a constant over the target's tokens, float32. A barrier is needed before others read it."""
-    in_block = tl.arange(0, BLOCK)
-    for first in range(0, vocab, BLOCK):
-        at = first + in_block
-        inside = at < vocab
-        column = at
-        known = inside
-        if COLUMNS:
-            column = tl.load(columns + at, mask=inside, other=-1)
-            known = column >= 0
-        found = tl.load(draft + column, mask=known, other=float("-inf")).to(tl.float32)
-        tl.store(scores + at, found / temperature, mask=inside)
+def write_first_residual(
+    logits, draft, columns, residual, scores, vocab, struck,
+    highest, total, temperature, threshold, first_tied, q_highest, q_total, q_temperature,
+    FILTERED: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """
+    Writes max(p - q, 0), and log q (up to a constant) with `struck` at -inf. A barrier is needed before others read
+    them.
 
-
-@triton.jit
-def sum_exp(scores, vocab, highest, BLOCK: tl.constexpr):
-    """The sum of exp(score - highest)."""
-    in_block = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocab, BLOCK):
-        at = first + in_block
-        total += tl.exp(tl.load(scores + at, mask=at < vocab, other=float("-inf")) - highest)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def write_residual(weights, residual, scores, vocab, total, q_highest, q_total, BLOCK: tl.constexpr):
-    """max(p - q, 0), and its sum. A barrier is needed before others read it."""
+    Returns:
+        The sum of the residual; the largest score that is left, and the sum of exp(score - largest).
+    """
     in_block = tl.arange(0, BLOCK)
     left = tl.zeros([BLOCK], tl.float32)
+    new_highest = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), axis=0)
+    new_total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocab, BLOCK):
         at = first + in_block
-        inside = at < vocab
-        p = tl.load(weights + at, mask=inside, other=0.0) / total
-        q = tl.exp(tl.load(scores + at, mask=inside, other=float("-inf")) - q_highest) / q_total
-        weight = tl.maximum(p - q, 0.0)
-        tl.store(residual + at, weight, mask=inside)
+        found = load_scores(logits, logits, at, vocab, False)
+        p = kept_weights(found, at, vocab, highest, temperature, threshold, first_tied, FILTERED, SHIFT) / total
+        score = load_scores(draft, columns, at, vocab, COLUMNS)
+        weight = tl.maximum(p - tl.exp((score - q_highest) / q_temperature) / q_total, 0.0)
+        tl.store(residual + at, weight, mask=at < vocab)
         left += weight
-    return tl.sum(left, axis=0)
+        score = tl.where(at == struck, float("-inf"), score / q_temperature)
+        tl.store(scores + at, score, mask=at < vocab)
+        new_highest, new_total = add_weights(score, 1.0, new_highest, new_total)
+    return tl.sum(left, axis=0), new_highest, tl.sum(new_total, axis=0)
+
+
+@triton.jit
+def write_residual(weights, residual, scores, vocab, struck, total, q_highest, q_total, BLOCK: tl.constexpr):
+    """
+    The same for p and q that are in memory. `struck` is not written: it must be, once all have read it.
+    """
+    in_block = tl.arange(0, BLOCK)
+    left = tl.zeros([BLOCK], tl.float32)
+    new_highest = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), axis=0)
+    new_total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, vocab, BLOCK):
+        at = first + in_block
+        p = tl.load(weights + at, mask=at < vocab, other=0.0) / total
+        score = tl.load(scores + at, mask=at < vocab, other=float("-inf"))
+        weight = tl.maximum(p - tl.exp(score - q_highest) / q_total, 0.0)
+        tl.store(residual + at, weight, mask=at < vocab)
+        left += weight
+        new_highest, new_total = add_weights(tl.where(at == struck, float("-inf"), score), 1.0, new_highest, new_total)
+    return tl.sum(left, axis=0), new_highest, tl.sum(new_total, axis=0)
