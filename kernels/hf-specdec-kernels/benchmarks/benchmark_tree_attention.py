@@ -2,7 +2,8 @@
 P6: tree attention, grouped queries 32 / 8, head dimension 128, bfloat16, 8,192 committed slots.
 
     python benchmarks/benchmark_tree_attention.py            # the table
-    python benchmarks/benchmark_tree_attention.py --sweep    # other tiles and splits, too
+    python benchmarks/benchmark_tree_attention.py --sweep    # other tiles and splits instead, for about a minute
+    python benchmarks/benchmark_tree_attention.py --sweep 20 --batch 1
 
 Floors: the bytes of keys and values over the copy bandwidth measured here, and the FLOPs over 780 TFLOP/s. Peers: sdpa
 with a dense mask, as transformers calls it (K/V repeated) and with grouped queries, and compiled flex_attention.
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -139,58 +142,82 @@ def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
     return found
 
 
-def tiles_to_try(pairs: int) -> Iterator[tuple[Tiles, int]]:
-    """A short list of tiles and splits."""
-    rows = [size for size in (16, 32, 64, 128) if size // 2 < pairs]
-    for block_m in rows[-2:]:
-        for block_n, stages in ((64, 2), (64, 3), (32, 3), (32, 4)):
-            for warps in (4, 8) if block_m >= 64 else (4,):
-                for splits in (1, 2, 4, 8, 16, 32):
-                    yield Tiles(block_m, block_n, warps, stages, 1), splits
+NARROW = [(64, 64, 4, 4), (64, 64, 4, 3), (64, 32, 4, 6), (64, 64, 4, 2), (64, 64, 8, 3), (64, 32, 4, 4)]
+WIDE = [(128, 64, 8, 3), (256, 64, 16, 2), (256, 64, 16, 3), (256, 32, 16, 4), (128, 64, 8, 2), (64, 64, 4, 3)]
+"""Tiles to try for 64 and 256 pairs per K/V head, the most promising first."""
+SPLITS = (1, 2, 4, 8, 12, 16, 24, 33)
 
 
-def sweep(setting: Setting) -> None:
-    """Prints the ten fastest of `tiles_to_try`."""
+def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
+    """Tries tiles and splits for so long; prints the five fastest, and those with overlapping launches."""
     from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
 
     out = setting.query.new_empty(setting.batch, setting.nodes, HEADS, HEAD_DIM)
+    expected = setting.ours(*setting.caches[0])
     found: list[tuple[Time, Tiles, int]] = []
-    for tiles, splits in tiles_to_try(setting.nodes * HEADS // KV_HEADS):
-        if setting.batch * KV_HEADS * splits > 1100:
-            continue
 
-        def call(key: torch.Tensor, value: torch.Tensor, tiles: Tiles = tiles, splits: int = splits) -> None:
+    def try_out(tiles: Tiles, splits: int) -> None:
+        def call(key: torch.Tensor, value: torch.Tensor) -> None:
             launch_tree_attention(
                 setting.query, key, value, setting.lengths, setting.words, setting.nodes, None, None, None, None, None,
                 HEAD_DIM**-0.5, None, None, splits, out, tiles,
             )  # fmt: skip
 
-        time = attempt(f"{tiles}, {splits} splits", lambda call=call: time_calls(setting.calls(call), replays=10))
+        def timed() -> Time:
+            call(*setting.caches[0])
+            torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+            return time_calls(setting.calls(call), replays=10)
+
+        time = attempt(f"{tiles}, {splits} splits", timed)
         if time is not None:
             found.append((time, tiles, splits))
-    for time, tiles, splits in sorted(found, key=lambda entry: entry[0].median)[:10]:
+
+    end = perf_counter() + seconds
+    tiles_per_head = NARROW if setting.nodes * HEADS // KV_HEADS <= 64 else WIDE
+    for place, sizes in enumerate(tiles_per_head):
+        for splits in SPLITS:
+            programs = setting.batch * KV_HEADS * splits * -(-setting.nodes * HEADS // KV_HEADS // sizes[0])
+            if 100 <= programs <= 1100 and (place == 0 or perf_counter() < end):
+                try_out(Tiles(*sizes, programs_per_sm=1), splits)
+    found.sort(key=lambda entry: entry[0].median)
+    for _, tiles, splits in [entry for entry in found if entry[2] > 1][:3]:
+        try_out(replace(tiles, overlap=True), splits)
+    found.sort(key=lambda entry: entry[0].median)
+    print(f"batch {setting.batch}, {setting.nodes} nodes: {len(found)} tried")
+    for time, tiles, splits in found[:5]:
+        overlap = ", overlapping launches" if tiles.overlap else ""
         shape = f"{tiles.block_m} × {tiles.block_n}, {tiles.num_warps} warps, {tiles.num_stages} stages"
-        print(f"    {time}: {shape}, {splits} splits")
+        print(f"    {time}: {shape}, {splits} splits{overlap}")
+    if not found:
+        return None
+    time, tiles, splits = found[0]
+    return {"batch": setting.batch, "nodes": setting.nodes, "ms": time.median, "splits": splits, **asdict(tiles)}
 
 
 @torch.inference_mode()
 def main() -> dict[str, Any]:
     parser = argparse.ArgumentParser(description="Tree attention against its floors and peers.")
-    parser.add_argument("--sweep", action="store_true", help="try other tiles and splits, too (some minutes)")
+    parser.add_argument("--sweep", nargs="?", type=float, const=60.0, help="seconds for other tiles and splits")
+    parser.add_argument("--batch", type=int, choices=(1, 16), help="this batch size alone")
     options = parser.parse_args()
+    settings = [(batch, nodes) for batch, nodes in SETTINGS if options.batch in (None, batch)]
     require_cuda()
     torch.manual_seed(0)
     check()
     bandwidth = copy_bandwidth()
     print(f"{environment()}\ncopy bandwidth {bandwidth / 1e12:.2f} TB/s (read + write)")
-    rows = []
-    for batch, nodes in SETTINGS:
+    rows, fastest = [], []
+    for batch, nodes in settings:
         setting = Setting(batch, nodes)
-        rows.append(measure(setting, bandwidth))
-        if options.sweep:
-            sweep(setting)
+        if options.sweep is None:
+            rows.append(measure(setting, bandwidth))
+        else:
+            fastest.append(sweep(setting, options.sweep / len(settings)))
         del setting
         torch.cuda.empty_cache()
+    if options.sweep is not None:
+        print(json.dumps({"fastest": fastest, **environment()}))
+        return {"fastest": fastest}
     narrow = [row["share_of_copy_bandwidth"] for row in rows if row["nodes"] == 16]
     wide = [row["over_floor"] for row in rows if row["nodes"] == 64]
     summary = f"16 nodes: {min(narrow):.0%} of copy bandwidth; 64 nodes: {max(wide):.2f} × the floor (batch 1 and 16)"

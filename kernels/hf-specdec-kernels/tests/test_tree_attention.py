@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec_kernels import pack_ancestors, tree_attention
 from hf_specdec_kernels.tree_attention.naive import tree_attention_naive
-from hf_specdec_kernels.tree_attention.tiles import choose_num_splits, choose_tiles
+from hf_specdec_kernels.tree_attention.tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
 from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
 
 
@@ -179,6 +179,7 @@ def test_strided_output(device: torch.device) -> None:
 
 def test_splits_fill_the_device() -> None:
     small, large = choose_tiles(64, 128, torch.bfloat16), choose_tiles(256, 128, torch.bfloat16)
+    assert not fills_twice(8 * 8192, 132) and fills_twice(16 * 8 * 8192, 132)
     # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 shares make 128 programs.
     assert choose_num_splits(8, 128, 132, small) == 16
     # Batch 16: two programs for every multiprocessor, or two waves of one.
@@ -233,6 +234,31 @@ def test_replay_of_a_graph_with_other_lengths(device: torch.device) -> None:
         arguments["lengths"].copy_(torch.tensor(lengths))
         graph.replay()
         torch.testing.assert_close(out, tree_attention_naive(**arguments), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs Hopper")
+def test_overlapping_launches(device: torch.device) -> None:
+    """Captured one after the other: a second launch that did not wait would read the shares of the last call."""
+    case = Case(batch=2, queries=16, head_dim=128, capacity=3000, dtype=torch.bfloat16)
+    calls = [inputs(case, device) for _ in range(4)]
+    tiles = Tiles(64, 64, 4, 3, 1, overlap=True)
+    outs = [arguments["query"].new_empty(2, 16, case.heads, 128) for arguments in calls]
+
+    def attend() -> None:
+        for arguments, out in zip(calls, outs, strict=True):
+            launch_tree_attention(**arguments, num_splits=16, out=out, tiles=tiles)
+
+    attend()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend()
+    for _ in range(20):
+        for out in outs:
+            out.fill_(torch.nan)
+        graph.replay()
+        for arguments, out in zip(calls, outs, strict=True):
+            torch.testing.assert_close(out, tree_attention_naive(**arguments), atol=3e-2, rtol=3e-2)
 
 
 @pytest.mark.gpu

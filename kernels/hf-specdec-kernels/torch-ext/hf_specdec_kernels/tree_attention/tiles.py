@@ -18,6 +18,8 @@ class Tiles:
         num_warps (`int`): warps of a program.
         num_stages (`int`): steps whose loads are under way at once.
         programs_per_sm (`int`): programs that fit on a multiprocessor at once.
+        overlap (`bool`, *optional*, defaults to `False`): the second launch begins while the first one runs, and waits
+            for it on the device (programmatic dependent launch, from Hopper on).
     """
 
     block_m: int
@@ -25,20 +27,33 @@ class Tiles:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    overlap: bool = False
 
 
-def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype) -> Tiles:
+KEYS_OF_TWO = 2 * 8 * 64
+"""Keys of a multiprocessor from which on two programs with eight blocks each hide more than the second one costs."""
+
+
+def fills_twice(keys: int, multiprocessors: int) -> bool:
+    """Whether the keys of all rows and K/V heads are worth two programs on every multiprocessor."""
+    return keys >= KEYS_OF_TWO * multiprocessors
+
+
+def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = True) -> Tiles:
     """
     Tiles for so many (node, query head) pairs per K/V head.
 
-    Small tiles are bound by memory: two programs share a multiprocessor. Large ones are bound by the tensor cores:
-    one program with two warp groups. float32 without TF32 has no tensor cores, and needs small tiles.
+    Small tiles are bound by memory: two programs share a multiprocessor, or where there are too few keys (not `fills`)
+    one has more loads under way. Large ones are bound by the tensor cores: one program with two warp groups. float32
+    without TF32 has no tensor cores, and needs small tiles.
     """
     needed = max(16, 1 << (pairs - 1).bit_length())
     if dtype == torch.float32:
         return Tiles(16, 16, 4, 2, 2) if needed == 16 else Tiles(32, 16, 8, 2, 2)
     if head_dim > 128:
         return Tiles(min(needed, 64), 32, 4, 3, 1)
+    if needed <= 64 and not fills:
+        return Tiles(needed, 64, 4, 4, 1)
     if needed <= 64:
         return Tiles(needed, 64, 4, 3 if needed <= 32 else 2, 2)
     return Tiles(128, 64, 8, 3, 1)
@@ -47,8 +62,6 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype) -> Tiles:
 LARGEST_NUM_SPLITS = 64
 SMALLEST_SHARE = 4
 """Blocks of keys that make a program worth its start."""
-MANY_BLOCKS = 8
-"""Below so many blocks a share, a second program per multiprocessor costs more than it hides."""
 
 
 def choose_num_splits(programs: int, num_blocks: int, multiprocessors: int, tiles: Tiles) -> int:
@@ -59,7 +72,7 @@ def choose_num_splits(programs: int, num_blocks: int, multiprocessors: int, tile
     """
     most = max(1, min(LARGEST_NUM_SPLITS, num_blocks // SMALLEST_SHARE))
     at_once = multiprocessors
-    if tiles.programs_per_sm > 1 and programs * num_blocks >= tiles.programs_per_sm * multiprocessors * MANY_BLOCKS:
+    if tiles.programs_per_sm > 1 and fills_twice(programs * num_blocks * tiles.block_n, multiprocessors):
         at_once *= tiles.programs_per_sm
     filled = {}
     for splits in range(1, most + 1):

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .tiles import Tiles, choose_num_splits, choose_tiles
+from .tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -62,7 +62,7 @@ def _tree_attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, FIRST: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """
     Program (tile and split, K/V head, row): one tile of BLOCK_M (node, query head) pairs over one share of the keys.
@@ -107,9 +107,10 @@ def _tree_attention_kernel(
     full_blocks = (length - start) // BLOCK_N
     committed_blocks = tl.cdiv(length - start, BLOCK_N)
     num_blocks = committed_blocks + tl.cdiv(num_nodes, BLOCK_N)
-    share = tl.cdiv(num_blocks, num_splits)
-    begin = split * share
-    end = tl.minimum(begin + share, num_blocks)
+    begin = split * num_blocks // num_splits
+    end = (split + 1) * num_blocks // num_splits
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
 
     accumulated = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -203,9 +204,11 @@ def _combine_kernel(
     out, partial, partial_highest, partial_total, sinks, queries, num_splits,
     out_stride_b, out_stride_n, out_stride_h, out_stride_d,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_SPLITS: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_SPLITS: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (node and query head of a K/V head, K/V head, row): joins the shares."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # for the shares
     pair = tl.program_id(0)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
@@ -275,12 +278,16 @@ def launch_tree_attention(
     pairs = queries * group
     paged = block_tables is not None
     capacity = block_tables.shape[1] * key.shape[2] if paged else key.shape[2]
-    tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype) if tiles is None else tiles
+    slots = min(capacity, capacity if window is None else window + num_nodes)
+    multiprocessors = _multiprocessors(query.device)
+    if tiles is None:
+        fills = fills_twice(batch * kv_heads * slots, multiprocessors)
+        tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills)
     num_tiles = triton.cdiv(pairs, tiles.block_m)
     if num_splits is None:
-        num_blocks = triton.cdiv(min(capacity, capacity if window is None else window + num_nodes), tiles.block_n)
         programs = num_tiles * kv_heads * batch
-        num_splits = choose_num_splits(programs, num_blocks, _multiprocessors(query.device), tiles)
+        num_splits = choose_num_splits(programs, triton.cdiv(slots, tiles.block_n), multiprocessors, tiles)
+    overlap = tiles.overlap and num_splits > 1
     partial = partial_highest = partial_total = out
     if num_splits > 1:
         shares = (num_splits, batch, kv_heads, pairs)
@@ -308,7 +315,7 @@ def launch_tree_attention(
         SPLIT=num_splits > 1, WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         FIRST=first_slots is not None, PAGE_SIZE=key.shape[2] if paged else 0,
         WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32", OVERLAP=overlap,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if num_splits > 1:
@@ -316,8 +323,8 @@ def launch_tree_attention(
             out, partial, partial_highest, partial_total, lengths if sinks is None else sinks, queries, num_splits,
             *out.stride(),
             KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim, BLOCK_V=block_v,
-            BLOCK_SPLITS=triton.next_power_of_2(num_splits), SINKS=sinks is not None,
-            num_warps=4,
+            BLOCK_SPLITS=triton.next_power_of_2(num_splits), SINKS=sinks is not None, OVERLAP=overlap,
+            num_warps=4, **({"launch_pdl": True} if overlap else {}),
         )  # fmt: skip
 
 
