@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from support.compatibility import family_table
 from support.exact import SIGNIFICANCE
 from support.goldens import TINY_TARGET, save_chat_target, trained_prompts, trained_target, trained_tokenizer
 from support.models import noisy_copy
@@ -280,6 +281,11 @@ def test_messages_are_the_librarys() -> None:
         assert parts, line
         pattern = re.compile(".*?".join(map(re.escape, parts)), flags=re.DOTALL)
         assert any(pattern.search(source) for source in sources), line
+
+
+def test_the_table_of_families_is_that_of_the_tests() -> None:
+    """Else: copy what `family_table` returns into the page."""
+    assert family_table() in (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 
 
 @pages

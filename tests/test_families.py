@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import FAMILIES, noisy_copy, prompts, tiny_config, tiny_model
+from support.models import FAMILIES, attention_of, noisy_copy, prompts, tiny_config, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import (
     AttentionInterface,
@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from hf_specdec import DynamicTree, NgramDraft, TokenTree
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree, last_metrics
 
 
 NEW_TOKENS = 26  # with prompts of 10 tokens, rows pass a window of 12 on the way
@@ -51,15 +51,7 @@ SEEDS = {
     "gptj": 4,
     "falcon": 1,
 }
-# GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused
-# by new ones.
-TARGETS = [
-    (family, implementation)
-    for family in FAMILIES
-    for implementation in {"gptj": ("default",), "gpt_oss": ("eager",), "gemma2": ("eager", "default")}.get(
-        family, ("eager", "sdpa")
-    )
-]
+TARGETS = [(family, implementation) for family in FAMILIES for implementation in attention_of(family)]
 
 
 @lru_cache
@@ -102,6 +94,41 @@ def test_greedy_equality(family: str, implementation: str, kind: str, batch_size
     if kind == "self" and tree != "dynamic":
         # One token from the prefill, then steps of 4 + 1: a draft that went wrong somewhere would show as a refusal.
         assert metrics.accepted_per_step == [[4] * 5] * batch_size
+
+
+SAMPLED_TREES = {
+    "chain": TokenTree.chain(4),
+    "branching": TokenTree.from_branching((3, 2, 1)),
+    "dynamic": DynamicTree(depth=3, top_k=3, num_nodes=8),
+}
+
+
+@pytest.mark.parametrize("tree", SAMPLED_TREES)
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("family, implementation", TARGETS)
+def test_sampling(family: str, implementation: str, batch_size: int, tree: str) -> None:
+    """
+    Tokens that the model has drawn for itself are all accepted, since p is q at every node: a draft or a tree forward
+    that went wrong somewhere would show as a refusal. (What is done with p and q that differ is tested elsewhere.)
+    """
+    target = target_of(family, implementation)
+    config = SpeculativeConfig(tree=SAMPLED_TREES[tree], draft_temperature=1.0)
+    torch.manual_seed(0)
+    target.generate(
+        **inputs_of(batch_size),
+        assistant_model=target,
+        speculative_config=config,
+        do_sample=True,
+        temperature=2.0,
+        max_new_tokens=NEW_TOKENS,
+    )
+    steps = last_metrics().accepted_per_step
+    depth = SAMPLED_TREES[tree].depth
+    if tree == "dynamic":
+        assert all(len(of_row) <= NEW_TOKENS / 2 for of_row in steps)
+        assert all(accepted >= 1 for of_row in steps for accepted in of_row[:-1])
+    else:
+        assert all(set(of_row[:-1]) == {depth} for of_row in steps), steps
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral", "qwen2_moe", "gpt_oss"])

@@ -25,7 +25,7 @@ from support.heads import (
     tiny_head,
     trained_head,
 )
-from support.models import VOCAB, prompts, tiny_model
+from support.models import FAMILIES, VOCAB, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 
@@ -33,9 +33,6 @@ import hf_specdec
 from hf_specdec import EagleHead, SpeculativeConfig, TokenTree
 from hf_specdec.cache import TreeCache
 from hf_specdec.drafters.heads import in_dtype_of
-
-
-FAMILIES = ["qwen3", "gemma2", "gemma3_text", "mistral", "mixtral", "gpt2", "falcon", "gptj", "gpt_oss"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.goldens import TINY_TARGET, trained_prompts, trained_target
-from support.models import VOCAB, prompts, tiny_model
+from support.models import FAMILIES, VOCAB, prompts, tiny_model
 from support.parity import assert_same_text, plain_text
 
 import hf_specdec
@@ -99,7 +99,7 @@ def test_rows_of_a_batch(heads: MedusaHeads, tree) -> None:
 
 
 @pytest.mark.parametrize("tree", [TokenTree.from_branching((16, 4)), DynamicTree(depth=3, top_k=8, num_nodes=30)])
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_targets_of_every_family(family: str, tree) -> None:
     target = tiny_model(family)
     assert_same_text(target, prompts(3, 15, padding=True), tiny_heads(target, 2), tree, max_new_tokens=24)

@@ -68,6 +68,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """The model families that tests go through: config values that differ from the small default."""
 
+# GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused
+# by new ones.
+_ATTENTION = {"gptj": ("default",), "gpt_oss": ("eager",), "gemma2": ("eager", "default")}
+
+
+def attention_of(family: str) -> tuple[str, ...]:
+    """The attention implementations that tests of a family go through."""
+    return _ATTENTION.get(family, ("eager", "sdpa"))
+
+
 _QUERIES_AND_KEYS = ("q_proj", "k_proj", "query_key_value", "c_attn")
 _NOT_SETTABLE = {
     "gpt2": ("hidden_size", "intermediate_size", "head_dim"),
