@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import queue
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +22,7 @@ from ..batching import SpeculativeBatchingManager
 from .disconnects import CancelOnDisconnect
 from .generation import SpeculativeState
 from .metrics import registry_of
+from .stop_strings import trimmed
 
 
 class OneModel(ModelManager):
@@ -59,8 +61,25 @@ class _OwnOptions:
         return config
 
 
+_stop_strings: ContextVar[str | list[str] | None] = ContextVar("stop_strings", default=None)
+"""Those of the request that the present task is about."""
+
+
 class _Chat(_OwnOptions, ChatCompletionHandler):
-    pass
+    """Stop strings leave answers, too, that are parsed from tokens: those of models with a response template."""
+
+    def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> GenerationConfig:
+        config = super()._build_generation_config(body, *args, **kwargs)
+        _stop_strings.set(config.stop_strings)
+        return config
+
+    def _build_completion(
+        self, request_id: str, content: str, *args: Any, reasoning_content: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        content, reasoning_content = (
+            text and trimmed(text, _stop_strings.get()) for text in (content, reasoning_content)
+        )
+        return super()._build_completion(request_id, content, *args, reasoning_content=reasoning_content, **kwargs)
 
 
 class _Completion(_OwnOptions, CompletionHandler):

@@ -18,13 +18,14 @@ class TrimmedQueue:
     of one is held back until it is known.
 
     Args:
-        pieces (`asyncio.Queue`): text (`str`), and other things that pass unchanged.
+        pieces (`asyncio.Queue`): text (`str`, or a subclass of it for text of another kind, such as reasoning: no stop
+            string goes across), and other things that pass unchanged.
         stop_strings (`str` or `list[str]`): what ends the text.
     """
 
     def __init__(self, pieces: asyncio.Queue, stop_strings: str | list[str]):
         self._pieces, self._stop_strings = pieces, _as_list(stop_strings)
-        self._held, self._has_ended = "", False
+        self._held, self._kind, self._has_ended = "", str, False
         self._ready: list[Any] = []
 
     async def get(self) -> Any:
@@ -40,11 +41,14 @@ class TrimmedQueue:
         return self._ready.pop(0)
 
     def _take(self, piece: Any) -> None:
-        if type(piece) is not str:
-            if piece is None and not self._has_ended and self._held:
-                self._ready.append(self._held)
+        if type(piece) is not self._kind:
+            if self._held and not self._has_ended:
+                self._ready.append(self._kind(self._held))
+            self._held = ""
+        if not isinstance(piece, str):
             self._ready.append(piece)
             return
+        self._kind = type(piece)
         if self._has_ended:
             return
         self._held += piece
@@ -54,7 +58,7 @@ class TrimmedQueue:
             text = text[: len(text) - self._open(text)]
         self._held = self._held[len(text) :]
         if text:
-            self._ready.append(text)
+            self._ready.append(self._kind(text))
 
     def _open(self, text: str) -> int:
         """How many of the last characters may be the beginning of a stop string."""
