@@ -76,9 +76,9 @@ class _Chat(_OwnOptions, ChatCompletionHandler):
     def _build_completion(
         self, request_id: str, content: str, *args: Any, reasoning_content: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        content, reasoning_content = (
-            text and trimmed(text, _stop_strings.get()) for text in (content, reasoning_content)
-        )
+        stop_strings = _stop_strings.get()
+        content = content and trimmed(content, stop_strings)
+        reasoning_content = reasoning_content and trimmed(reasoning_content, stop_strings)
         return super()._build_completion(request_id, content, *args, reasoning_content=reasoning_content, **kwargs)
 
 
