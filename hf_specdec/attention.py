@@ -48,6 +48,8 @@ class TreeContext:
         kernel_device (`torch.device`, *optional*): where layers attend by the kernel, and need no mask.
         first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, what `visible` says.
         node_multiple (`int`): for the kernel, nodes are filled up to a multiple of this.
+        device_lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): the lengths, where only the device knows
+            them; then `lengths` says no more than how many rows there are.
     """
 
     lengths: list[int]
@@ -61,6 +63,7 @@ class TreeContext:
     kernel_device: torch.device | None = None
     first_slots: torch.Tensor | None = None
     node_multiple: int = 1
+    device_lengths: torch.Tensor | None = None
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
 
@@ -78,7 +81,7 @@ class TreeContext:
     def kernel_inputs(self) -> KernelInputs:
         """What the kernel needs to know."""
         return KernelInputs.of(
-            torch.tensor(self.lengths),
+            torch.tensor(self.lengths) if self.device_lengths is None else self.device_lengths,
             self.ancestors,
             self.query_depths,
             self.node_depths,
@@ -143,7 +146,9 @@ class TreeContext:
     @cached_property
     def _nodes(self) -> torch.Tensor:
         """For every row and slot, the node in it (negative: committed), `[batch, slots]`."""
-        lengths = torch.tensor(self.lengths, device=self.lengths_device)
+        lengths = self.device_lengths
+        if lengths is None:
+            lengths = torch.tensor(self.lengths, device=self.lengths_device)
         return torch.arange(self.num_slots, device=self.lengths_device) - lengths[:, None]
 
     @cached_property

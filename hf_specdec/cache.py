@@ -260,8 +260,8 @@ class TreeCache(Cache):
 
 class DeviceCache(TreeCache):
     """
-    The slots of another cache, whose lengths only the device knows: for steps that the host does not follow. It has all
-    its slots already, and tree forwards alone use it.
+    The slots of another cache, whose lengths only the device knows: for steps that the host does not follow. It has
+    all its slots already, and tree forwards alone use it.
 
     Args:
         source (`TreeCache`): after its prefill.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .attention import TreeContext, implementation_of, needs_context, supports_switching
-from .cache import TreeCache
+from .cache import DeviceCache, TreeCache
 from .features import Features
 from .kernels import MOST_QUERIES, attends_by_kernel, first_slots_of
 
@@ -123,13 +124,29 @@ class TreeForward:
         self.takes_positions = "position_ids" in parameters
         self.takes_logits_to_keep = "logits_to_keep" in parameters
         with_graphs = self.switches and cache.storage is not None
-        self._first_slots, self._has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
-        if self._has_kernel and visible is not None:
+        self._first_slots, self.has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
+        if self.has_kernel and visible is not None:
             self._first_slots = first_slots_of(visible)
-            self._has_kernel = self._first_slots is not None
+            self.has_kernel = self._first_slots is not None
         constants = sorted(self.model_kwargs.items(), key=lambda item: item[0])
         self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
         self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
+
+    def over(
+        self, cache: DeviceCache, first_slots: torch.Tensor, visible: torch.Tensor | None, position_shift: torch.Tensor
+    ) -> TreeForward:
+        """
+        The same forward over a cache whose lengths only the device knows.
+
+        Args:
+            first_slots (`torch.Tensor` of shape `[batch]`, int64): the first slot of every row that holds a token.
+            visible (`torch.Tensor` of shape `[batch, capacity]`, bool, *optional*): the same for a forward with masks.
+            position_shift (`torch.Tensor` of shape `[batch]`, int64): as for the class.
+        """
+        forward = copy.copy(self)
+        forward.cache, forward._first_slots, forward.visible = cache, first_slots, visible
+        forward.position_shift, forward._shift_of_all = position_shift, None
+        return forward
 
     def __call__(
         self,
@@ -173,6 +190,7 @@ class TreeForward:
             uniform_length=cache.uniform_length,
             kernel_device=self.device if self._may_use_kernel(tokens.shape[1]) else None,
             first_slots=self._first_slots,
+            device_lengths=cache.lengths_tensor if isinstance(cache, DeviceCache) else None,
         )
         positions = None
         if self.takes_positions:
@@ -217,7 +235,11 @@ class TreeForward:
         Whether layers attend by the kernel: with graphs, and not to padding among the nodes, as in the first forward
         of a head.
         """
-        if self.cache.storage is None or not self._has_kernel or queries > MOST_QUERIES:
+        if not self.has_kernel or queries > MOST_QUERIES:
+            return False
+        if isinstance(self.cache, DeviceCache):
+            return True
+        if self.cache.storage is None:
             return False
         return self.visible is None or self.visible.shape[1] <= min(self.cache.lengths)
 

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from .attention import supports_switching, switched_to_tree_attention
 from .config import SpeculationPlan, SpeculativeConfig
+from .device_steps import run_device_steps
 from .drafters import Drafter, DraftRequest
 from .graphs import GraphLoans, graph_loans
 from .metrics import SpeculationMetrics, StepLog, set_last_metrics
@@ -90,6 +91,7 @@ class SpeculativeCall:
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()
+            run_device_steps(self)
             while model._has_unfinished_sequences(self.judge.all_finished, self.synced_gpus, self.sequences.device):
                 if self.judge.all_finished:
                     self.target.score(self._no_draft())  # other ranks still need this one's part of the forward

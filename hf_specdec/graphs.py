@@ -28,6 +28,7 @@ from .kernels import NODES_PER_WORD
 
 
 if TYPE_CHECKING:
+    from .device_steps.step import DeviceStep
     from .forward import NodeInputs, TreeForward
 
 SMALLEST_CAPACITY = 512
@@ -184,6 +185,8 @@ class GraphStore:
         self._layers: dict[int, Any] = {}
         self._graphs: dict[Any, CapturedForward] = {}
         self._seen: set[Any] = set()
+        self.steps: dict[Any, DeviceStep] = {}
+        """Whole steps of this target, each with some draft, that were captured over this memory."""
 
     def layer(
         self, index: int, shapes: list[tuple[int, ...]], like: torch.Tensor
@@ -192,6 +195,7 @@ class GraphStore:
         held = self._layers.get(index)
         if held is None or [tuple(states.shape) for states in held] != shapes or held[0].dtype != like.dtype:
             self._graphs.clear()
+            self.steps.clear()
             held = self._layers[index] = tuple(like.new_zeros(shape) for shape in shapes)
         else:
             torch._foreach_zero_(list(held))  # what another text left there may be no number

@@ -14,8 +14,10 @@ import torch
 from transformers import PreTrainedModel
 
 
-DEVICES = {"cuda": (torch.bfloat16, torch.float16, torch.float32)}
-"""By type of device, the dtypes that the kernel takes."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""What the kernels take."""
+DEVICES = {"cuda": DTYPES}
+"""By type of device, the dtypes that the attention kernel takes."""
 MOST_QUERIES = 256
 """More are the tokens of a prompt, for which dense matrix products are as good."""
 NODES_PER_WORD = 64
@@ -111,7 +113,8 @@ def _kernel() -> Callable[..., torch.Tensor]:
 
 
 @lru_cache(maxsize=1)
-def _is_installed() -> bool:
+def are_installed() -> bool:
+    """Whether the kernels, and what they are written in, are there."""
     return all(importlib.util.find_spec(name) is not None for name in ("triton", "hf_specdec_kernels"))
 
 
@@ -123,7 +126,7 @@ def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
         implementation == "sdpa"
         and model.dtype in DEVICES.get(model.device.type, ())
         and size <= _LARGEST_HEAD
-        and _is_installed()
+        and are_installed()
     )
 
 

@@ -113,6 +113,20 @@ class Sequences:
         """Puts a padding token behind a finished row."""
         self.write(row, position, [token])
 
+    def pad(self, row: int, start: int, end: int, token: int) -> None:
+        """Puts padding tokens behind a finished row, which are there already to be written over."""
+        self._ids[row, start:end] = token
+
+    def take(self, ids: torch.Tensor, lengths: list[int]) -> None:
+        """
+        Takes the tokens (`[batch, tokens]` int64) of rows that were continued to their ends elsewhere, and are now so
+        long.
+        """
+        if ids.shape[1] > self._ids.shape[1]:
+            self._grow(ids.shape[1])
+        self._ids[:, : ids.shape[1]] = ids
+        self.lengths, self.resting = list(lengths), [True] * self.batch_size
+
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""
         return self._ids.gather(1, positions)

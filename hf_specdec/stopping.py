@@ -70,6 +70,13 @@ class ColumnJudge:
                     if self.pads_finished_rows:
                         sequences.finish(row, self.judged)
 
+    def end(self, length: int) -> None:
+        """Ends the call at a column, all rows of which are known to have ended, and to have been streamed."""
+        for row, own in enumerate(self.sequences.lengths):
+            if self.pads_finished_rows and own < length:
+                self.sequences.pad(row, own, length, self.pad_token)
+        self.judged, self.finished = length, [True] * len(self.finished)
+
     def _ended(self) -> list[bool]:
         """Rows that get padding from now on."""
         return self.finished if self.pads_finished_rows else [False] * len(self.finished)

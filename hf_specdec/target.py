@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -171,6 +171,15 @@ class Target:
             yield
         finally:
             self.is_running = False
+
+    @contextmanager
+    def recorded_features(self) -> Iterator[Features | None]:
+        """
+        For forwards that are this call's but none of `score`: gives what watches them, which inside knows of them
+        alone; None if nobody watches.
+        """
+        with self._running(), nullcontext() if self.features is None else self.features.recorded():
+            yield self.features
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Commits the root and an accepted path for every row; see `TreeCache.keep`."""

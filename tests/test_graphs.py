@@ -10,17 +10,18 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.goldens import trained_prompts, trained_target
+from support.graphs import StandIn, install_stand_in
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 
 import hf_specdec
-from hf_specdec import graphs, kernels
+from hf_specdec import generation, graphs, kernels
 from hf_specdec.attention import supports_switching
 from hf_specdec.features import watch_features
 
@@ -34,43 +35,11 @@ def graphed(tree: Any) -> dict[str, Any]:
     return {"speculative_config": hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)}
 
 
-class StandIn:
-    """Counts what was captured and replayed, and how often the kernel ran."""
-
-    def __init__(self) -> None:
-        self.captures = self.replays = self.attended = 0
-        self.has_kernel = False
-
-    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> tuple[Callable, Any]:
-        run()
-        tensors = [tensor.clone() for tensor in run()]
-        self.captures += 1
-
-        def replay() -> None:
-            self.replays += 1
-            for tensor, new in zip(tensors, run(), strict=True):
-                tensor.copy_(new)
-
-        return replay, tensors
-
-
 @pytest.fixture(params=[False, True], ids=["masks", "kernel"])
-def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Once with masks, once with the kernel, of which the CPU has a plain version."""
-    found = StandIn()
-    if request.param:
-        pytest.importorskip("triton", reason="the kernels need triton")
-        monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64, torch.float32))
-        attend, found.has_kernel = kernels.KernelInputs.attend, True
-
-        def counted(*args: Any, **options: Any) -> torch.Tensor:
-            found.attended += 1
-            return attend(*args, **options)
-
-        monkeypatch.setattr(kernels.KernelInputs, "attend", counted)
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
-    monkeypatch.setattr(graphs, "SMALLEST_CAPACITY", 32)
-    yield found
+    monkeypatch.setattr(generation, "run_device_steps", lambda call: False)  # has tests of its own
+    return install_stand_in(monkeypatch, with_kernel=request.param)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -53,7 +53,8 @@ class DraftRequest:
         if self.loans is None:
             return None
         longest = sequences.max_length or sequences.prompt_length + 1024
-        return self.loans.store(model, sequences.batch_size, longest + self.plan.tree.num_nodes + 1)
+        most = max(self.plan.tree.num_nodes, *(tree.most_forwarded for tree in self.plan.trees))
+        return self.loans.store(model, sequences.batch_size, longest + most + 1)
 
     @property
     def tree(self) -> TokenTree | DynamicTree:

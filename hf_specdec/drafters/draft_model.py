@@ -86,8 +86,8 @@ class DraftModelDrafter(Drafter):
         tree = self.tree_within(room)
         if tree is None:
             return None
-        logits = self._catch_up(sequences)
-        draft = grow(tree, logits, self._run_level, max(room), self.request.warp_if_drawn)
+        self.catch_up(sequences)
+        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
         return draft.to(sequences.device).within(room)
 
     def _room(self, sequences: Sequences, row: int) -> int:
@@ -97,9 +97,9 @@ class DraftModelDrafter(Drafter):
             return room
         return min(room, self.max_positions - 1 - (sequences.lengths[row] - 1 + self._shift[row]))
 
-    def _catch_up(self, sequences: Sequences) -> torch.Tensor:
+    def catch_up(self, sequences: Sequences) -> None:
         """
-        Forwards what the cache has not seen of every row, up to the root; returns the root's logits, `[batch, vocab]`.
+        Forwards what the cache has not seen of every row, up to the root; keeps the root's logits, `[batch, vocab]`.
         """
         lengths = sequences.lengths
         # A row that did not grow forwards its root again.
@@ -120,11 +120,12 @@ class DraftModelDrafter(Drafter):
         outputs = self.forward(tokens, chain, depths, logits_to_keep=1 if uniform else 0)
         self.cache.set_lengths(lengths)
         if uniform:
-            return outputs.logits[:, -1]
-        last = torch.tensor(counts, device=self.device) - 1
-        return outputs.logits[torch.arange(len(counts), device=self.device), last]
+            self.root_logits = outputs.logits[:, -1]
+        else:
+            last = torch.tensor(counts, device=self.device) - 1
+            self.root_logits = outputs.logits[torch.arange(len(counts), device=self.device), last]
 
-    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, vocab]` of one level's nodes."""
         query_depths = nodes.node_depths[:, -nodes.tokens.shape[1] :]
         return self.forward(nodes.tokens, nodes.ancestors, query_depths, nodes.node_depths, offset=nodes.offset).logits

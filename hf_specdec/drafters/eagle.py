@@ -131,19 +131,19 @@ class EagleDrafter(Drafter):
 
     def ask(self, request: DraftRequest) -> None:
         """Takes what the following trees are to be like."""
-        self._target_ids = self.head.target_ids
-        self.request = _in_draft_vocabulary(request, self._target_ids)
+        self.target_ids = self.head.target_ids
+        self.request = _in_draft_vocabulary(request, self.target_ids)
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
         """
         Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift`. The first row pairs the
         feature of token `first` with the token behind it.
         """
-        self.device, self.cache, self._first = execution_device(self.head), cache, first
+        self.device, self.cache, self.first = execution_device(self.head), cache, first
         self.forward = TreeForward(self.head, cache, visible, shift)
         self._waiting = []
-        self._root_states: Any = None
-        self._root_logits: Any = None
+        self.root_states: Any = None
+        self.root_logits: Any = None
 
     def commit(self, paths: list[list[int] | None]) -> None:
         features = self._features.take(self.device, self.head.dtype)
@@ -155,7 +155,7 @@ class EagleDrafter(Drafter):
             features = features.gather(1, nodes[:, :, None].expand(-1, -1, features.shape[2]))
         self._waiting.append((features, [len(row) for row in kept]))
         if len(self._waiting) * len(paths) >= MOST_WAITING:
-            self._catch_up()
+            self.catch_up(self.sequences)
 
     # ------------------------------------------------------------------------------------------------------- propose
 
@@ -164,23 +164,24 @@ class EagleDrafter(Drafter):
         tree = self.tree_within(room)
         if tree is None:
             return None
-        self._catch_up()
-        self._states = self._root_states
-        draft = grow(tree, self._root_logits, self._run_level, max(room), self.request.warp_if_drawn)
-        draft = draft.in_vocabulary(self._target_ids, self.request.vocab_size)
+        self.catch_up(sequences)
+        self.states = self.root_states
+        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
+        draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)
         return draft.to(sequences.device).within(room)
 
-    def _catch_up(self) -> None:
+    def catch_up(self, sequences: Sequences) -> None:
         """
         Forwards the rows whose features came in since the last time, and keeps state and logits of the last row of
         every sequence: the root's, as the one that pairs the root's embedding with the feature before it.
         """
+        self.sequences = sequences
         if not self._waiting:
             return
         done = self.cache.lengths
         counts = [sum(counts) for counts in zip(*(counts for _, counts in self._waiting), strict=True)]
         # A sequence that ended within an accepted path has more features than tokens.
-        most = [length - 1 - self._first for length in self.sequences.lengths]
+        most = [length - 1 - self.first for length in self.sequences.lengths]
         counts = [min(count, end - start) for count, end, start in zip(counts, most, done, strict=True)]
         features = self._features_in_order()
         self._waiting = []
@@ -209,27 +210,34 @@ class EagleDrafter(Drafter):
         Where fewer wait, what is written lies behind the rows that count.
         """
         lengths = self.sequences.lengths
-        starts = [rows + self._first + 1 + start for rows in done]
+        starts = [rows + self.first + 1 + start for rows in done]
         positions = torch.tensor(starts)[:, None] + torch.arange(end - start)
         positions = torch.minimum(positions, torch.tensor(lengths)[:, None] - 1).to(self.sequences.device)
         tokens = self.sequences.gather(positions).to(self.device)
         self.cache.set_lengths([rows + min(start, count) for rows, count in zip(done, counts, strict=True)])
-        inputs = {"features": features[:, start:end], "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
-        states = self.forward(tokens, *causal_chain(end - start, self.device), inputs=inputs).hidden_states
+        states = self.forward_features(tokens, features[:, start:end])
         self.cache.set_lengths([rows + min(end, count) for rows, count in zip(done, counts, strict=True)])
         last = [count - 1 - start if start < count <= end else -1 for count in counts]
         index = torch.tensor(last, device=self.device)[:, None, None]
         root_states = states.gather(1, index.clamp(min=0).expand(-1, 1, states.shape[2]))
-        if min(last) < 0 and self._root_states is not None:
-            root_states = torch.where(index < 0, self._root_states, root_states)
-        self._root_states = root_states
+        if min(last) < 0 and self.root_states is not None:
+            root_states = torch.where(index < 0, self.root_states, root_states)
+        self.root_states = root_states
         if end == max(counts):
-            self._root_logits = self._logits(root_states)[:, 0]
+            self.root_logits = self.logits(root_states)[:, 0]
 
-    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+    def forward_features(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """
+        The states `[batch, rows, H]` of rows that pair tokens (`[batch, rows]` int64) with the target's features
+        before them (`[batch, rows, feature_size]`), one behind the other.
+        """
+        inputs = {"features": features, "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
+        return self.forward(tokens, *causal_chain(tokens.shape[1], self.device), inputs=inputs).hidden_states
+
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, draft vocab]` of one level's nodes, from the states of their parents."""
-        tokens = nodes.tokens if self._target_ids is None else self._target_ids[nodes.tokens]
-        queries, states = tokens.shape[1], self._states
+        tokens = nodes.tokens if self.target_ids is None else self.target_ids[nodes.tokens]
+        queries, states = tokens.shape[1], self.states
         if queries > 1 or states.shape[1] > 1:
             parents = nodes.parents[:, :, None].expand(len(tokens), -1, states.shape[2])
             states = states.gather(1, parents)
@@ -238,14 +246,20 @@ class EagleDrafter(Drafter):
         output = self.forward(
             tokens, nodes.ancestors, query_depths, nodes.node_depths, offset=nodes.offset, inputs=inputs
         )
-        self._states = output.hidden_states
-        return self._logits(self._states)
+        self.states = output.hidden_states
+        return self.logits(self.states)
+
+    @property
+    def held_rows(self) -> Any:
+        """The rows of the target's lm_head that the head has a copy of; None if it has none."""
+        return getattr(self._lm_head, "rows", None)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings `[batch, tokens, H]`."""
         return self._embedding(tokens).to(self.head.dtype)
 
-    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits `[batch, rows, draft vocab]` of states."""
         return self.head.compute_logits(states, self._lm_head)
 
 

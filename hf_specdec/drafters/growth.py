@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -136,6 +137,14 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
         )
         parents = forwarded
     return levels
+
+
+def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
+    """
+    The tensors that say how a static tree grows: every call for the same tree reads the same ones, as long as somebody
+    holds them.
+    """
+    return (_levels(tree, device), Topology.of_tree(tree, device)) if isinstance(tree, TokenTree) else None
 
 
 def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel) -> DraftTree:

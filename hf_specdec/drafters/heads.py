@@ -81,16 +81,16 @@ class BorrowedRows(Borrowed):
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, token_ids: torch.Tensor):
         super().__init__(module, dtype)
-        self._token_ids, self._rows = token_ids, None
+        self._token_ids, self.rows = token_ids, None
         if self._device is not None and type(module) is nn.Linear:
-            self._rows = _rows_of(module, token_ids.to(self._device))
+            self.rows = _rows_of(module, token_ids.to(self._device))
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Logits `[…, draft vocab]` of states, on their device."""
-        if self._rows is None:  # quantized, or offloaded
+        if self.rows is None:  # quantized, or offloaded
             return super().__call__(inputs).index_select(-1, self._token_ids.to(inputs.device))
         moved = inputs.to(device=self._device, dtype=self.dtype)
-        return nn.functional.linear(moved, *self._rows).to(inputs.device)
+        return nn.functional.linear(moved, *self.rows).to(inputs.device)
 
 
 _rows: weakref.WeakKeyDictionary[nn.Module, tuple[tuple, torch.Tensor, tuple]] = weakref.WeakKeyDictionary()

@@ -54,6 +54,11 @@ class DynamicTree:
         """Candidates from which `num_nodes` are chosen."""
         return self.top_k + (self.depth - 1) * self.top_k**2
 
+    @property
+    def most_forwarded(self) -> int:
+        """Nodes that a draft forwards to grow it."""
+        return (self.depth - 1) * self.top_k
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form, which `tree=` accepts again."""
         return asdict(self)

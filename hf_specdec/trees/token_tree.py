@@ -134,6 +134,11 @@ class TokenTree:
         """Number of draft nodes; a forward has one more, the root."""
         return len(self.paths)
 
+    @property
+    def most_forwarded(self) -> int:
+        """Nodes that a draft forwards to fill it: those with children, or a few more."""
+        return self.num_nodes
+
     @cached_property
     def depth(self) -> int:
         """Number of levels of draft tokens."""

@@ -1,0 +1,155 @@
+"""The draft's part of a step on the device: growing a tree, and catching up with what was accepted."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from ..cache import DeviceCache, TreeCache
+from ..drafters import Drafter, DraftModelDrafter, EagleDrafter
+from ..drafters.growth import grow, held_levels
+from ..forward import TreeForward, causal_chain
+from ..kernels import first_slots_of
+from ..trees import DraftTree, DynamicTree, TokenTree
+from .rows import Rows
+
+
+class Padding:
+    """
+    Where the rows of a cache begin, at a fixed place.
+
+    Args:
+        cache (`TreeCache`): the cache.
+        device (`torch.device`): of the model.
+        with_masks (`bool`): whether the model's forwards take masks.
+    """
+
+    def __init__(self, cache: TreeCache, device: torch.device, with_masks: bool):
+        rows, self._slots = len(cache.lengths), torch.arange(cache.capacity, device=device)
+        self.first_slots = torch.zeros(rows, dtype=torch.long, device=device)
+        self.position_shift = torch.zeros(rows, dtype=torch.long, device=device)
+        shape = (rows, cache.capacity)
+        self.visible = torch.ones(shape, dtype=torch.bool, device=device) if with_masks else None
+
+    def load(self, forward: TreeForward) -> None:
+        """Takes that of a call's forward, see `TreeForward`."""
+        self.position_shift.copy_(forward.position_shift)
+        first_slots = None if forward.visible is None else first_slots_of(forward.visible)
+        if first_slots is None:
+            self.first_slots.zero_()
+        else:
+            self.first_slots.copy_(first_slots)
+        if self.visible is not None:
+            self.visible.copy_(self._slots >= self.first_slots[:, None])
+
+    def of(self, forward: TreeForward, cache: DeviceCache) -> TreeForward:
+        """A call's forward, over a cache whose lengths only the device knows, and with this padding."""
+        return forward.over(cache, self.first_slots, self.visible, self.position_shift)
+
+
+def is_left_padded(forward: TreeForward) -> bool:
+    """Whether there is padding on the left alone, if at all."""
+    return forward.visible is None or first_slots_of(forward.visible) is not None
+
+
+class DevicePart(ABC):
+    """
+    A drafter's part of a step: its state, at fixed places, which later calls fill by `load`. It knows no drafter, and
+    so keeps no model alive; what runs in a step gets that of the call that captures it, from `bind`.
+
+    Args:
+        drafter (`Drafter`): of a call, after its first catching up.
+        tree (`TokenTree` or `DynamicTree`): what it grows.
+    """
+
+    def __init__(self, drafter: Any, tree: TokenTree | DynamicTree):
+        self.tree = tree
+        self.cache = DeviceCache(drafter.cache)
+        self.padding = Padding(drafter.cache, drafter.device, not drafter.forward.has_kernel)
+        self.root_logits = drafter.root_logits.clone()
+        # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
+        self.held = [held_levels(tree, drafter.device), causal_chain(tree.depth + 1, drafter.device)]
+
+    def bind(self, drafter: Any) -> Any:
+        """The drafter, whose forwards go to the cache of this part."""
+        bound = copy.copy(drafter)
+        bound.forward = self.padding.of(drafter.forward, self.cache)
+        return bound
+
+    def load(self, drafter: Any) -> None:
+        """Takes the state of a call's drafter."""
+        self.padding.load(drafter.forward)
+        self.root_logits.copy_(drafter.root_logits)
+
+    @abstractmethod
+    def grow(self, drafter: Any, rows: Rows) -> DraftTree:
+        """The tree behind the roots."""
+
+    @abstractmethod
+    def catch_up(self, drafter: Any, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None) -> None:
+        """
+        Forwards what a step has appended.
+
+        Args:
+            rows (`Rows`): after the step.
+            lengths (`torch.Tensor` of shape `[batch]`, int64): tokens before it.
+            features (`torch.Tensor` of shape `[batch, depth + 1, size]`, *optional*): the target's, of the root and
+                the accepted nodes.
+        """
+
+
+class ModelPart(DevicePart):
+    """A draft model's: its cache holds all tokens, the root's included."""
+
+    def grow(self, drafter: DraftModelDrafter, rows: Rows) -> DraftTree:
+        self.cache.at(rows.lengths)
+        return grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth)
+
+    def catch_up(
+        self, drafter: DraftModelDrafter, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None
+    ) -> None:
+        tokens = rows.behind(lengths, self.tree.depth + 1)
+        self.cache.at(lengths)
+        logits = drafter.forward(tokens, *causal_chain(tokens.shape[1], tokens.device)).logits
+        last = (rows.lengths - lengths - 1).clamp(min=0)
+        self.root_logits.copy_(logits[torch.arange(len(last), device=last.device), last])
+
+
+class HeadPart(DevicePart):
+    """An EAGLE head's: its cache holds a row for every token but the first, each with the feature before it."""
+
+    def __init__(self, drafter: EagleDrafter, tree: TokenTree | DynamicTree):
+        super().__init__(drafter, tree)
+        self.root_states = drafter.root_states.clone()
+        self.behind = torch.zeros(1, dtype=torch.long, device=drafter.device)
+        """How many rows the cache has less than there are tokens."""
+        self.held.append(drafter.held_rows)
+
+    def load(self, drafter: EagleDrafter) -> None:
+        super().load(drafter)
+        self.root_states.copy_(drafter.root_states)
+        self.behind.fill_(1 + drafter.first)
+
+    def grow(self, drafter: EagleDrafter, rows: Rows) -> DraftTree:
+        drafter.states = self.root_states
+        self.cache.at(rows.lengths - self.behind)
+        draft = grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth)
+        return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
+
+    def catch_up(
+        self, drafter: EagleDrafter, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None
+    ) -> None:
+        assert features is not None  # a head always watches
+        tokens = rows.behind(lengths, self.tree.depth + 1)
+        self.cache.at(lengths - self.behind)
+        states = drafter.forward_features(tokens, features.to(drafter.head.dtype))
+        last = (rows.lengths - lengths - 1).clamp(min=0)
+        self.root_states.copy_(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])))
+        self.root_logits.copy_(drafter.logits(self.root_states)[:, 0])
+
+
+PARTS: dict[type[Drafter], type[DevicePart]] = {DraftModelDrafter: ModelPart, EagleDrafter: HeadPart}
+"""By type of drafter, its part. Subclasses may do anything, and have none."""

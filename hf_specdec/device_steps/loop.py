@@ -1,0 +1,226 @@
+"""The host's part of steps on the device: launching them, and reading one step behind what they did."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from ..graphs import RECORDERS
+from ..kernels import DTYPES, are_installed
+from ..trees import DynamicTree, TokenTree
+from ..trees.choice import TreeChoice
+from .drafts import PARTS, is_left_padded
+from .step import DeviceStep
+from .verdicts import Warpers
+
+
+if TYPE_CHECKING:
+    from ..generation import SpeculativeCall
+
+MOST_STEPS = 8
+"""Captured steps that the store of a target keeps."""
+
+
+def run_device_steps(call: SpeculativeCall) -> bool:
+    """
+    Runs a call to its end, if its steps can be whole on the device.
+
+    Args:
+        call (`SpeculativeCall`): after its prefill.
+
+    Returns:
+        `bool`: whether it was; if not, nothing has happened.
+    """
+    warpers = _warpers_of(call)
+    if warpers is None:
+        return False
+    drafter: Any = call.drafter  # one that has a part
+    drafter.catch_up(call.sequences)
+    step = _step_for(call, warpers)
+    if step is None:
+        return False
+    with call.metrics.phase("steps"):
+        _Loop(call, step).run()
+    return True
+
+
+# ------------------------------------------------------------------------------------------------- which calls can
+
+
+def _warpers_of(call: SpeculativeCall) -> Warpers | None:
+    """
+    The warpers of a call whose steps can be whole on the device; None of any other: there the host has to look at
+    every step, or what runs cannot be captured.
+    """
+    target, sequences = call.target, call.sequences
+    drafter: Any = call.drafter
+    plan: Any = call.plan
+    if type(drafter) not in PARTS or target.forward.dtype not in DTYPES or not are_installed():
+        return None
+    forwards = (target.forward, drafter.forward)
+    stores: tuple[Any, ...] = (target.cache.storage, drafter.cache.storage)
+    is_simple = (
+        type(call.choice) is TreeChoice
+        and isinstance(plan.tree, TokenTree | DynamicTree)
+        and plan.disable_by_batch_size is None
+        and not plan.draws_children
+        and not call.synced_gpus
+        and not call.recorder.wanted
+        and not call.judge.all_finished
+        and sequences.max_length is not None
+        and target.slots_before == 0
+        and all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in call.judge.criteria)
+    )
+    if not is_simple or any(store is None or not store.works for store in stores):
+        return None
+    # Every slot that a step may write must be there.
+    most = (sequences.max_length or 0) + max(plan.tree.num_nodes, plan.tree.most_forwarded) + plan.tree.depth + 2
+    if any(store.capacity < most for store in stores):
+        return None
+    can_run = all(
+        forward.can_be_captured and forward.position_shift.dim() == 1 and forward.device == sequences.device
+        for forward in forwards
+    )
+    if not can_run or not all(map(is_left_padded, forwards)):
+        return None
+    warpers = Warpers.of(call.distribution.processors)
+    return None if warpers is None or (warpers.values and not call.do_sample) else warpers
+
+
+def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
+    """A captured step with this call's state in it; None if it cannot be captured."""
+    target, sequences = call.target, call.sequences
+    drafter: Any = call.drafter
+    tree: Any = call.plan.tree
+    store: Any = target.cache.storage
+    of_draft = drafter.cache.storage
+    places = [
+        layer.keys.data_ptr()
+        for cache in (target.cache, drafter.cache)
+        for layer in cache.layers
+        if layer.is_initialized
+    ]
+    key = (
+        id(of_draft),
+        hash(tuple(places)),
+        id(getattr(drafter, "held_rows", None)),
+        tree,
+        tuple(sorted(sequences.end_tokens)),
+        call.do_sample,
+        tuple(warpers.values),
+        tuple((forward.key, forward.has_kernel) for forward in (target.forward, drafter.forward)),
+    )
+    state = (target, drafter, sequences, warpers)
+    step = store.steps.get(key)
+    if step is None:
+        try:
+            record = RECORDERS[target.forward.device.type]
+            step = DeviceStep(*state, call.do_sample, tree, record)
+        except RuntimeError as error:
+            store.works = False
+            warnings.warn(
+                f"A step of {type(target.model).__name__} could not be captured in a CUDA graph, and runs without: "
+                f"{str(error).splitlines()[0]}",
+                stacklevel=2,
+            )
+            return None
+        while len(store.steps) >= MOST_STEPS:
+            del store.steps[next(iter(store.steps))]
+        steps = store.steps
+        weakref.finalize(of_draft, steps.pop, key, None)
+    else:
+        del store.steps[key]
+    store.steps[key] = step  # last: the most recently used
+    step.load(*state)
+    return step
+
+
+# ------------------------------------------------------------------------------------------------------- the loop
+
+
+class _Loop:
+    """
+    Launches step after step, and reads what one did while the next runs. When all rows have ended, one more step may
+    be under way: it changes nothing.
+    """
+
+    def __init__(self, call: SpeculativeCall, step: DeviceStep):
+        self.call, self.step = call, step
+        sequences: Any = call.sequences
+        self.lengths = list(sequences.lengths)
+        self.ended = list(sequences.resting)
+        self.columns: list[list[int]] = [[] for _ in self.lengths]
+        self.shown, self.max_length = 0, sequences.max_length
+        self.device = step.rows.text.device
+
+    def run(self) -> None:
+        reports: deque[_Report] = deque()
+        spare = [_Report(self.step.rows.report) for _ in range(2)]
+        while not all(self.ended):
+            self.step.replay()
+            report = spare.pop()
+            report.copy_()
+            reports.append(report)
+            if len(reports) == 2:
+                spare.append(reports[0])
+                self._read(reports.popleft().rows())
+        self._hand_over()
+
+    def _read(self, report: list[list[int]]) -> None:
+        """Takes note of a step."""
+        call = self.call
+        for row, (accepted, drafted, *tokens) in enumerate(report):
+            if accepted < 0 or self.ended[row]:
+                continue
+            new = [token for token in tokens if token >= 0]
+            call.log.add(row, self.lengths[row], accepted, drafted)
+            self.lengths[row] += len(new)
+            self.ended[row] = new[-1] in call.sequences.end_tokens or self.lengths[row] >= self.max_length
+            self.columns[row] += new
+        if call.streamer is not None:
+            self._stream()
+
+    def _stream(self) -> None:
+        """Shows the columns that all rows have, or have ended before."""
+        lengths = [len(tokens) for tokens in self.columns]
+        going = [length for length, ended in zip(lengths, self.ended, strict=True) if not ended]
+        pad = self.call.judge.pad_token
+        for column in range(self.shown, min(going) if going else max(lengths)):
+            tokens = [row[column] if column < len(row) else pad for row in self.columns]
+            self.call.streamer.put(torch.tensor(tokens))
+            self.shown = column + 1
+
+    def _hand_over(self) -> None:
+        """Leaves the call as its own steps would have."""
+        call, sequences, rows = self.call, self.call.sequences, self.step.rows
+        longest = max(self.lengths)
+        sequences.take(rows.text[:, :longest], self.lengths)
+        call.judge.end(longest)
+        call.target.cache.set_lengths([length - 1 for length in self.lengths])
+
+
+class _Report:
+    """A step's report on its way to the host."""
+
+    def __init__(self, source: torch.Tensor):
+        on_device = source.device.type == "cuda"
+        self._source = source
+        self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_device)
+        self._event: Any = torch.cuda.Event() if on_device else None
+
+    def copy_(self) -> None:
+        """Begins to copy."""
+        self._copy.copy_(self._source, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def rows(self) -> list[list[int]]:
+        """What has been copied; waits for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy.tolist()

@@ -1,0 +1,128 @@
+"""A whole step, captured once and replayed for the steps of other calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..cache import DeviceCache, TreeCache
+from ..graphs import Record
+from ..trees import DynamicTree, TokenTree
+from .drafts import PARTS, Padding
+from .rows import Rows
+from .verdicts import Warpers
+
+
+if TYPE_CHECKING:
+    from ..drafters import Drafter
+    from ..sequences import Sequences
+    from ..target import Target
+
+
+class DeviceStep:
+    """
+    The step of a call. Everything that it reads lies at fixed places: `load` puts a call's state there.
+
+    Args:
+        target (`Target`), drafter (`Drafter`), sequences (`Sequences`), warpers (`Warpers`), do_sample (`bool`): the
+            call's, after its prefill.
+        tree (`TokenTree` or `DynamicTree`): that of every step.
+        record (`Callable`): captures a function, see `record_cuda_graph`.
+
+    Raises:
+        RuntimeError: if the step cannot be captured.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        sequences: Sequences,
+        warpers: Warpers,
+        do_sample: bool,
+        tree: TokenTree | DynamicTree,
+        record: Record,
+    ):
+        device, batch_size = target.forward.device, sequences.batch_size
+        self.rows = Rows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), tree.depth, device)
+        self.verdict = warpers.verdict(batch_size, do_sample, device)
+        self.padding = Padding(target.cache, device, not target.forward.has_kernel)
+        self.part = PARTS[type(drafter)](drafter, tree)
+        self.compactions = list(_compactions(target.cache))
+        self.load(target, drafter, sequences, warpers)
+        state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+        cache, bound = DeviceCache(target.cache), self.part.bind(drafter)
+        forward = self.padding.of(target.forward, cache)
+
+        def run() -> list[torch.Tensor]:
+            rows, part = self.rows, self.part
+            lengths = rows.lengths.clone()
+            draft = part.grow(bound, rows)
+            topology = draft.topology
+            tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
+            counts = topology.depths <= rows.room()[:, None]
+            # Nodes that do not count may lie past the last position that the model knows.
+            depths = topology.depths * counts
+            cache.at(lengths - 1)
+            features = None
+            with target.recorded_features() as watched:
+                logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
+                if watched is not None:
+                    features = watched.take(device, logits.dtype)
+            path, accepted, next_tokens = self.verdict.walk(
+                logits,
+                tokens.masked_fill(~counts, -1),
+                topology.parents,
+                max_depth=tree.depth,
+                end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
+                active=rows.active,
+            )
+            self._compact(lengths - 1, path, accepted)
+            drafted = counts[:, 1:].expand(batch_size, -1).sum(dim=1)
+            new = rows.commit(tokens.gather(1, path), accepted, next_tokens)
+            if features is not None:
+                features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
+            part.catch_up(bound, rows, lengths, features)
+            rows.report.copy_(torch.cat([accepted[:, None], drafted[:, None], new], dim=1))
+            return [rows.report]
+
+        try:
+            self.replay, _ = record(run, device)
+        finally:
+            # Capturing runs a step first. What it wrote is behind what counts.
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(state, device)
+            else:
+                torch.set_rng_state(state)
+
+    def load(self, target: Target, drafter: Any, sequences: Sequences, warpers: Warpers) -> None:
+        """Takes the state of a call that has done its prefill and whose drafter has caught up."""
+        device = self.rows.text.device
+        ids = sequences.columns(max(sequences.lengths))
+        lengths = torch.tensor(sequences.lengths, device=device)
+        active = ~torch.tensor(sequences.resting, device=device)
+        self.rows.load(ids, lengths, sequences.max_length or 0, active)
+        self.verdict.load(warpers)
+        self.padding.load(target.forward)
+        self.part.load(drafter)
+
+    def _compact(self, lengths: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> None:
+        from hf_specdec_kernels import kv_compaction
+
+        for states, pointers in self.compactions:
+            kv_compaction(states, pointers, lengths, path, accepted)
+
+
+def _compactions(cache: TreeCache) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
+    """The keys and values of a cache, those of a layout together, with their addresses."""
+    from hf_specdec_kernels import pointer_table
+
+    found: dict[Any, list[torch.Tensor]] = {}
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values) if layer.is_initialized else ():
+            found.setdefault((states.shape, states.stride(), states.dtype), []).append(states)
+    for group in found.values():
+        yield group, pointer_table(group)

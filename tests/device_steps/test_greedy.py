@@ -1,0 +1,173 @@
+"""Whole steps on the device, with a stand-in for CUDA graphs: texts and counts are those of the host's own steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.device_steps import Steps
+from support.goldens import trained_prompts, trained_target
+from support.heads import tiny_head, trained_head
+from support.models import FAMILIES, noisy_copy, prompts, tiny_model
+from support.parity import IRREGULAR
+from transformers import DynamicCache
+from transformers.generation.streamers import BaseStreamer
+
+import hf_specdec
+from hf_specdec.attention import supports_switching
+
+
+DYNAMIC = hf_specdec.DynamicTree(depth=3, top_k=3, num_nodes=9)
+TREES = pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+
+
+def counts(tree: Any) -> tuple[Any, ...]:
+    """
+    What the last call accepted and drafted. A dynamic tree is grown by the host no deeper than the text goes on, by
+    the device as deep as ever: the last steps differ.
+    """
+    metrics = hf_specdec.last_metrics()
+    if isinstance(tree, hf_specdec.DynamicTree):
+        return ([row[:-2] for row in metrics.accepted_per_step],)
+    return metrics.accepted_per_step, metrics.num_draft_tokens, metrics.num_accepted_per_position
+
+
+def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
+    """A call twice, by the host's steps and by the device's; returns the text of the latter."""
+    found = []
+    for cuda_graphs in (False, True):
+        before = steps.replays
+        config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        text = model.generate(**call, do_sample=False, speculative_config=config)
+        assert (steps.replays > before) is cuda_graphs
+        found.append((text.tolist(), counts(tree)))
+    assert found[0] == found[1]
+    return text
+
+
+@TREES
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
+    target = tiny_model(family, dtype=torch.float32)
+    if not supports_switching(target):
+        pytest.skip("does not attend through transformers' interface, and so runs without graphs")
+    draft = noisy_copy(target, 0.05)
+    captures = []
+    for length in (9, 14):
+        inputs = prompts(batch_size, length, padding=batch_size > 1)
+        text = both(target, steps, tree, **inputs, assistant_model=draft, max_new_tokens=30)
+        assert torch.equal(text, target.generate(**inputs, max_new_tokens=30, do_sample=False))
+        captures.append(steps.captures)
+    assert captures[0] == captures[1] == 1
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+
+
+@TREES
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:
+    target, head = trained_target(), trained_head()
+    ids = torch.tensor([prompt[:8] for prompt in trained_prompts()["prompts"][:batch_size]])
+    for length in (8, 5):
+        call = {"input_ids": ids[:, :length], "attention_mask": torch.ones(batch_size, length, dtype=torch.long)}
+        text = both(target, steps, tree, **call, assistant_model=head, max_new_tokens=40)
+        assert torch.equal(text, target.generate(**call, max_new_tokens=40, do_sample=False))
+    assert steps.captures == 1 and hf_specdec.last_metrics().mean_acceptance_length > 1.5
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 20])
+def test_heads_with_padding_and_draft_vocabularies(draft_vocab_size: int | None, steps: Steps) -> None:
+    target = tiny_model(dtype=torch.float32)
+    head = tiny_head(target, draft_vocab_size=draft_vocab_size)
+    both(target, steps, IRREGULAR, **prompts(3, 11, padding=True), assistant_model=head, max_new_tokens=25)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 7])
+def test_short_texts(max_new_tokens: int, steps: Steps) -> None:
+    """A row never grows past its end, however deep the tree."""
+    target = tiny_model(dtype=torch.float32)
+    call = {"assistant_model": noisy_copy(target, 0.02), "max_new_tokens": max_new_tokens}
+    if max_new_tokens == 1:  # the prefill's token is all there is
+        text = target.generate(**prompts(2, 9), **call, do_sample=False, tree=IRREGULAR)
+        assert text.shape[1] == 10
+    else:
+        both(target, steps, IRREGULAR, **prompts(2, 9), **call)
+
+
+def test_texts_up_to_the_last_position(steps: Steps) -> None:
+    """Learned positions end where the text does; nodes that would lie behind have none."""
+    target = tiny_model("gpt2", dtype=torch.float32, n_positions=24)
+    draft = noisy_copy(target, 0.02)
+    both(target, steps, IRREGULAR, **prompts(1, 9), assistant_model=draft, max_length=24)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_end_tokens(batch_size: int, steps: Steps) -> None:
+    """Each in turn of the tokens of a text ends it; finished rows are padded, and rest."""
+    target = tiny_model(dtype=torch.float32)
+    draft, inputs = noisy_copy(target, 0.02), prompts(batch_size, 9)
+    text = target.generate(**inputs, max_new_tokens=24, do_sample=False)
+    for token in dict.fromkeys(text[0, 9:].tolist()[1:8]):
+        call = inputs | {"max_new_tokens": 24, "eos_token_id": [token, 60], "pad_token_id": 0}
+        plain = target.generate(**call, do_sample=False)
+        assert torch.equal(both(target, steps, IRREGULAR, **call, assistant_model=draft), plain)
+
+
+class Columns(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.columns: list[list[int]] = []
+        self.has_ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.columns.append(value.tolist())
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_streamers(batch_size: int, steps: Steps) -> None:
+    target = tiny_model(dtype=torch.float32)
+    draft, inputs = noisy_copy(target, 0.05), prompts(batch_size, 9)
+    end = target.generate(**inputs, max_new_tokens=20, do_sample=False)[0, 16].item()
+    call = inputs | {"max_new_tokens": 20, "eos_token_id": end, "pad_token_id": 0, "do_sample": False}
+    plain, streamed = Columns(), Columns()
+    target.generate(**call, streamer=plain)
+    target.generate(**call, streamer=streamed, assistant_model=draft, tree=IRREGULAR)
+    assert steps.replays > 0
+    assert streamed.columns == plain.columns and streamed.has_ended
+
+
+def test_caches_over_two_turns(steps: Steps) -> None:
+    """The cache that a call was given holds what plain `generate` leaves there, and serves the next turn."""
+    target = tiny_model(dtype=torch.float32)
+    draft, inputs = noisy_copy(target, 0.05), prompts(1, 9)
+    ids, found = inputs["input_ids"], []
+    for options in ({}, {"assistant_model": draft, "tree": IRREGULAR}):
+        cache, text = DynamicCache(config=target.config), ids
+        for _ in range(2):
+            text = target.generate(
+                text,
+                past_key_values=cache,
+                max_new_tokens=12,
+                do_sample=False,
+                **options,
+                attention_mask=torch.ones_like(text),
+            )
+            text = torch.cat([text, torch.tensor([[7, 8]])], dim=1)
+        found.append((text, cache))
+    assert steps.replays > 0
+    assert torch.equal(found[0][0], found[1][0])
+    for plain, own in zip(found[0][1].layers, found[1][1].layers, strict=True):
+        torch.testing.assert_close(plain.keys, own.keys, atol=1e-5, rtol=1e-4)
+
+
+def test_a_text_that_outgrew_its_capture_is_captured_anew(steps: Steps) -> None:
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    for max_new_tokens in (12, 150):
+        both(target, steps, IRREGULAR, **prompts(1, 9), assistant_model=draft, max_new_tokens=max_new_tokens)
+    assert steps.captures == 2

@@ -1,0 +1,85 @@
+"""Whole steps on the device that draw: against the enumerated distribution, and with seeds."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.device_steps import Steps
+from support.exact import SIGNIFICANCE, Fit, fit
+from support.models import noisy_copy, prompts, tiny_model
+from support.sampling import LENGTH, PROMPT, ROWS, SETTINGS, TREE, a_draft, a_head, expected_tokens, the_target
+
+import hf_specdec
+from hf_specdec import SpeculativeConfig
+from hf_specdec.device_steps.verdicts import Verdict
+
+
+TARGET_WALK = SpeculativeConfig(tree=TREE, draft_sampling="greedy", cuda_graphs=True)
+
+
+def sampled(assistant: str, setting: str) -> Fit:
+    """How well the first tokens of many rows fit."""
+    target = copy.deepcopy(the_target()).float()
+    draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
+    torch.manual_seed(0)
+    ids = PROMPT["input_ids"].expand(ROWS, -1)
+    text = target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        **({"top_k": 0} | SETTINGS[setting]),
+        do_sample=True,
+        max_new_tokens=LENGTH + 2,
+        eos_token_id=None,
+        assistant_model=draft,
+        speculative_config=TARGET_WALK,
+    )
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    return fit(text[:, ids.shape[1] :][:, :LENGTH], expected_tokens(setting))
+
+
+@pytest.mark.parametrize("setting", ["plain", "temperature", "top-k", "top-p"])
+@pytest.mark.parametrize("assistant", ["noisy", "other", "head"])
+def test_the_distribution(assistant: str, setting: str, steps: Steps) -> None:
+    found = sampled(assistant, setting)
+    assert steps.replays > 0
+    assert found.p_value > SIGNIFICANCE, found
+
+
+def test_one_random_number_for_all_nodes_does_not_fit(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler that is wrong is found: here tokens of one step are drawn by the same number."""
+    draw = torch.rand
+    monkeypatch.setattr(
+        torch, "rand", lambda shape, **options: draw(shape[0], 1, **options).expand(shape).contiguous()
+    )
+    assert sampled("noisy", "plain").p_value < 1e-6
+
+
+def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Verdict, "load", lambda self, warpers: None)
+    assert sampled("noisy", "temperature").p_value < 1e-6
+
+
+def test_seeds(steps: Steps) -> None:
+    """The call that captures draws what later calls draw; a batch's rows differ."""
+    target = tiny_model(dtype=torch.float32)
+    draft, found = noisy_copy(target, 0.05), []
+    for _ in range(3):
+        torch.manual_seed(5)
+        options = {"max_new_tokens": 20, "do_sample": True, "assistant_model": draft}
+        found.append(target.generate(**prompts(2, 9), **options, speculative_config=TARGET_WALK).tolist())
+    assert steps.captures == 1 and found[0] == found[1] == found[2]
+
+
+def test_a_call_with_other_values_takes_the_same_capture(steps: Steps) -> None:
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    for temperature in (1e-4, 5.0):
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": temperature, "top_k": 0}
+        text = target.generate(**prompts(1, 9), **options, assistant_model=draft, speculative_config=TARGET_WALK)
+        greedy = target.generate(**prompts(1, 9), max_new_tokens=20, do_sample=False)
+        assert torch.equal(text, greedy) is (temperature < 1)
+    assert steps.captures == 1
