@@ -22,6 +22,7 @@ MOST_QUERIES = 256
 """More are the tokens of a prompt, for which dense matrix products are as good."""
 NODES_PER_WORD = 64
 _LARGEST_HEAD = 256
+_MOST_TOKENS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +117,29 @@ def _kernel() -> Callable[..., torch.Tensor]:
 def are_installed() -> bool:
     """Whether the kernels, and what they are written in, are there."""
     return all(importlib.util.find_spec(name) is not None for name in ("triton", "hf_specdec_kernels"))
+
+
+def pick_tokens(logits: torch.Tensor, count: int) -> bool:
+    """Whether `best_tokens` can find the best of these."""
+    return (
+        logits.device.type in DEVICES
+        and logits.dtype in DTYPES
+        and count <= min(_MOST_TOKENS, logits.shape[-1])
+        and logits.stride(-1) == 1
+        and are_installed()
+    )
+
+
+def best_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each, in one
+    pass and without the softmax of all.
+    """
+    from hf_specdec_kernels import draft_tokens
+
+    rows = logits.reshape(1, -1, logits.shape[-1])
+    tokens, log_q = (found.view(*logits.shape[:-1], count) for found in draft_tokens(rows, count))
+    return tokens.clamp(min=0), log_q  # where there are fewer than `count`, any will do
 
 
 def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:

@@ -59,6 +59,69 @@ def test_graphs(family: str, batch_size: int, dtype: torch.dtype) -> None:
             assert torch.equal(plain, output)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gpt2"])
+def test_whole_steps(family: str, batch_size: int) -> None:
+    """One graph a step; several prompts by the same one, with padding, and with an end token in the text."""
+    target, draft = pair(0.05, family, dtype=torch.float32)
+    for tree in TREES:
+        for length in (9, 14):
+            inputs = {name: value.cuda() for name, value in prompts(batch_size, length, padding=True).items()}
+            text = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+            options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+            for end in (None, text[0, -8].item()):
+                plain = target.generate(**inputs, **options, eos_token_id=end)
+                output = target.generate(**inputs, **options, eos_token_id=end, assistant_model=draft, tree=tree)
+                assert torch.equal(plain, output)
+                metrics = hf_specdec.last_metrics()
+                assert end is not None or ("steps" in metrics.seconds and metrics.num_accepted_tokens > 0)
+
+
+def test_whole_steps_of_heads() -> None:
+    target, head = copy.deepcopy(trained_target()).cuda(), trained_head().cuda()
+    for rows in (1, 3, 1):
+        inputs, options = golden_inputs(rows), {"max_new_tokens": 40, "do_sample": False}
+        text = target.generate(**inputs, assistant_model=head, tree=GOLDEN_TREE, **options)
+        assert "steps" in hf_specdec.last_metrics().seconds
+        assert torch.equal(text, target.generate(**inputs, **options))
+        assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}], ids=str)
+def test_whole_steps_that_draw(options: dict[str, Any]) -> None:
+    """The second tokens of 40,000 rows, drawn in a step, against the target's own probabilities; and seeds."""
+    target, draft = pair(0.3, vocab_size=12, dtype=torch.float32)
+    ids = torch.tensor([[3, 5, 7, 4]], device="cuda").expand(20_000, -1)
+    config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", draft_sampling="greedy")
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        output = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=3,
+            do_sample=True,
+            eos_token_id=None,
+            assistant_model=draft,
+            speculative_config=config,
+            **({"top_k": 0} | options),
+        )
+        assert "steps" in hf_specdec.last_metrics().seconds
+        found.append(output)
+    assert torch.equal(*found)
+    warpers = target._get_logits_processor(
+        target._prepare_generation_config(None, do_sample=True, **({"top_k": 0} | options))[0]
+    )
+    for first in output[:, 4].unique().tolist():
+        chosen = output[output[:, 4] == first]
+        if len(chosen) < 2000:
+            continue
+        with torch.no_grad():
+            expected = warpers(None, target(chosen[:1, :5]).logits[:, -1].float())[0].softmax(-1)
+        counts = torch.bincount(chosen[:, 5], minlength=12) / len(chosen)
+        assert (counts - expected).abs().sum() / 2 < 5 * (12 / (6.28 * len(chosen))) ** 0.5
+
+
 @pytest.mark.parametrize("draft_sampling", ["greedy", "sample"])
 def test_sampled_first_tokens_have_the_targets_distribution(draft_sampling: str) -> None:
     """

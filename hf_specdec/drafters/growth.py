@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import kernels
 from ..argmax import argmax
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
 
@@ -152,7 +153,7 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
     logits, levels = root_logits[:, None], []
     for level in _levels(tree, root_logits.device):
         if level.num_candidates > 1:
-            best = logits.topk(level.num_candidates, dim=-1).indices.flatten(1)
+            best = best_tokens(logits, level.num_candidates, with_log_q=False)[0].flatten(1)
         else:
             best = argmax(logits)
         levels.append(_pick(best, level.candidate))
@@ -265,8 +266,16 @@ def grow_dynamic(
     return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), torch.cat(above, 1), tree.num_nodes, depth)
 
 
-def best_tokens(logits: torch.Tensor, count: int) -> BestTokens:
-    """The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each."""
+def best_tokens(logits: torch.Tensor, count: int, with_log_q: bool = True) -> BestTokens:
+    """
+    The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each; without
+    `with_log_q` any scores in their place, where those are cheaper.
+    """
+    if kernels.pick_tokens(logits, count):
+        return kernels.best_tokens(logits, count)
+    if not with_log_q:
+        best = logits.topk(count, dim=-1)
+        return best.indices, best.values
     best = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
     return best.indices, best.values
 
