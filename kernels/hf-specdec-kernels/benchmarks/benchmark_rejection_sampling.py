@@ -2,6 +2,7 @@
 P7: walks down trees of 64 draft nodes over a vocabulary of 128,256, bfloat16, at batch 64 and 1.
 
     python benchmarks/benchmark_rejection_sampling.py
+    python benchmarks/benchmark_rejection_sampling.py --sweep    # other sizes of blocks instead, one to two minutes
 
 The floor is the time to read the target's logits once at the copy bandwidth measured here. Children are drawn without
 replacement from a draft near the target; the mean acceptance length is printed. Peers: softmax and multinomial of all
@@ -11,6 +12,7 @@ version is checked first. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from typing import Any
@@ -92,12 +94,13 @@ class Setting:
 
 def check() -> None:
     """Equality with the naive version, in all rows but one at most: float32 may round a draw over a boundary."""
-    setting = Setting(16)
-    for name, (ours, naive, arguments) in setting.calls.items():
-        found, expected = ours(**arguments), naive(**arguments)
-        agree = (found.path == expected.path).all(dim=1) & (found.next_tokens == expected.next_tokens)
-        if agree.sum() < setting.batch - 1:
-            raise SystemExit(f"{name} differs from the naive version in {int((~agree).sum())} rows of 16.")
+    for batch in (16, 4):  # sums of visited nodes alone, and of all beforehand
+        setting = Setting(batch)
+        for name, (ours, naive, arguments) in setting.calls.items():
+            found, expected = ours(**arguments), naive(**arguments)
+            agree = (found.path == expected.path).all(dim=1) & (found.next_tokens == expected.next_tokens)
+            if agree.sum() < batch - 1:
+                raise SystemExit(f"{name} differs from the naive version in {int((~agree).sum())} rows of {batch}.")
     print("equal to the naive version")
 
 
@@ -126,11 +129,38 @@ def measure(batch: int, bandwidth: float) -> list[dict[str, Any]]:
     return rows
 
 
+def sweep() -> list[dict[str, Any]]:
+    """Times of some walks with other sizes of blocks and numbers of blocks under way."""
+    from hf_specdec_kernels.rejection_sampling import triton as launches
+
+    rows = []
+    for batch in (64, 1):
+        setting = Setting(batch)
+        for block, stages in ((16384, 3), (16384, 1), (8192, 3), (8192, 5)):
+            launches.LARGEST_BLOCK = block
+            launches.STAGES = dict.fromkeys(launches.STAGES, stages)
+            for name in ("rejection, temperature", "rejection, top-p"):
+                ours, _, arguments = setting.calls[name]
+                run = [lambda ours=ours, arguments=arguments: ours(**arguments)] * 3
+                time = attempt(name, lambda run=run: time_calls(run, replays=20))
+                if time is not None:
+                    rows.append({"batch": batch, "walk": name, "block": block, "stages": stages, "ms": time.median})
+                    print(f"  batch {batch}, {name}, blocks of {block}, {stages} stages: {time}")
+    return rows
+
+
 @torch.inference_mode()
 def main() -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description="Walks against the time to read the target's logits once.")
+    parser.add_argument("--sweep", action="store_true", help="other sizes of blocks instead")
+    options = parser.parse_args()
     require_cuda()
     torch.manual_seed(0)
     check()
+    if options.sweep:
+        found = {"sweep": sweep(), **environment()}
+        print(json.dumps(found))
+        return found
     bandwidth = copy_bandwidth()
     print(f"{environment()}\ncopy bandwidth {bandwidth / 1e12:.2f} TB/s (read + write)")
     rows = [row for batch in (64, 1) for row in measure(batch, bandwidth)]

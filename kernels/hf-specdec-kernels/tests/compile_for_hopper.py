@@ -92,8 +92,10 @@ def attention(
     )
 
 
-def walks(dtype: torch.dtype, vocab: int = 128_256, filtered: bool = False, all_options: bool = False) -> None:
-    batch, nodes, depth = 64, 65, 8
+def walks(
+    dtype: torch.dtype, vocab: int = 128_256, batch: int = 64, filtered: bool = False, all_options: bool = False
+) -> None:
+    nodes, depth = 65, 8
     longs = torch.zeros(batch, nodes, dtype=torch.long)
     rows = torch.ones(batch)
     common = {
@@ -153,6 +155,7 @@ CASES = {
     **{f"walks, {dtype}": lambda dtype=dtype: walks(dtype) for dtype in (HALF, torch.float16, SINGLE)},
     "walks, small vocabulary": lambda: walks(SINGLE, vocab=12),
     "walks with filters": lambda: walks(HALF, filtered=True),
+    "walks, batch of 1, with filters": lambda: walks(HALF, batch=1, filtered=True),
     "walks with all options": lambda: walks(SINGLE, filtered=True, all_options=True),
     **{f"drafting, vocabulary of {vocab}": lambda vocab=vocab: drafting(vocab) for vocab in (32_000, 128_256)},
     "drafting, drawn": lambda: drafting(32_000, drawn=True),

@@ -76,8 +76,9 @@ def assert_same(found: Walks, expected: Walks) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch):
-    """Blocks so small that several are needed."""
+    """Blocks so small that several are needed, and sums of the nodes that are visited alone."""
     monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.LARGEST_BLOCK", 64)
+    monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.PREPARED_NODES", 0)
 
 
 GREEDY = CASES | {"ties in several blocks": Case(ties=True, vocab=200, batch=4, sharpness=0.7)}
@@ -120,6 +121,29 @@ def test_rejection(name: str, device: torch.device) -> None:
     expected = rejection_walk_naive(**arguments)
     assert_same(found, expected)
     assert case.nodes == 1 or (expected.accepted > 0).any()
+
+
+PREPARED = {
+    "root alone": Case(nodes=1),
+    "resting rows, void nodes": Case(batch=4, resting=True, void=True),
+    "all filters, bfloat16": replace(FILTERED["all filters, bfloat16"], batch=4, nodes=6),
+    "everything": replace(DRAFTED["everything"], batch=5, nodes=7),
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_sums_of_all_nodes_beforehand(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.PREPARED_NODES", 100)
+    case = PREPARED[name]
+    tree = tree_arguments(case, device)
+    drafted = draft_arguments(case, device, tree)
+    arguments = tree | filter_arguments(case, device) | {"uniforms": uniforms(case, device)}
+    found = room(case, arguments, device)
+    launch_rejection_walk(**drafted, **arguments, **found._asdict())
+    assert_same(found, rejection_walk_naive(**drafted, **arguments))
+    found = room(case, arguments, device)
+    launch_target_walk(**arguments, **found._asdict())
+    assert_same(found, target_walk_naive(**arguments))
 
 
 def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:

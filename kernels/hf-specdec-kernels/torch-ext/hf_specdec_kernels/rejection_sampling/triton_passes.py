@@ -125,6 +125,7 @@ def write_first_residual(
     logits, draft, columns, residual, scores, vocab, struck,
     highest, total, temperature, threshold, first_tied, q_highest, q_total, q_temperature,
     FILTERED: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """
     Writes max(p - q, 0), and log q (up to a constant) with `struck` at -inf. A barrier is needed before others read
@@ -137,7 +138,7 @@ def write_first_residual(
     left = tl.zeros([BLOCK], tl.float32)
     new_highest = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), axis=0)
     new_total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocab, BLOCK):
+    for first in tl.range(0, vocab, BLOCK, num_stages=1 if COLUMNS else STAGES):
         at = first + in_block
         found = load_scores(logits, logits, at, vocab, False)
         p = kept_weights(found, at, vocab, highest, temperature, threshold, first_tied, FILTERED, SHIFT) / total
@@ -152,7 +153,9 @@ def write_first_residual(
 
 
 @triton.jit
-def write_residual(weights, residual, scores, vocab, struck, total, q_highest, q_total, BLOCK: tl.constexpr):
+def write_residual(
+    weights, residual, scores, vocab, struck, total, q_highest, q_total, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
     """
     The same for p and q that are in memory. `struck` is not written: it must be, once all have read it.
     """
@@ -160,7 +163,7 @@ def write_residual(weights, residual, scores, vocab, struck, total, q_highest, q
     left = tl.zeros([BLOCK], tl.float32)
     new_highest = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), axis=0)
     new_total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, vocab, BLOCK):
+    for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         at = first + in_block
         p = tl.load(weights + at, mask=at < vocab, other=0.0) / total
         score = tl.load(scores + at, mask=at < vocab, other=float("-inf"))

@@ -1,0 +1,94 @@
+"""What a walk has to know of a node before it looks at its children: the sums of p and q, and p's filters."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .triton_filters import filters
+from .triton_passes import softmax_sums
+
+
+@triton.jit
+def child_with(tokens, parents, node, token, num_nodes, BLOCK_NODES: tl.constexpr):
+    """The first child of a node that holds a token, or `num_nodes`."""
+    nodes = tl.arange(0, BLOCK_NODES)
+    inside = (nodes > 0) & (nodes < num_nodes)
+    is_child = (tl.load(parents + nodes, mask=inside, other=-1) == node) & inside
+    held = tl.load(tokens + nodes, mask=inside, other=-1)
+    return tl.min(tl.where(is_child & (held == token), nodes, num_nodes), axis=0)
+
+
+@triton.jit
+def next_child(tokens, parents, node, after, num_nodes, BLOCK_NODES: tl.constexpr):
+    """The first child of a node behind another one that counts, or `num_nodes`."""
+    nodes = tl.arange(0, BLOCK_NODES)
+    inside = (nodes > after) & (nodes < num_nodes)
+    is_child = (tl.load(parents + nodes, mask=inside, other=-1) == node) & inside
+    counts = tl.load(tokens + nodes, mask=inside, other=-1) >= 0
+    return tl.min(tl.where(is_child & counts, nodes, num_nodes), axis=0)
+
+
+@triton.jit
+def sums_of_p(
+    logits, bins, top_k, top_p, vocab, temperature,
+    FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The largest logit, the sum of the weights that the filters leave, and the filters' threshold and first tie."""
+    highest, total = softmax_sums(logits, logits, vocab, temperature, False, BLOCK, STAGES)
+    threshold, first_tied = vocab * 0, vocab * 0
+    if FILTERED:
+        threshold, first_tied, total = filters(
+            logits, bins, vocab, highest, total, temperature, tl.load(top_k), tl.load(top_p),
+            SHIFT, BLOCK, BINS, STAGES,
+        )  # fmt: skip
+    return highest, total, threshold, first_tied
+
+
+@triton.jit(do_not_specialize=["num_nodes", "num_parents"])
+def prepare_kernel(
+    logits, draft_logits, tokens, parents, draft_index, draft_columns, draft_temperature,
+    temperature, top_k, top_p, active, bins, sums, edges, vocab, num_nodes, num_parents,
+    logits_stride_b, logits_stride_n, draft_stride_b, draft_stride_n,
+    tokens_stride_b, parents_stride_b, index_stride_b,
+    DRAFTED: tl.constexpr, FILTERED: tl.constexpr, TEMPERED: tl.constexpr, DRAFT_TEMPERED: tl.constexpr,
+    ACTIVE: tl.constexpr, INDEXED: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr, BLOCK_NODES: tl.constexpr,
+):  # fmt: skip
+    """
+    Program (node, row): writes a node's `sums`, the highest score and the total of p and of q, and its `edges`, p's
+    threshold and first tie. Nothing for nodes that no walk can come to.
+    """
+    node = tl.program_id(0)
+    row = tl.program_id(1)
+    tokens += row * tokens_stride_b
+    comes = (node == 0) | (tl.load(tokens + node) >= 0)
+    if ACTIVE:
+        comes = comes & (tl.load(active + row) != 0)
+    if comes:
+        place = row * num_nodes + node
+        heat = tl.load(temperature + row).to(tl.float32) if TEMPERED else 1.0
+        at_node = logits + row.to(tl.int64) * logits_stride_b + node.to(tl.int64) * logits_stride_n
+        highest, total, threshold, first_tied = sums_of_p(
+            at_node, bins + place.to(tl.int64) * BINS, top_k + row, top_p + row, vocab, heat,
+            FILTERED, SHIFT, BLOCK, BINS, STAGES,
+        )  # fmt: skip
+        tl.store(sums + 4 * place, highest)
+        tl.store(sums + 4 * place + 1, total)
+        tl.store(edges + 2 * place, threshold)
+        tl.store(edges + 2 * place + 1, first_tied)
+        if DRAFTED:
+            parent = tl.load(draft_index + row * index_stride_b + node).to(tl.int32) if INDEXED else node
+            child = next_child(tokens, parents + row * parents_stride_b, node, node, num_nodes, BLOCK_NODES)
+            if (parent >= 0) & (parent < num_parents) & (child < num_nodes):
+                draft_heat = tl.load(draft_temperature + row).to(tl.float32) if DRAFT_TEMPERED else 1.0
+                draft = draft_logits + row.to(tl.int64) * draft_stride_b + parent.to(tl.int64) * draft_stride_n
+                q_highest, q_total = softmax_sums(draft, draft_columns, vocab, draft_heat, COLUMNS, BLOCK, STAGES)
+                tl.store(sums + 4 * place + 2, q_highest)
+                tl.store(sums + 4 * place + 3, q_total)
+
+
+@triton.jit
+def prepared(sums, edges):
+    """What the kernel above wrote of p."""
+    return tl.load(sums), tl.load(sums + 1), tl.load(edges), tl.load(edges + 1)
