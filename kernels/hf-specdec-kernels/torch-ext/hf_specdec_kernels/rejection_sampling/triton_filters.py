@@ -49,16 +49,16 @@ def filters(
         )
     if top_p < 1.0:
         low = threshold
-        everything = total.to(tl.float64) * WEIGHT_OF_ONE
+        share = top_p.to(tl.float64)
+        goal = share * total.to(tl.float64) * WEIGHT_OF_ONE
         if filtered_by_k:
-            everything = everything * 0.0 - 1.0
+            goal = -goal  # `total` is of all tokens: the search sums up those that top-k leaves
         else:
             # All tokens together that weigh less than this do not make up what top-p may leave out.
-            least = highest + temperature * tl.log((1.0 - top_p) * total / (2.0 * vocab))
+            least = highest + temperature * tl.log((1.0 - top_p) * total / (1.01 * vocab))
             low = tl.maximum(low, sort_keys(least, SHIFT))
-        share = top_p.to(tl.float64)
         threshold, above, tied, each, goal = _search(
-            logits, bins, vocab, highest, temperature, low, everything * share, share, True, SHIFT, BLOCK, BINS, STAGES
+            logits, bins, vocab, highest, temperature, low, goal, share, True, SHIFT, BLOCK, BINS, STAGES
         )
         # How many of the equal scores at the threshold are needed to reach the goal.
         needed = tl.ceil((goal - above.to(tl.float64)) / tl.maximum(each, 1).to(tl.float64)).to(tl.int64)
