@@ -109,7 +109,7 @@ class TreeContext:
             self._masks[key] = torch.zeros(1, 1, self.ancestors.shape[1], self.num_slots, dtype=dtype, device=device)
         elif key not in self._masks:
             allowed = self._allowed if window is None else self._allowed & (self._distances < window)
-            self._masks[key] = torch.where(allowed[:, None], *_mask_values(dtype, allowed.device)).to(device)
+            self._masks[key] = torch.where(allowed[:, None], *mask_values(dtype, allowed.device)).to(device)
         return self._masks[key]
 
     @property
@@ -160,7 +160,7 @@ class TreeContext:
 
 
 @lru_cache(maxsize=16)
-def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def mask_values(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """What an additive mask holds for allowed and for hidden slots."""
     return torch.zeros((), dtype=dtype, device=device), torch.full(
         (), torch.finfo(dtype).min, dtype=dtype, device=device

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..attention import mask_values
 from ..cache import DeviceCache, TreeCache
 from ..drafters import Drafter, DraftModelDrafter, EagleDrafter
 from ..drafters.growth import grow, held_levels
@@ -23,16 +24,17 @@ class Padding:
 
     Args:
         cache (`TreeCache`): the cache.
-        device (`torch.device`): of the model.
-        with_masks (`bool`): whether the model's forwards take masks.
+        forward (`TreeForward`): of its model.
     """
 
-    def __init__(self, cache: TreeCache, device: torch.device, with_masks: bool):
+    def __init__(self, cache: TreeCache, forward: TreeForward):
+        device, with_masks = forward.device, not forward.has_kernel
         rows, self._slots = len(cache.lengths), torch.arange(cache.capacity, device=device)
         self.first_slots = torch.zeros(rows, dtype=torch.long, device=device)
         self.position_shift = torch.zeros(rows, dtype=torch.long, device=device)
         shape = (rows, cache.capacity)
         self.visible = torch.ones(shape, dtype=torch.bool, device=device) if with_masks else None
+        self.held = mask_values(forward.dtype, device)
 
     def load(self, forward: TreeForward) -> None:
         """Takes that of a call's forward, see `TreeForward`."""
@@ -68,7 +70,7 @@ class DevicePart(ABC):
     def __init__(self, drafter: Any, tree: TokenTree | DynamicTree):
         self.tree = tree
         self.cache = DeviceCache(drafter.cache)
-        self.padding = Padding(drafter.cache, drafter.device, not drafter.forward.has_kernel)
+        self.padding = Padding(drafter.cache, drafter.forward)
         self.root_logits = drafter.root_logits.clone()
         # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
         self.held = [held_levels(tree, drafter.device), causal_chain(tree.depth + 1, drafter.device)]
@@ -126,7 +128,7 @@ class HeadPart(DevicePart):
         self.root_states = drafter.root_states.clone()
         self.behind = torch.zeros(1, dtype=torch.long, device=drafter.device)
         """How many rows the cache has less than there are tokens."""
-        self.held.append(drafter.held_rows)
+        self.held += [drafter.held_rows, drafter.target_ids]
 
     def load(self, drafter: EagleDrafter) -> None:
         super().load(drafter)

@@ -48,7 +48,7 @@ class DeviceStep:
         device, batch_size = target.forward.device, sequences.batch_size
         self.rows = Rows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), tree.depth, device)
         self.verdict = warpers.verdict(batch_size, do_sample, device)
-        self.padding = Padding(target.cache, device, not target.forward.has_kernel)
+        self.padding = Padding(target.cache, target.forward)
         self.part = PARTS[type(drafter)](drafter, tree)
         self.compactions = list(_compactions(target.cache))
         self.load(target, drafter, sequences, warpers)
