@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .grouped_attention import grouped_attention
 from .kernels import NODES_PER_WORD, KernelInputs
 
 
@@ -192,7 +193,10 @@ def tree_attention(
         scale, window = kwargs.get("scaling"), layer_window(module, kwargs)
         return tree_context.kernel_inputs.attend(query, key, value, scale=scale, window=window), None
     attention_mask = tree_context.mask(query.dtype, query.device, layer_window(module, kwargs))
-    function = _attention_function(_implementation_with_masks(implementation, kwargs), module)
+    implementation = _implementation_with_masks(implementation, kwargs)
+    if implementation == "sdpa" and key.shape[1] < query.shape[1] and not module.training:
+        return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
+    function = _attention_function(implementation, module)
     return function(module, query, key, value, attention_mask, **kwargs)
 
 

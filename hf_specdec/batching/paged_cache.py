@@ -35,6 +35,9 @@ class PagedLayer(CacheLayerMixin):
             states.new_empty(pool.num_blocks + NUM_RESERVED, states.shape[1], pool.block_size, states.shape[3])
             for states in (key_states, value_states)
         )
+        # The same memory, as it is written and as it is read.
+        self._slots = [states.view(-1, states.shape[3]) for states in (self.keys, self.values)]
+        self._blocks = [states.flatten(0, 1).flatten(1) for states in (self.keys, self.values)]
         self.is_initialized = True
         self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks])
 
@@ -47,18 +50,19 @@ class PagedLayer(CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        blocks, offsets = self.cache.write_window.places_on(self.device)
-        self.keys[blocks, :, offsets] = key_states.transpose(1, 2)
-        self.values[blocks, :, offsets] = value_states.transpose(1, 2)
-        return self.gather(self.keys), self.gather(self.values)
+        num_heads, window = key_states.shape[1], self.cache.write_window
+        index = window.slots_to_write(num_heads, self.device)
+        for slots, states in zip(self._slots, (key_states, value_states), strict=True):
+            slots.index_copy_(0, index, states.reshape(-1, states.shape[3]))
+        return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
-    def gather(self, states: torch.Tensor) -> torch.Tensor:
+    def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
         """The slots of the seated requests in a row each. A kernel that reads block tables needs none of this."""
-        num_heads, _, head_dim = states.shape[1:]
-        index = self.cache.write_window.rows_to_read(num_heads, self.device)
-        gathered = states.flatten(0, 1).flatten(1).index_select(0, index)
-        gathered = gathered.view(len(self.cache.tables), num_heads, -1, head_dim)
-        return gathered[:, :, : self.cache.write_window.end]
+        window = self.cache.write_window
+        gathered = blocks.index_select(0, window.rows_to_read(num_heads, self.device))
+        block_size = self.cache.pool.block_size
+        gathered = gathered.view(len(window.tables), num_heads, -1, blocks.shape[1] // block_size)
+        return gathered[:, :, : window.end]
 
     def move(
         self, blocks: torch.Tensor, offsets: torch.Tensor, new_blocks: torch.Tensor, new_offsets: torch.Tensor
@@ -94,19 +98,23 @@ class PagedWindow:
         blocks, offsets (`torch.Tensor` of shape `[batch, nodes]`, int64): where each node goes.
         tables (`torch.Tensor` of shape `[batch, blocks]`, int64): the blocks to read.
         end (`int`): one past the last slot of any row.
+        block_size (`int`): slots of a block.
     """
 
-    def __init__(self, blocks: torch.Tensor, offsets: torch.Tensor, tables: torch.Tensor, end: int):
-        self.tables, self.end = tables, end
-        self._places = {blocks.device: (blocks, offsets)}
+    def __init__(self, blocks: torch.Tensor, offsets: torch.Tensor, tables: torch.Tensor, end: int, block_size: int):
+        self.blocks, self.offsets, self.tables = blocks, offsets, tables
+        self.end, self.block_size = end, block_size
+        self._slots: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._rows: dict[tuple[int, torch.device], torch.Tensor] = {}
 
-    def places_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Blocks and offsets to write to, on the device of a layer."""
-        if device not in self._places:
-            blocks, offsets = next(iter(self._places.values()))
-            self._places[device] = blocks.to(device), offsets.to(device)
-        return self._places[device]
+    def slots_to_write(self, num_heads: int, device: torch.device) -> torch.Tensor:
+        """Slots of `[blocks · heads · block_size]`, in the order of batch, head and node."""
+        key = (num_heads, device)
+        if key not in self._slots:
+            heads = torch.arange(num_heads, device=self.blocks.device)[None, :, None]
+            slots = (self.blocks[:, None] * num_heads + heads) * self.block_size + self.offsets[:, None]
+            self._slots[key] = slots.flatten().to(device)
+        return self._slots[key]
 
     def rows_to_read(self, num_heads: int, device: torch.device) -> torch.Tensor:
         """Rows of `[blocks · heads]`, in the order of batch, head and block."""
@@ -190,7 +198,7 @@ class PagedCache(TreeCache):
         tables = self._tables_tensor[:, :used]
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
-        self.write_window = PagedWindow(*self._places(slots), tables, end)
+        self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size)
 
     def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Block numbers and offsets of slots of every row, `[batch, slots]` each."""
