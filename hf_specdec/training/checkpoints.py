@@ -101,6 +101,35 @@ class LogFile(TrainerCallback):
                 file.write(json.dumps({"step": state.global_step} | logs) + "\n")
 
 
+class FirstEvaluation(TrainerCallback):
+    """
+    Keeps what the held-out texts gave before the first step. That evaluation must be part of the training
+    (`eval_on_start`): one before it would hand the model to accelerate without its wrapper for several processes, which
+    training would then leave off, and every process would train on its own.
+
+    Args:
+        path (`Path`): where it is kept.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read(self) -> dict[str, float]:
+        """It; empty if there is none."""
+        return json.loads(self.path.read_text()) if self.path.is_file() else {}
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if state.global_step == 0 and args.should_save and not self.path.is_file():
+            self.path.write_text(json.dumps(metrics, indent=2) + "\n")
+
+
 def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]

@@ -26,7 +26,7 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
 from ..smollm2 import smollm2_folder
-from .checkpoints import LogFile, TimeLimits, check_identity, newest_complete
+from .checkpoints import FirstEvaluation, LogFile, TimeLimits, check_identity, newest_complete
 from .corpus import Corpus
 from .data import Text
 from .description import describe_run
@@ -164,10 +164,9 @@ class _Run:
         trainer, output = self.trainer, self.output
         with trainer.accelerator.main_process_first():
             checkpoint = newest_complete(output, clean=trainer.args.should_save)
-        before = _read_json(output / "before.json")
-        if before is None and trainer.eval_dataset is not None:
-            before = trainer.evaluate()
-            self._write_json("before.json", before)
+        first = FirstEvaluation(output / "before.json")
+        trainer.args.eval_on_start = trainer.eval_dataset is not None and not first.path.is_file()
+        trainer.add_callback(first)
         trainer.add_callback(TimeLimits(self.options.save_minutes * 60, deadline))
         trainer.add_callback(LogFile(output))
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -176,7 +175,7 @@ class _Run:
         after = trainer.evaluate() if finished and trainer.eval_dataset is not None else {}
         if trainer.args.should_save:
             self._save()
-        result = {"finished": finished, "step": step, "total_steps": total, "before": before or {}, "after": after}
+        result = {"finished": finished, "step": step, "total_steps": total, "before": first.read(), "after": after}
         self._write_json("result.json", result)
         trainer.accelerator.wait_for_everyone()
         return TrainResult(output=output, **result)
