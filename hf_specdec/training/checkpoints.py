@@ -104,8 +104,8 @@ class LogFile(TrainerCallback):
 class FirstEvaluation(TrainerCallback):
     """
     Keeps what the held-out texts gave before the first step. That evaluation must be part of the training
-    (`eval_on_start`): one before it would hand the model to accelerate without its wrapper for several processes, which
-    training would then leave off, and every process would train on its own.
+    (`eval_on_start`): one before it would hand the model to accelerate without its wrapper for several processes,
+    which training would then leave off, and every process would train on its own.
 
     Args:
         path (`Path`): where it is kept.
