@@ -10,6 +10,8 @@ all at once (request rate inf) but no more than `--concurrency` open at a time. 
 - TTFT: time to the first token; TPOT: time per token after the first; ITL: time between two pieces of text.
 - Acceptance, from the server's own counters.
 
+(Without HTTP, and with fewer packages: manager_load.py.)
+
 A first round of requests warms up and does not count. Prints a table, then one JSON line. A trial on a CPU:
 
     python benchmarks/serving_load.py --concurrency 1 4 --input-len 40 --output-len 20 --temperature 0
@@ -22,7 +24,6 @@ import asyncio
 import json
 import random
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,12 +32,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import openai
+from load_figures import Timing, add_row, new_table, summary
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoTokenizer
 
 from hf_specdec.benchmarking import loading
@@ -116,26 +116,6 @@ def counters(address: str) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------------ requests
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One request, in seconds from its start."""
-
-    tokens: int
-    pieces: list[float]
-
-    @property
-    def ttft(self) -> float:
-        return self.pieces[0]
-
-    @property
-    def tpot(self) -> float:
-        return (self.pieces[-1] - self.pieces[0]) / max(self.tokens - 1, 1)
-
-    @property
-    def itl(self) -> list[float]:
-        return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
-
-
 async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: float, length: int) -> Timing:
     generation = {"max_new_tokens": length, "eos_token_id": -1, "do_sample": temperature > 0, "top_k": 0}
     start, pieces, tokens = time.perf_counter(), [], 0
@@ -171,35 +151,6 @@ async def load(
     start = time.perf_counter()
     timings = await asyncio.gather(*map(one, prompts))
     return time.perf_counter() - start, timings
-
-
-def summary(
-    seconds: float, timings: list[Timing], before: dict[str, float], after: dict[str, float]
-) -> dict[str, Any]:
-    """The figures of one load."""
-    change = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    drafts, drafted = change.get("num_drafts", 0.0), change.get("num_draft_tokens", 0.0)
-    prefix = "num_accepted_tokens_per_pos_"
-    by_position = {int(name.removeprefix(prefix)): n for name, n in change.items() if name.startswith(prefix)}
-    result: dict[str, Any] = {
-        "requests": len(timings),
-        "requests_per_second": len(timings) / seconds,
-        "tokens_per_second": sum(timing.tokens for timing in timings) / seconds,
-        "mean_acceptance_length": 1 + (change["num_accepted_tokens"] / drafts if drafts else 0.0) if change else None,
-        "draft_acceptance_rate": change["num_accepted_tokens"] / drafted if drafted else None,
-        "acceptance_per_position": [by_position[place] / drafts for place in sorted(by_position)] if drafts else None,
-    }
-    spans = {
-        "ttft": [timing.ttft for timing in timings],
-        "tpot": [timing.tpot for timing in timings],
-        "itl": [gap for timing in timings for gap in timing.itl],
-    }
-    for name, values in spans.items():
-        values = sorted(values) or [0.0]
-        place = min(int(0.99 * len(values)), len(values) - 1)
-        shares = {"mean": statistics.mean(values), "median": statistics.median(values), "p99": values[place]}
-        result[f"{name}_ms"] = {share: 1e3 * value for share, value in shares.items()}
-    return result
 
 
 def texts(options: argparse.Namespace, count: int) -> list[str]:
@@ -239,7 +190,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
-    table = Table("server", "T", "open", "tok/s", "req/s", "TTFT p50/p99", "TPOT p50/p99", "ITL p50/p99", "length")
+    table = new_table()
     for contender in options.contenders:
         with running(commands(options)[contender]) as address:
             for temperature in options.temperature:
@@ -251,26 +202,12 @@ def main() -> None:
                     seconds, timings = asyncio.run(load(address, options.target, prompts, *call))
                     figures = summary(seconds, timings, before, counters(address))
                     results.append(
-                        {"server": contender, "temperature": temperature, "concurrency": concurrency} | figures
+                        {"contender": contender, "temperature": temperature, "concurrency": concurrency} | figures
                     )
-                    _add_row(table, results[-1])
+                    add_row(table, results[-1])
                     print(json.dumps(results[-1]), file=sys.stderr)
     Console().print(table)
     print(json.dumps({**environment(options.device), **vars(options), "results": results}))
-
-
-def _add_row(table: Table, figures: dict[str, Any]) -> None:
-    spans = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
-    length = figures["mean_acceptance_length"]
-    table.add_row(
-        figures["server"],
-        f"{figures['temperature']:g}",
-        str(figures["concurrency"]),
-        f"{figures['tokens_per_second']:.1f}",
-        f"{figures['requests_per_second']:.2f}",
-        *(f"{span['median']:.0f} / {span['p99']:.0f}" for span in spans),
-        "" if length is None else f"{length:.2f}",
-    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""`benchmarks/serving_load.py`: what it makes of the times that it has measured."""
+"""What the load benchmarks make of the times that they have measured, and the one without a server on a trial."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,16 +12,17 @@ from types import ModuleType
 import pytest
 
 
-for package in ("openai", "rich"):
-    pytest.importorskip(package)
+pytest.importorskip("rich")
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "serving_load.py"
-    spec = importlib.util.spec_from_file_location("serving_load", path)
+    spec = importlib.util.spec_from_file_location("load_figures", BENCHMARKS / "load_figures.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["serving_load"] = module  # where its dataclasses look for it
+    sys.modules["load_figures"] = module  # where its dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -50,3 +53,54 @@ def test_servers_without_counters_and_without_drafts(benchmark: ModuleType) -> N
     counts = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"), 3.0)
     plain = benchmark.summary(1.0, timings, counts, counts)
     assert plain["mean_acceptance_length"] == 1.0 and plain["draft_acceptance_rate"] is None
+
+
+def trial(script: str, *options: str) -> dict:
+    """The JSON line that a script prints for the tiny target and its head."""
+    models = [
+        "--target",
+        str(GOLDENS / "tiny_target"),
+        "--draft",
+        str(GOLDENS / "safeailab_eagle3"),
+        "--device",
+        "cpu",
+    ]
+    command = [sys.executable, str(BENCHMARKS / script), *models, "--num-blocks", "100", "--prompts", "random"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=200, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_load_on_a_manager() -> None:
+    options = [
+        "--concurrency",
+        "3",
+        "--temperature",
+        "0",
+        "--input-len",
+        "20",
+        "--output-len",
+        "12",
+        "--seconds",
+        "40",
+    ]
+    found = trial("manager_load.py", *options)["results"]
+    assert [result["contender"] for result in found] == ["off", "auto", "tree", "transformers"]
+    for result in found:
+        assert "error" not in result and not result["was_cut"]
+        assert (result["requests"], result["same_texts"]) == (6, 1.0)
+    off, _, tree, theirs = (result["mean_acceptance_length"] for result in found)
+    assert off == 1.0 and tree > 1.5 and theirs is None
+
+
+@pytest.mark.slow
+def test_a_load_that_rises_and_falls(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "switch.png"
+    options = ["--open", "1", "6", "1", "--limit", "2", "--phase-seconds", "4", "--output-len", "24"]
+    found = trial("load_switch.py", *options, "--interval", "0.25", "--input-len", "20", "--output", str(picture))
+    assert picture.stat().st_size > 10_000
+    low, high, again = found["phases"]["by load"]
+    assert high["share_with_speculation"] < 0.5 < min(low["share_with_speculation"], again["share_with_speculation"])
+    assert low["acceptance_length"] > 1.5 and again["acceptance_length"] > 1.5
+    assert all(phase["acceptance_length"] is None for phase in found["phases"]["never"])

@@ -1,0 +1,88 @@
+"""What a load says: throughput, latencies and acceptance, for the scripts that put one on a server or a manager."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One request, in seconds from its start. `tokens` are those that came in `pieces`."""
+
+    tokens: int
+    pieces: list[float]
+
+    @property
+    def ttft(self) -> float:
+        """Time to the first token."""
+        return self.pieces[0]
+
+    @property
+    def tpot(self) -> float:
+        """Time per token after the first."""
+        return (self.pieces[-1] - self.pieces[0]) / max(self.tokens - 1, 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Times between two pieces of text."""
+        return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
+
+
+def summary(
+    seconds: float, timings: list[Timing], before: dict[str, float], after: dict[str, float]
+) -> dict[str, Any]:
+    """
+    The figures of one load.
+
+    Args:
+        seconds (`float`): how long it took.
+        timings (`list[Timing]`): its requests.
+        before, after (`dict`): the counters of speculation, under vLLM's names; empty where there are none.
+    """
+    change = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    drafts, drafted = change.get("num_drafts", 0.0), change.get("num_draft_tokens", 0.0)
+    prefix = "num_accepted_tokens_per_pos_"
+    by_position = {int(name.removeprefix(prefix)): n for name, n in change.items() if name.startswith(prefix)}
+    result: dict[str, Any] = {
+        "requests": len(timings),
+        "requests_per_second": len(timings) / seconds,
+        "tokens_per_second": sum(timing.tokens for timing in timings) / seconds,
+        "mean_acceptance_length": 1 + (change["num_accepted_tokens"] / drafts if drafts else 0.0) if change else None,
+        "draft_acceptance_rate": change["num_accepted_tokens"] / drafted if drafted else None,
+        "acceptance_per_position": [by_position[place] / drafts for place in sorted(by_position)] if drafts else None,
+    }
+    spans = {
+        "ttft": [timing.ttft for timing in timings],
+        "tpot": [timing.tpot for timing in timings],
+        "itl": [gap for timing in timings for gap in timing.itl],
+    }
+    for name, values in spans.items():
+        values = sorted(values) or [0.0]
+        place = min(int(0.99 * len(values)), len(values) - 1)
+        shares = {"mean": statistics.mean(values), "median": statistics.median(values), "p99": values[place]}
+        result[f"{name}_ms"] = {share: 1e3 * value for share, value in shares.items()}
+    return result
+
+
+def new_table() -> Table:
+    """For `add_row`."""
+    return Table("contender", "T", "open", "tok/s", "req/s", "TTFT p50/p99", "TPOT p50/p99", "ITL p50/p99", "length")
+
+
+def add_row(table: Table, figures: dict[str, Any]) -> None:
+    """A `summary`, with its `contender`, `temperature` and `concurrency`. Times are in milliseconds."""
+    spans = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
+    length = figures["mean_acceptance_length"]
+    table.add_row(
+        figures["contender"],
+        f"{figures['temperature']:g}",
+        str(figures["concurrency"]),
+        f"{figures['tokens_per_second']:.1f}",
+        f"{figures['requests_per_second']:.2f}",
+        *(f"{span['median']:.0f} / {span['p99']:.0f}" for span in spans),
+        "" if length is None else f"{length:.2f}",
+    )

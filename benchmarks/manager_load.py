@@ -1,0 +1,283 @@
+"""
+Many requests under load, without a server: throughput and latency with speculation, without, and of transformers' own
+`ContinuousBatchingManager`.
+
+    python benchmarks/manager_load.py [--target ID_OR_FOLDER] [--draft ID_OR_FOLDER] [--seconds 300]
+
+The defaults need no network: SmolLM2-135M-Instruct and its head in model_cards/. `--target pair:0.03` is a random
+model of the shape of Llama-3.1-8B and a draft of its first two layers; the larger the number, the less they agree.
+
+Every contender gets the same prompts: `--input-len` random tokens (or the built-in prompts, with `--prompts real`),
+`--output-len` tokens each whatever they say, as many open at a time as `--concurrency` says. Times are those at which
+results come out of the manager. TTFT: time to the first token; TPOT: time per token after the first; ITL: time between
+two results.
+
+A first round of requests warms up and does not count. What is left of `--seconds` is shared out evenly to what is
+still to be measured; requests that are open when the time of a measurement ends count with the tokens they have.
+Greedy texts are compared with those of the first contender. Prints a table, then one JSON line. A trial on a CPU:
+
+    python benchmarks/manager_load.py --concurrency 1 4 --input-len 40 --output-len 20 --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import inspect
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from load_figures import Timing, add_row, new_table, summary
+from rich.console import Console
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+from hf_specdec import SpeculativeConfig
+from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.benchmarking import contenders as ways
+from hf_specdec.benchmarking import loading
+from hf_specdec.benchmarking import prompts as prompt_sets
+from hf_specdec.benchmarking.environment import environment
+from hf_specdec.benchmarking.suite.pair import Pair
+from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
+
+
+HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
+CONTENDERS = ("off", "auto", "tree", "transformers")
+
+
+@dataclass
+class Open:
+    """A request that is not over, and the times of its results so far, in seconds from its start."""
+
+    prompt: int
+    start: float
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What a load has brought: timings, and the texts of requests that ended, by the number of the prompt."""
+
+    seconds: float = 0.0
+    timings: list[Timing] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    is_cut: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------------------- load
+
+
+def put_load(manager: Any, prompts: list[list[int]], length: int, concurrency: int, deadline: float) -> Outcome:
+    """
+    Asks for all prompts, with so many open at a time, until all are done or it is `deadline` (of
+    `time.perf_counter`).
+    """
+    outcome, waiting, running = Outcome(), list(enumerate(prompts))[::-1], {}
+
+    def add() -> None:
+        if waiting:
+            number, prompt = waiting.pop()
+            begun = time.perf_counter()
+            name = manager.add_request(prompt, max_new_tokens=length, streaming=True, eos_token_id=-1)
+            running[name] = Open(number, begun)
+
+    start = time.perf_counter()
+    for _ in range(concurrency):
+        add()
+    while running and not outcome.is_cut:
+        result, now = manager.get_result(timeout=0.1), time.perf_counter()
+        outcome.is_cut = now > deadline
+        if result is None:
+            if not manager.is_running():
+                raise RuntimeError(f"{type(manager).__name__} has ended: {fatal_error(manager)}")
+            continue
+        request = running.get(result.request_id)
+        if request is None:
+            continue
+        if result.error is not None:
+            raise RuntimeError(f"A request has failed: {result.error}")
+        if len(result.generated_tokens) > len(request.tokens):
+            request.tokens = list(result.generated_tokens)
+            request.pieces.append(now - request.start)
+        if result.is_finished():
+            del running[result.request_id]
+            outcome.texts[request.prompt] = request.tokens
+            outcome.timings.append(Timing(len(request.tokens), request.pieces))
+            add()
+    outcome.seconds = time.perf_counter() - start
+    for name, request in running.items():
+        manager.cancel_request(name)
+        if request.pieces:
+            outcome.timings.append(Timing(len(request.tokens), request.pieces))
+    return outcome
+
+
+def fatal_error(manager: Any) -> Any:
+    return getattr(getattr(manager, "background_thread_status", None), "fatal_error", None)
+
+
+def counters(manager: Any) -> dict[str, float]:
+    """The counters of speculation, under vLLM's names; empty for a manager without."""
+    if not isinstance(manager, SpeculativeBatchingManager):
+        return {}
+    counts = manager.state.speculation
+    found = {name: getattr(counts, name) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}
+    by_position = enumerate(list(counts.num_accepted_per_position))
+    return found | {f"num_accepted_tokens_per_pos_{place}": count for place, count in by_position}
+
+
+# ------------------------------------------------------------------------------------------------------------ managers
+
+
+@contextmanager
+def running_manager(
+    contender: str, model: PreTrainedModel, draft: Any, temperature: float, options: argparse.Namespace
+) -> Iterator[Any]:
+    """A contender's manager while inside."""
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
+    config = GenerationConfig(**sampling, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0)
+    memory = {} if options.num_blocks is None else {"num_blocks": options.num_blocks}
+    if options.max_requests is not None:
+        memory["max_requests_per_batch"] = options.max_requests
+    call: dict[str, Any] = {"generation_config": config}
+    if memory:
+        call["continuous_batching_config"] = ContinuousBatchingConfig(**memory)
+    if contender != "transformers":
+        tree = "auto" if contender == "auto" else ways.parse_tree(options.tree)
+        most = 0 if contender == "off" else options.disable_by_batch_size
+        call |= {
+            "assistant_model": draft,
+            "speculative_config": SpeculativeConfig(tree=tree, disable_by_batch_size=most),
+        }
+    attention = model.config._attn_implementation
+    manager = model.init_continuous_batching(**call)
+    manager.start()
+    try:
+        yield manager
+    finally:
+        stops_hard = "hard_stop" in inspect.signature(manager.stop).parameters
+        manager.stop(block=True, timeout=60, **({"hard_stop": True} if stops_hard else {}))
+        if model.config._attn_implementation != attention:  # transformers' manager leaves its own
+            model.set_attn_implementation(attention)
+        del manager
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def load_models(options: argparse.Namespace) -> tuple[PreTrainedModel, Any]:
+    """The target and its draft."""
+    dtype = loading.DTYPES[options.dtype]
+    kind, _, epsilon = (options.target or "").partition(":")
+    if kind == "pair":
+        pair = Pair(LLAMA_8B, dtype, options.device)
+        pair.scale(float(epsilon))
+        return pair.target, pair.draft
+    draft = options.draft or (str(HEAD) if options.target is None else "ngram")
+    model = loading.load_target(options.target, dtype, options.device)
+    return model, loading.load_draft(draft, dtype, options.device)
+
+
+def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list[list[int]]:
+    """The prompts' tokens: the same for every contender."""
+    if options.prompts == "real":
+        tokenizer = loading.load_tokenizer(options.target)
+        built_in = [[{"role": "user", "content": prompt.text}] for prompt in prompt_sets.built_in()]
+        encoded = [
+            tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+            for chat in built_in
+        ]
+        return [encoded[number % len(encoded)] for number in range(count)]
+    choice = random.Random(0)
+    return [choice.choices(range(5, vocab_size), k=options.input_len) for _ in range(count)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- all
+
+
+def parse_arguments() -> argparse.Namespace:
+    device = loading.default_device()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="default: SmolLM2-135M-Instruct; pair:0.03 for random weights")
+    parser.add_argument("--draft", help="default: the head in model_cards/ for SmolLM2, else ngram")
+    parser.add_argument("--tree", default="default", help='of the contender "tree"')
+    parser.add_argument("--disable-by-batch-size", type=int, help='of the contenders "auto" and "tree"')
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 16, 64, 100])
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--prompts", choices=("random", "real"), default="random")
+    parser.add_argument("--input-len", type=int, default=1000)
+    parser.add_argument("--output-len", type=int, default=300)
+    parser.add_argument("--requests-per-place", type=int, default=2, help="requests = concurrency times this")
+    parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")
+    parser.add_argument("--max-requests", type=int)
+    parser.add_argument("--num-blocks", type=int)
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
+    return parser.parse_args()
+
+
+def measure(
+    contender: str,
+    model: PreTrainedModel,
+    draft: Any,
+    prompts: list[list[int]],
+    temperature: float,
+    concurrency: int,
+    seconds: float,
+    options: argparse.Namespace,
+) -> tuple[Outcome, dict[str, Any]]:
+    """One contender under one load, for so many seconds at most."""
+    with running_manager(contender, model, draft, temperature, options) as manager:
+        torch.manual_seed(0)
+        few = prompts[: min(concurrency, 8)]
+        put_load(manager, few, min(options.output_len, 16), len(few), time.perf_counter() + 60)  # warms up
+        before = counters(manager)
+        outcome = put_load(manager, prompts, options.output_len, concurrency, time.perf_counter() + seconds)
+        figures = summary(outcome.seconds, outcome.timings, before, counters(manager))
+    figures = {"contender": contender, "temperature": temperature, "concurrency": concurrency} | figures
+    return outcome, figures | {"was_cut": outcome.is_cut}
+
+
+def main() -> None:
+    options = parse_arguments()
+    model, draft = load_models(options)
+    vocab_size = model.config.get_text_config().vocab_size
+    cells = [(t, c, name) for t in options.temperature for c in options.concurrency for name in options.contenders]
+    table, results, expected = new_table(), [], {}
+    end = time.perf_counter() + options.seconds
+    for number, (temperature, concurrency, contender) in enumerate(cells):
+        left = end - time.perf_counter()
+        share = left / (len(cells) - number)
+        prompts = prompts_of(options, vocab_size, max(4, concurrency * options.requests_per_place))
+        case = {"contender": contender, "temperature": temperature, "concurrency": concurrency}
+        if left <= 0:
+            results.append(case | {"error": "no time was left"})
+            continue
+        try:
+            outcome, figures = measure(contender, model, draft, prompts, temperature, concurrency, share, options)
+        except Exception as error:  # whatever a contender does: the others are measured all the same
+            results.append(case | {"error": f"{type(error).__name__}: {error}"})
+        else:
+            if temperature == 0:
+                texts = expected.setdefault(concurrency, outcome.texts)
+                both = texts.keys() & outcome.texts.keys()
+                figures["same_texts"] = sum(texts[one] == outcome.texts[one] for one in both) / max(len(both), 1)
+            add_row(table, figures)
+            results.append(figures)
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    Console().print(table)
+    print(json.dumps({**environment(options.device), **vars(options), "results": results}))
+
+
+if __name__ == "__main__":
+    main()
