@@ -22,7 +22,7 @@ from test_rejection_sampling import DRAFTED, FILTERED, room  # noqa: E402
 from test_tree_attention import SMALL, compare  # noqa: E402
 from walk_cases import draft_arguments, filter_arguments, tree_arguments, uniforms  # noqa: E402
 
-from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk  # noqa: E402
+from hf_specdec_kernels.rejection_sampling import triton as launches  # noqa: E402
 
 
 def main() -> None:
@@ -41,8 +41,9 @@ def main() -> None:
         tree = tree_arguments(case, device)
         draft = draft_arguments(case, device, tree)
         arguments = tree | filter_arguments(case, device) | {"uniforms": uniforms(case, device)}
-        launch_target_walk(**arguments, **room(case, tree, device)._asdict())
-        launch_rejection_walk(**draft, **arguments, **room(case, tree, device)._asdict())
+        for launches.PREPARED_NODES, launches.LARGEST_BLOCK in ((0, 64), (264, 16384)):
+            launches.launch_target_walk(**arguments, **room(case, tree, device)._asdict())
+            launches.launch_rejection_walk(**draft, **arguments, **room(case, tree, device)._asdict())
         print("walks:", name)
     torch.cuda.synchronize()
 

@@ -226,11 +226,14 @@ def test_output_is_distributed_as_p(walk: str, device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["usual", "all filters", "small draft vocabulary", "ties"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("batch", [16, 8])
 def test_large_vocabularies(
-    name: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, batch: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    case = replace((CASES | FILTERED | DRAFTED)[name], dtype=dtype, batch=16, nodes=17, vocab=128_256, sharpness=3.0)
+    case = replace(
+        (CASES | FILTERED | DRAFTED)[name], dtype=dtype, batch=batch, nodes=17, vocab=128_256, sharpness=3.0
+    )
     case = replace(case, draft_vocab=32_000 if case.draft_vocab else None)
     tree = tree_arguments(case, device)
     arguments = draft_arguments(case, device, tree) | tree | filter_arguments(case, device)
