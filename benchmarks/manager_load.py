@@ -253,6 +253,7 @@ def main() -> None:
     model, draft = load_models(options)
     vocab_size = model.config.get_text_config().vocab_size
     cells = [(t, c, name) for t in options.temperature for c in options.concurrency for name in options.contenders]
+    cells.sort(key=lambda cell: cell[2] == "transformers")  # last: it may take long to start
     table, results, expected = new_table(), [], {}
     end = time.perf_counter() + options.seconds
     for number, (temperature, concurrency, contender) in enumerate(cells):
@@ -260,10 +261,9 @@ def main() -> None:
         share = left / (len(cells) - number)
         prompts = prompts_of(options, vocab_size, max(4, concurrency * options.requests_per_place))
         case = {"contender": contender, "temperature": temperature, "concurrency": concurrency}
-        if left <= 0:
-            results.append(case | {"error": "no time was left"})
-            continue
         try:
+            if left <= 0:
+                raise TimeoutError("no time was left")
             outcome, figures = measure(contender, model, draft, prompts, temperature, concurrency, share, options)
         except Exception as error:  # whatever a contender does: the others are measured all the same
             results.append(case | {"error": f"{type(error).__name__}: {error}"})

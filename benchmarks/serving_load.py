@@ -150,7 +150,9 @@ async def load(
 
     start = time.perf_counter()
     timings = await asyncio.gather(*map(one, prompts))
-    return time.perf_counter() - start, timings
+    seconds = time.perf_counter() - start
+    await client.close()
+    return seconds, timings
 
 
 def texts(options: argparse.Namespace, count: int) -> list[str]:
