@@ -62,6 +62,12 @@ class RowDistributions:
 
     def scores(self, rows: list[int], walk: Walk) -> torch.Tensor:
         """Processed scores at the nodes where the walks of `rows` stand, `[rows, vocab]` float32."""
+        scores, hopeless = self._drawable(rows, self._processed(rows, walk))
+        if hopeless is not None:
+            self._fail(rows, hopeless.tolist())
+        return scores
+
+    def _processed(self, rows: list[int], walk: Walk) -> torch.Tensor:
         index = torch.tensor([rows, [walk.node(row) for row in rows]], device=self._logits.device)
         scores = self._logits[index[0], index[1]].to(torch.float32, copy=True)
         places: dict[Hashable, list[int]] = {}
@@ -77,7 +83,7 @@ class RowDistributions:
                 scores[members] = processors(None, scores[members])
             else:
                 self._process_alone(rows[members[0]], processors, scores[members[0] : members[0] + 1])
-        return self._drawable(rows, scores)
+        return scores
 
     def _process_alone(self, row: int, processors: LogitsProcessorList, scores: torch.Tensor) -> None:
         """Processes the scores (`[1, vocab]`, in place) of a request whose processors look at its history."""
@@ -89,35 +95,40 @@ class RowDistributions:
         except Exception as error:  # whatever a user's processor raises is that request's own
             request.fail(error)
 
-    def _drawable(self, rows: list[int], scores: torch.Tensor) -> torch.Tensor:
+    def _drawable(self, rows: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
-        The scores `[rows, vocab]`. Where a request that draws has none with a softmax, it fails and they become zeros:
-        a draw from them would fail for all rows.
+        The scores `[rows, vocab]`, with zeros where a request that draws has none with a softmax: a draw from them
+        would fail for all rows. And which rows these are, `[rows]` bool, if any request draws.
         """
-        if not any(self.requests[row].options.do_sample for row in rows):
-            return scores
-        has_softmax = scores.amax(dim=-1).isfinite().tolist()
-        for place, row in enumerate(rows):
-            request = self.requests[row]
-            if has_softmax[place] or not request.options.do_sample:
-                continue
-            scores[place] = 0.0
-            if not request.is_over:
-                request.fail(_NOTHING_TO_DRAW)
-        return scores
+        draws = [self.requests[row].options.do_sample for row in rows]
+        if not any(draws):
+            return scores, None
+        hopeless = ~scores.amax(dim=-1).isfinite()
+        if not all(draws):
+            hopeless &= torch.tensor(draws, device=scores.device)
+        return scores.masked_fill(hopeless[:, None], 0.0), hopeless
+
+    def _fail(self, rows: list[int], hopeless: list[bool]) -> None:
+        for row, is_hopeless in zip(rows, hopeless, strict=True):
+            if is_hopeless and not self.requests[row].is_over:
+                self.requests[row].fail(_NOTHING_TO_DRAW)
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
         """The next token of every row: the argmax, or drawn from p, with a seed by the request's own numbers."""
-        scores = self.scores(rows, walk)
-        if not do_sample or not any(self._seeded[row] for row in rows):
-            return self.agree(choose(scores, do_sample)).tolist()
+        scores, hopeless = self._drawable(rows, self._processed(rows, walk))
         tokens = choose(scores, do_sample)
-        places = [place for place, row in enumerate(rows) if self._seeded[row]]
-        numbers = [
-            uniform(self.requests[rows[place]].options.seed, self.requests[rows[place]].length) for place in places
-        ]
-        tokens[places] = draw_with(scores[places], torch.tensor(numbers, dtype=torch.float64, device=scores.device))
-        return self.agree(tokens).tolist()
+        places = [place for place, row in enumerate(rows) if do_sample and self._seeded[row]]
+        if places:
+            numbers = [
+                uniform(self.requests[rows[place]].options.seed, self.requests[rows[place]].length) for place in places
+            ]
+            drawn_with = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
+            tokens[places] = draw_with(scores[places], drawn_with)
+        if hopeless is None:
+            return self.agree(tokens).tolist()
+        tokens, hopeless = self.agree(torch.stack([tokens, hopeless.long()])).tolist()  # one look at the device
+        self._fail(rows, hopeless)
+        return tokens
 
     def ends(self, row: int, token: int) -> bool:
         """Takes a token that a walk has accepted, and says whether the request ends with it."""

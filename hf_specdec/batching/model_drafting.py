@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -127,8 +128,7 @@ class EagleDrafting(Drafting):
         for row in requests:
             if self._num_waiting(row) > FEW:
                 self._read(row)
-        features = [torch.cat(self._waiting[row], dim=1) for row in requests]
-        draft = self.drafter.propose(self._seat(requests, features))
+        draft = self.drafter.propose(self._seat(requests, [self._waiting[row] for row in requests]))
         self.drafter.sequences = None  # nobody is to keep requests that are over
         if not self.drafter._waiting:
             for row in requests:
@@ -141,19 +141,17 @@ class EagleDrafting(Drafting):
     def _read(self, request: Request) -> None:
         """Forwards all features of a request but the last, which is left for the next tree."""
         features = torch.cat(self._waiting[request], dim=1)
-        self._seat([request], [features[:, :-1]])
+        self._seat([request], [[features[:, :-1]]])
         self.drafter.catch_up(self.drafter.sequences)
         self.drafter.sequences = None
         self._waiting[request] = [features[:, -1:].clone()]
 
-    def _seat(self, requests: list[Request], features: list[torch.Tensor]) -> StepRows:
+    def _seat(self, requests: list[Request], features: list[list[torch.Tensor]]) -> StepRows:
         """Makes these requests the drafter's rows, with the features that it is to forward."""
         self.cache.seat([request.table for request in requests])
         rows = StepRows(requests, self.drafter.device, self.cache.lengths)
-        counts = [of_row.shape[1] for of_row in features]
-        padded = [torch.nn.functional.pad(of_row, (0, 0, 0, max(counts) - of_row.shape[1])) for of_row in features]
         self.drafter.sequences, self.drafter.root_states = rows, None
-        self.drafter._waiting = [(torch.cat(padded), counts)]
+        self.drafter._waiting = [_padded(features)]
         return rows
 
     def forget(self, request: Request) -> None:
@@ -190,6 +188,23 @@ class MedusaDrafting(Drafting):
 
     def forget(self, request: Request) -> None:
         self._last.pop(request, None)
+
+
+def _padded(features: list[list[torch.Tensor]]) -> tuple[torch.Tensor, list[int]]:
+    """
+    The pieces `[1, tokens, features]` of every row one after the other, `[batch, most, features]`, and how many tokens
+    each row has; those behind are copies. With as few launches for many rows as for one.
+    """
+    counts = [sum(piece.shape[1] for piece in pieces) for pieces in features]
+    flat = torch.cat([piece for pieces in features for piece in pieces], dim=1)[0]
+    most = max(counts)
+    if min(counts) == most:
+        return flat.view(len(counts), most, -1), counts
+    ends = list(itertools.accumulate(counts))
+    places = [
+        [end - count + min(place, count - 1) for place in range(most)] for count, end in zip(counts, ends, strict=True)
+    ]
+    return flat[torch.tensor(places, device=flat.device)], counts
 
 
 def _nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:

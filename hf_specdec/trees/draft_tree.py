@@ -141,6 +141,8 @@ class DraftTree:
 
     def num_valid(self, row: int) -> int:
         """Draft tokens of a row that count."""
+        if self.valid is None:
+            return self.num_nodes
         return sum(token >= 0 for token in self.tokens_list[row])
 
     def scores_of(self, row: int, node: int) -> torch.Tensor:
