@@ -67,20 +67,28 @@ class TreeContext:
     device_lengths: torch.Tensor | None = None
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+    _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
 
     def over(self, num_slots: int) -> TreeContext:
         """The same for a forward that gets to see more slots, of which those behind the nodes are nothing."""
         multiple = NODES_PER_WORD  # so that the levels of a tree can share a graph
-        return replace(self, num_slots=num_slots, node_multiple=multiple, was_used=False, _masks={})
+        return replace(
+            self, num_slots=num_slots, node_multiple=multiple, was_used=False, _masks={}, _kernel_inputs=None
+        )
 
     @property
     def uses_kernel(self) -> bool:
         """Whether layers attend by the kernel."""
         return self.kernel_device is not None
 
-    @cached_property
+    @property
     def kernel_inputs(self) -> KernelInputs:
         """What the kernel needs to know."""
+        if self._kernel_inputs is None:
+            self._kernel_inputs = self._make_kernel_inputs()
+        return self._kernel_inputs
+
+    def _make_kernel_inputs(self) -> KernelInputs:
         return KernelInputs.of(
             torch.tensor(self.lengths) if self.device_lengths is None else self.device_lengths,
             self.ancestors,

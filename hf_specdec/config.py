@@ -50,7 +50,9 @@ class SpeculativeConfig:
             Whether forwards over trees are replayed from CUDA graphs, and attend by the Triton kernel. `"auto"`: where
             that can be done: on one CUDA device, without forward hooks of the user. `True` refuses other models.
         compile (`bool`, *optional*, defaults to `False`):
-            Whether the forwards are compiled. Not in this version: `True` is refused.
+            Whether the forwards of steps that are whole on the device (greedy calls, or the draft's best tokens with
+            plain sampling, on CUDA) are compiled before they are captured. That takes a minute or two per model, batch
+            size and tree; other calls run as without it, with a warning.
 
     Raises:
         ValueError: for values that are none of these, for `"greedy"` with `"rejection"`, and for an invalid tree.
@@ -92,8 +94,10 @@ class SpeculativeConfig:
             raise ValueError(f"`max_step_nodes` must be None or an integer from 1 on, but is {most!r}.")
         if not (self.cuda_graphs == "auto" or isinstance(self.cuda_graphs, bool)):
             raise ValueError(f"`cuda_graphs` must be 'auto', True or False, but is {self.cuda_graphs!r}.")
-        if self.compile is not False:
-            raise ValueError(f"`compile={self.compile!r}`: this version compiles no forwards. Use False.")
+        if not isinstance(self.compile, bool):
+            raise ValueError(f"`compile` must be True or False, but is {self.compile!r}.")
+        if self.compile and self.cuda_graphs is False:
+            raise ValueError("`compile=True` is for steps in CUDA graphs. Leave out `cuda_graphs=False`.")
 
     @classmethod
     def from_generation_config(cls, generation_config: Any) -> SpeculativeConfig | None:
@@ -144,6 +148,7 @@ class SpeculationPlan:
     draft_temperature: float | None = None
     """That of q; None: chosen on the way."""
     cuda_graphs: bool | Literal["auto"] = "auto"
+    compile: bool = False
 
     @property
     def trees(self) -> list[TokenTree | DynamicTree]:
@@ -198,6 +203,7 @@ class SpeculationPlan:
             config.disable_by_batch_size,
             config.draft_temperature,
             config.cuda_graphs,
+            config.compile,
         )
 
 

@@ -26,13 +26,14 @@ class Features:
         self.boundaries, self._listens = tuple(boundaries), listens
         self._thread = threading.get_ident()
         self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [-1]]
+        self._is_recording = False
 
     def add(self, place: int, states: torch.Tensor) -> None:
         """
         Adds what a forward computed for one of the boundaries, `[batch, tokens, Ht]`; those of other threads' calls
         are not ours.
         """
-        if threading.get_ident() == self._thread and self._listens():
+        if self._is_recording or (threading.get_ident() == self._thread and self._listens()):
             self._states[place].append(states)
 
     def close(self) -> None:
@@ -40,13 +41,20 @@ class Features:
         self._listens = _never
 
     @contextmanager
-    def recorded(self) -> Iterator[list[list[torch.Tensor]]]:
-        """Lets what forwards add inside go into a list per boundary instead, which is what it gives."""
+    def recorded(self, for_compiler: bool = False) -> Iterator[list[list[torch.Tensor]]]:
+        """
+        Lets what forwards add inside go into a list per boundary instead, which is what it gives.
+
+        Args:
+            for_compiler (`bool`, *optional*, defaults to `False`): do not ask whose forward it is, which cannot be
+                traced.
+        """
         before, self._states = self._states, [[] for _ in self._states]
+        self._is_recording = for_compiler
         try:
             yield self._states
         finally:
-            self._states = before
+            self._states, self._is_recording = before, False
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """

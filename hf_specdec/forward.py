@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .graphs import StaticContext
 
 
+COMPILER = "inductor"
+
+
 def forward_parameters(model: PreTrainedModel) -> set[str]:
     """Names of the arguments that the model's forward takes (the forward of a compiled model names none)."""
     return set(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
@@ -132,8 +135,15 @@ class TreeForward:
         self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
         self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
 
+    compiles = False
+    """Whether the model is compiled where layers attend by the kernel."""
+
     def over(
-        self, cache: DeviceCache, first_slots: torch.Tensor, visible: torch.Tensor | None, position_shift: torch.Tensor
+        self,
+        cache: DeviceCache,
+        first_slots: torch.Tensor,
+        visible: torch.Tensor | None,
+        position_shift: torch.Tensor,
     ) -> TreeForward:
         """
         The same forward over a cache whose lengths only the device knows.
@@ -221,7 +231,11 @@ class TreeForward:
             inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
         else:
             inputs["input_ids"] = nodes.tokens
-        outputs = self.model(**inputs, return_dict=True)
+        model: Any = self.model
+        if self.compiles and context.uses_kernel:
+            assert context.kernel_inputs is not None  # made here, as nothing can be put away while it is traced
+            model = torch.compile(model, backend=COMPILER, fullgraph=True, dynamic=False)
+        outputs = model(**inputs, return_dict=True)
         if self.needs_context and not context.was_used:
             raise ValueError(
                 f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "

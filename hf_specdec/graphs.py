@@ -187,6 +187,7 @@ class GraphStore:
         self._seen: set[Any] = set()
         self.steps: dict[Any, DeviceStep] = {}
         """Whole steps of this target, each with some draft, that were captured over this memory."""
+        self.captures_steps = self.compiles_steps = True
 
     def layer(
         self, index: int, shapes: list[tuple[int, ...]], like: torch.Tensor

@@ -6,7 +6,6 @@ that share them, and takes a tree as bits. Used where it can run: on CUDA with T
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -91,7 +90,9 @@ class KernelInputs:
         The kernel: query `[batch, heads, queries, head_dim]` to `[batch, queries, heads, head_dim]`. Without soft-caps
         and sinks, of which "sdpa" knows nothing either.
         """
-        return _kernel()(
+        from hf_specdec_kernels import tree_attention
+
+        return tree_attention(
             query,
             key,
             value,
@@ -104,13 +105,6 @@ class KernelInputs:
             scale=scale,
             window=window,
         )
-
-
-@lru_cache(maxsize=1)
-def _kernel() -> Callable[..., torch.Tensor]:
-    from hf_specdec_kernels import tree_attention
-
-    return tree_attention
 
 
 @lru_cache(maxsize=1)

@@ -173,12 +173,12 @@ class Target:
             self.is_running = False
 
     @contextmanager
-    def recorded_features(self) -> Iterator[Features | None]:
+    def recorded_features(self, for_compiler: bool = False) -> Iterator[Features | None]:
         """
         For forwards that are this call's but none of `score`: gives what watches them, which inside knows of them
-        alone; None if nobody watches.
+        alone; None if nobody watches. See `Features.recorded`.
         """
-        with self._running(), nullcontext() if self.features is None else self.features.recorded():
+        with self._running(), nullcontext() if self.features is None else self.features.recorded(for_compiler):
             yield self.features
 
     def keep(self, paths: list[list[int] | None]) -> None:

@@ -198,7 +198,11 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "half a batch size": ({"disable_by_batch_size": 1.5}, ("`disable_by_batch_size`", "1.5", "integer")),
     "a batch size that is a bool": ({"disable_by_batch_size": True}, ("`disable_by_batch_size`", "True", "integer")),
     "cuda_graphs": ({"cuda_graphs": "always"}, ("`cuda_graphs`", "'auto', True or False", "'always'")),
-    "compile": ({"compile": True}, ("compile=True", "Use False")),
+    "compile": ({"compile": "max"}, ("`compile`", "True or False", "'max'")),
+    "compile without graphs": (
+        {"compile": True, "cuda_graphs": False},
+        ("`compile=True`", "`cuda_graphs=False`"),
+    ),
 }
 
 

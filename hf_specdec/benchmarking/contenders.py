@@ -97,16 +97,18 @@ def baseline(name: str, draft: Any) -> Contender:
     }[name]
 
 
-def speculative(draft: Any, tree: str) -> Contender:
+def speculative(draft: Any, tree: str, compiles: bool = False) -> Contender:
     """
     Ours.
 
     Args:
         draft: what `assistant_model=` takes.
         tree (`str`): as `parse_tree` reads it.
+        compiles (`bool`, *optional*, defaults to `False`): see `SpeculativeConfig.compile`.
     """
-    config = SpeculativeConfig(tree=parse_tree(tree))
-    return Contender(f"tree {shorten(tree)}", {"assistant_model": draft, "speculative_config": config}, tree)
+    config = SpeculativeConfig(tree=parse_tree(tree), compile=compiles)
+    name = f"tree {shorten(tree)}{', compiled' if compiles else ''}"
+    return Contender(name, {"assistant_model": draft, "speculative_config": config}, tree)
 
 
 def speculative_with_all(draft: Any, trees: Sequence[str]) -> list[Contender]:

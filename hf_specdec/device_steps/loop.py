@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.utils import logging
 
 from ..graphs import RECORDERS
 from ..kernels import DTYPES, are_installed
@@ -21,9 +22,14 @@ from .verdicts import Warpers
 
 if TYPE_CHECKING:
     from ..generation import SpeculativeCall
+    from ..target import Target
+
+logger = logging.get_logger(__name__)
 
 MOST_STEPS = 8
 """Captured steps that the store of a target keeps."""
+MOST_SHAPES = 256
+"""Of a model's inputs, for which it is compiled."""
 
 
 def run_device_steps(call: SpeculativeCall) -> bool:
@@ -38,6 +44,8 @@ def run_device_steps(call: SpeculativeCall) -> bool:
     """
     warpers = _warpers_of(call)
     if warpers is None:
+        if call.plan.compile and not call.judge.all_finished:
+            warnings.warn("`compile=True`: the steps of this call are not whole on a CUDA device.", stacklevel=2)
         return False
     drafter: Any = call.drafter  # one that has a part
     drafter.catch_up(call.sequences)
@@ -76,7 +84,7 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
         and target.slots_before == 0
         and all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in call.judge.criteria)
     )
-    if not is_simple or any(store is None or not store.works for store in stores):
+    if not is_simple or any(store is None or not store.works for store in stores) or not stores[0].captures_steps:
         return None
     # Every slot that a step may write must be there.
     most = (sequences.max_length or 0) + max(plan.tree.num_nodes, plan.tree.most_forwarded) + plan.tree.depth + 2
@@ -114,30 +122,40 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
         call.do_sample,
         tuple(warpers.values),
         tuple((forward.key, forward.has_kernel) for forward in (target.forward, drafter.forward)),
+        call.plan.compile,
     )
     state = (target, drafter, sequences, warpers)
-    step = store.steps.get(key)
+    step = store.steps.pop(key, None)
     if step is None:
-        try:
-            record = RECORDERS[target.forward.device.type]
-            step = DeviceStep(*state, call.do_sample, tree, record)
-        except RuntimeError as error:
-            store.works = False
-            warnings.warn(
-                f"A step of {type(target.model).__name__} could not be captured in a CUDA graph, and runs without: "
-                f"{str(error).splitlines()[0]}",
-                stacklevel=2,
-            )
+        step = _capture(store, call.plan.compile, *state, call.do_sample, tree)
+        if step is None:
             return None
         while len(store.steps) >= MOST_STEPS:
             del store.steps[next(iter(store.steps))]
-        steps = store.steps
-        weakref.finalize(of_draft, steps.pop, key, None)
-    else:
-        del store.steps[key]
+        weakref.finalize(of_draft, store.steps.pop, key, None)
     store.steps[key] = step  # last: the most recently used
     step.load(*state)
     return step
+
+
+def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceStep | None:
+    """A step, compiled if it is to be and can be; None if it cannot be captured."""
+    record, name = RECORDERS[target.forward.device.type], type(target.model).__name__
+    for with_compiler in (True, False) if compiles and store.compiles_steps else (False,):
+        if with_compiler:
+            logger.warning(f"Compiling the steps of {name}. This takes a minute or two, once.")
+        try:
+            # A level of a tree after the other runs the same code on other shapes.
+            with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):
+                return DeviceStep(target, *rest, with_compiler, record)  # type: ignore[call-arg]
+        except RuntimeError as error:
+            what = "compiled" if with_compiler else "captured in a CUDA graph"
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason}", stacklevel=2)
+        if with_compiler:
+            store.compiles_steps = False
+    store.captures_steps = False
+    return None
 
 
 # ------------------------------------------------------------------------------------------------------- the loop

@@ -29,6 +29,7 @@ class DeviceStep:
         target (`Target`), drafter (`Drafter`), sequences (`Sequences`), warpers (`Warpers`), do_sample (`bool`): the
             call's, after its prefill.
         tree (`TokenTree` or `DynamicTree`): that of every step.
+        compiles (`bool`): whether forwards are compiled first.
         record (`Callable`): captures a function, see `record_cuda_graph`.
 
     Raises:
@@ -43,6 +44,7 @@ class DeviceStep:
         warpers: Warpers,
         do_sample: bool,
         tree: TokenTree | DynamicTree,
+        compiles: bool,
         record: Record,
     ):
         device, batch_size = target.forward.device, sequences.batch_size
@@ -56,6 +58,7 @@ class DeviceStep:
 
         cache, bound = DeviceCache(target.cache), self.part.bind(drafter)
         forward = self.padding.of(target.forward, cache)
+        forward.compiles = bound.forward.compiles = compiles
 
         def run() -> list[torch.Tensor]:
             rows, part = self.rows, self.part
@@ -68,7 +71,7 @@ class DeviceStep:
             depths = topology.depths * counts
             cache.at(lengths - 1)
             features = None
-            with target.recorded_features() as watched:
+            with target.recorded_features(compiles) as watched:
                 logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
                 if watched is not None:
                     features = watched.take(device, logits.dtype)

@@ -31,8 +31,11 @@ class StandIn:
         return replay, tensors
 
 
-def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> StandIn:
-    """Captures forwards on the CPU by a stand-in, `with_kernel` in its plain version or with masks."""
+def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts: bool = True) -> StandIn:
+    """
+    Captures forwards on the CPU by a stand-in, `with_kernel` in its plain version or with masks. What `counts` how
+    often the kernel runs is compiled anew each time.
+    """
     found = StandIn()
     if with_kernel:
         pytest.importorskip("triton", reason="the kernels need triton")
@@ -43,7 +46,8 @@ def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Stan
             found.attended += 1
             return attend(*args, **options)
 
-        monkeypatch.setattr(kernels.KernelInputs, "attend", counted)
+        if counts:
+            monkeypatch.setattr(kernels.KernelInputs, "attend", counted)
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
     monkeypatch.setattr(graphs, "SMALLEST_CAPACITY", 32)
     return found

@@ -9,32 +9,44 @@ import torch
 from transformers import PreTrainedModel
 
 from ...attention import switched_to_tree_attention
-from ...cache import TreeCache
+from ...cache import DeviceCache, TreeCache
+from ...device_steps.loop import MOST_SHAPES
 from ...forward import TreeForward
+from ...graphs import GraphStore
 from ...trees import TokenTree, Topology
 
 
 @contextmanager
 def forward_behind(
-    model: PreTrainedModel, ids: torch.Tensor, tree: TokenTree | None
+    model: PreTrainedModel, ids: torch.Tensor, tree: TokenTree | None, compiles: bool = False
 ) -> Iterator[Callable[[], object]]:
     """
-    The forward of the root and a tree's nodes, with random tokens, behind a context; may be repeated, as nothing is
-    committed.
+    The forward of the root and a tree's nodes as whole steps make it, with random tokens, behind a context; may be
+    repeated, as nothing is committed.
 
     Args:
         ids (`torch.Tensor` of shape `[1, tokens]`, int64): the context.
         tree (`TokenTree`, *optional*): None: the root alone.
+        compiles (`bool`, *optional*, defaults to `False`): whether it is compiled.
     """
     topology, length = Topology.of_tree(tree, model.device), ids.shape[1]
     nodes = topology.num_nodes + 1
-    cache = TreeCache(model.config.num_hidden_layers, 1, model.device, capacity=length + nodes)
-    shift = torch.zeros(1, dtype=torch.long, device=model.device)
+    store = GraphStore(length + nodes)
+    cache = TreeCache(model.config.num_hidden_layers, 1, model.device, capacity=length + nodes, storage=store)
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
     tokens = torch.randint(model.config.vocab_size, (1, nodes), device=model.device)
-    with torch.no_grad(), switched_to_tree_attention(model):
+    with (
+        torch.no_grad(),
+        switched_to_tree_attention(model),
+        torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
+    ):
         model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.adopt_prefill()
-        forward = TreeForward(model, cache, None, shift)
+        behind, forward = DeviceCache(cache), TreeForward(model, cache, None, zero)
+        behind.at(cache.lengths_tensor)
+        visible = None if forward.has_kernel else torch.ones(1, cache.capacity, dtype=torch.bool, device=model.device)
+        forward = forward.over(behind, zero, visible, zero)
+        forward.compiles = compiles
         yield lambda: forward(tokens, topology.ancestors, topology.depths)
 
 

@@ -14,7 +14,7 @@ from ...metrics import metrics_of_last_call
 from ...trees import TokenTree
 from ..bench import REFERENCE
 from ..comparison import compare, generate
-from ..contenders import GREEDY, baseline, speculative
+from ..contenders import GREEDY, Contender, baseline, speculative
 from ..equality import Gate, check, differences_of
 from ..figures import figures, percentiles
 from ..phases import activities, trace_call, write_trace
@@ -31,7 +31,7 @@ VERIFIED_NODES = 64
 def gate(pair: Pair) -> Gate:
     """Compares the texts with the trees of P1 and P3 with plain ones, in float32."""
     target, draft = pair.in_float32()
-    trees = [tree_of(VERIFIED_NODES - 1, depth=5), TREE]
+    trees = [_verified_tree(), TREE]
     contenders = [speculative(draft, str(tree)) for tree in trees]
     return check(target, pair.prompts, contenders, max_new_tokens=pair.sizes.gate_tokens)
 
@@ -39,24 +39,42 @@ def gate(pair: Pair) -> Gate:
 def verify_over_matmuls(pair: Pair, trace: Path | None = None) -> dict[str, Any]:
     """P1: the forward over 64 nodes, captured, over the matmuls alone, captured."""
     target, sizes, device = pair.target, pair.sizes, pair.target.device
-    ids = torch.randint(target.config.vocab_size, (1, sizes.context), device=device)
-    with forward_behind(target, ids, tree_of(VERIFIED_NODES - 1, depth=5)) as forward:
+    ids, tree = torch.randint(target.config.vocab_size, (1, sizes.context), device=device), _verified_tree()
+    with (
+        forward_behind(target, ids, tree) as forward,
+        forward_behind(target, ids, tree, compiles=compiles_on(device)) as compiled,
+    ):
         eager = milliseconds(forward, device, sizes.repeats)
-        whole, floor = captured(forward, device), captured(matmuls(target, VERIFIED_NODES), device)
-        times: dict[str, list[float]] = {"forward": [], "matmuls": []}
+        captures = {"forward": compiled, "forward, not compiled": forward, "matmuls": matmuls(target, VERIFIED_NODES)}
+        replays = {name: captured(function, device) for name, function in captures.items()}
+        times: dict[str, list[float]] = {name: [] for name in replays}
         for _ in range(2):  # in turn
-            times["forward"] += milliseconds(whole, device, sizes.repeats)
-            times["matmuls"] += milliseconds(floor, device, sizes.repeats)
+            for name, replay in replays.items():
+                times[name] += milliseconds(replay, device, sizes.repeats)
         if trace is not None:
-            write_trace(forward, trace, device)
+            write_trace(compiled, trace, device)
     found = {name: percentiles(values) for name, values in (times | {"eager": eager}).items()}
     return {"ratio": found["forward"]["p50"] / found["matmuls"]["p50"], "ms": found, "nodes": VERIFIED_NODES}
+
+
+def _verified_tree() -> TokenTree:
+    return tree_of(VERIFIED_NODES - 1, depth=5)
+
+
+def compiles_on(device: torch.device) -> bool:
+    """Whether steps are compiled there."""
+    return device.type == "cuda"
+
+
+def ours(pair: Pair, compiles: bool = True) -> Contender:
+    """The call of P2 and P3."""
+    return speculative(pair.draft, str(TREE), compiles and compiles_on(pair.target.device))
 
 
 def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | None = None) -> dict[str, Any]:
     """P2: the part of a whole step that is not the forwards of target and draft, captured alone."""
     options = GREEDY | {"max_new_tokens": pair.sizes.max_new_tokens}
-    contender, steps = speculative(pair.draft, str(TREE)), []
+    contender, steps = ours(pair), []
     for prompt in [*pair.prompts[:1], *pair.prompts * 3]:  # the first warms up
         _, seconds = generate(pair.target, contender, prompt, **options)
         metrics = metrics_of_last_call()
@@ -84,7 +102,7 @@ def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:
     ids = torch.randint(pair.target.config.vocab_size, (1, sizes.prompt), device=pair.target.device)
 
     def one(model: Any, tree: TokenTree | None) -> float:
-        with forward_behind(model, ids, tree) as forward:
+        with forward_behind(model, ids, tree, compiles=compiles_on(model.device)) as forward:
             return statistics.median(
                 milliseconds(captured(forward, model.device), model.device, max(sizes.repeats // 2, 3))
             )
@@ -109,7 +127,7 @@ def graph_launches_per_step(pair: Pair) -> float | None:
         return None
     options = GREEDY | {"max_new_tokens": 32}
     with profile(activities=activities(pair.target.device)) as profiler:
-        generate(pair.target, speculative(pair.draft, str(TREE)), pair.prompts[0], **options)
+        generate(pair.target, ours(pair), pair.prompts[0], **options)
     launches = sum(event.count for event in profiler.key_averages() if event.key == "cudaGraphLaunch")
     return launches / max(len(metrics_of_last_call().accepted_per_step[0]), 1)
 
@@ -117,7 +135,7 @@ def graph_launches_per_step(pair: Pair) -> float | None:
 def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str, Any]:
     """P3: tokens per second over `generate` eager, static and compiled, and assisted."""
     contenders = [baseline(name, pair.draft) for name in ("eager", "static", "assisted")]
-    contenders.append(speculative(pair.draft, str(TREE)))
+    contenders += [ours(pair, compiles=False), ours(pair)] if compiles_on(pair.target.device) else [ours(pair)]
     calls = compare(
         pair.target,
         pair.prompts,

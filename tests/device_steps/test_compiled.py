@@ -1,0 +1,87 @@
+"""Compiled steps: the same texts, by a compiler that only traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.device_steps import Steps, install
+from support.goldens import trained_prompts, trained_target
+from support.heads import trained_head
+from support.models import noisy_copy, prompts, tiny_model
+from support.parity import IRREGULAR
+from torch._dynamo.utils import counters
+
+import hf_specdec
+from hf_specdec import SpeculativeConfig, forward
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    pytest.importorskip("triton", reason="the kernels need triton")
+    monkeypatch.setattr(forward, "COMPILER", "eager")
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
+        yield install(monkeypatch, with_kernel=True)
+    torch._dynamo.reset()
+
+
+def compiled(tree: Any = IRREGULAR) -> SpeculativeConfig:
+    return SpeculativeConfig(tree=tree, compile=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+def test_draft_models(family: str, steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
+    target = tiny_model(family, dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    for length in (9, 14):
+        inputs = prompts(2, length, padding=True)
+        plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+        options = {"max_new_tokens": 20, "do_sample": False, "assistant_model": draft}
+        assert torch.equal(plain, target.generate(**inputs, **options, speculative_config=compiled()))
+    # The target's shape, and the draft's: levels, and catching up.
+    assert counters["stats"]["unique_graphs"] >= 4 and steps.captures == 1
+    assert not [one for one in recwarn if "could not be" in str(one.message)]
+
+
+def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
+    """Their features come out of the compiled forward."""
+    target, head = trained_target(), trained_head()
+    ids = torch.tensor([prompt[:8] for prompt in trained_prompts()["prompts"][:2]])
+    options = {"max_new_tokens": 40, "do_sample": False, "assistant_model": head}
+    found = []
+    for config in (SpeculativeConfig(tree=IRREGULAR, cuda_graphs=False), compiled()):
+        text = target.generate(ids, attention_mask=torch.ones_like(ids), **options, speculative_config=config)
+        found.append((text.tolist(), hf_specdec.last_metrics().accepted_per_step))
+    assert found[0] == found[1] and steps.captures == 1
+    assert counters["stats"]["unique_graphs"] >= 4
+    assert not [one for one in recwarn if "could not be" in str(one.message)]
+
+
+def test_models_that_cannot_be_traced(steps: Steps) -> None:
+    """One warning, and whole steps all the same."""
+    target = tiny_model("mixtral", dtype=torch.float32)
+    inputs, draft = prompts(1, 9), noisy_copy(tiny_model(dtype=torch.float32), 0.05)
+    options = {"max_new_tokens": 12, "do_sample": False, "assistant_model": draft, "speculative_config": compiled()}
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        text = target.generate(**inputs, **options)
+    assert torch.equal(text, target.generate(**inputs, max_new_tokens=12, do_sample=False))
+    assert steps.captures == 1
+
+
+def test_calls_whose_steps_are_not_whole(steps: Steps) -> None:
+    target = tiny_model(dtype=torch.float32)
+    options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.1}
+    with pytest.warns(UserWarning, match="`compile=True`: the steps of this call"):
+        target.generate(
+            **prompts(1, 9), **options, assistant_model=noisy_copy(target, 0.05), speculative_config=compiled()
+        )
+    assert steps.captures == 0
+
+
+def test_without_graphs() -> None:
+    with pytest.raises(ValueError, match="`compile=True` is for steps in CUDA graphs"):
+        SpeculativeConfig(compile=True, cuda_graphs=False)
