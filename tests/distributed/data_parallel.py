@@ -16,7 +16,7 @@ import torch.distributed as dist
 from support.heads import tiny_head
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
-from support.ranks import write_result
+from support.ranks import say_where_if_stuck, write_result
 from torch.distributed.fsdp import fully_shard
 
 import hf_specdec
@@ -25,6 +25,7 @@ from hf_specdec import NgramDraft
 
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    say_where_if_stuck()
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from support.batches import limits, ragged_prompts
 from support.models import prompts
 from support.parity import IRREGULAR
-from support.ranks import write_result
+from support.ranks import say_where_if_stuck, write_result
 from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 
 import hf_specdec
@@ -141,6 +141,7 @@ def refusals_of(target: PreTrainedModel) -> dict[str, str]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    say_where_if_stuck()
     torch.set_num_threads(1)
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float64, tp_plan="auto").eval()
     rank = dist.get_rank()

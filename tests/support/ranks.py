@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -36,6 +37,11 @@ def results_of_ranks(script: Path, folder: Path, device: str, num_ranks: int = 2
     if done.returncode != 0:
         raise RuntimeError(f"{script.name} failed:\n{done.stdout[-6000:]}")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def say_where_if_stuck() -> None:
+    """Called by a script: ranks that wait for each other for ever end with what each is waiting in."""
+    faulthandler.dump_traceback_later(SECONDS - 60, exit=True)
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
