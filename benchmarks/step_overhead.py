@@ -75,7 +75,10 @@ def overhead_per_step(target: PreTrainedModel, assistant: Any, tree: Any, inputs
     """Milliseconds per step outside forwards, in one call."""
     timers = [ForwardTimer(model) for model in (target, assistant) if isinstance(model, PreTrainedModel)]
     start = time.perf_counter()
-    target.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, assistant_model=assistant, tree=tree)
+    config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=False)
+    target.generate(
+        **inputs, max_new_tokens=num_tokens, do_sample=False, assistant_model=assistant, speculative_config=config
+    )
     total = time.perf_counter() - start
     for timer in timers:
         timer.remove()

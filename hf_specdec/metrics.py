@@ -22,8 +22,9 @@ class SpeculationMetrics:
         num_accepted_tokens (`int`): draft tokens kept.
         accepted_per_step (`list[list[int]]`): for each row, the draft tokens kept in each of its steps.
         num_accepted_per_position (`list[int]`): how many drafts kept a path that reaches depth i + 1.
-        seconds (`dict[str, float]`): seconds spent by phase: prefill, propose, score, accept, commit. On an
-            accelerator these are host times: work still queued on the device counts where the host next waits for it.
+        seconds (`dict[str, float]`): seconds spent by phase: prefill, propose, score, accept, commit; or prefill and
+            steps, where whole steps ran on the device. On an accelerator these are host times: work still queued on
+            the device counts where the host next waits for it.
     """
 
     num_drafts: int = 0

@@ -91,7 +91,7 @@ def test_whole_steps_of_heads() -> None:
 def test_compiled_steps(kind: str, recwarn: pytest.WarningsRecorder) -> None:
     """Inductor rounds otherwise: what counts is that nearly all tokens of a trained target come out the same."""
     target = copy.deepcopy(trained_target()).cuda()
-    draft = noisy_copy(target, 0.02) if kind == "model" else trained_head().cuda()
+    draft = (noisy_copy(trained_target(), 0.02) if kind == "model" else trained_head()).cuda()
     config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", compile=True)
     inputs, options = golden_inputs(3), {"max_new_tokens": 40, "do_sample": False}
     for _ in range(2):

@@ -27,7 +27,7 @@ class Figures:
         speed_up (`float`): tokens / seconds over that of plain `generate`.
         mean_acceptance_length (`float`, *optional*), acceptance_per_position (`list[float]`, *optional*): pooled over
             all drafts; None for baselines.
-        step_ms (`dict[str, float]`, *optional*): milliseconds of a step: `draft`, `verify`, `rest`.
+        step_ms (`dict[str, float]`, *optional*): milliseconds of a step: `draft`, `verify`, `rest`, or `whole`.
         identical (`int`, *optional*), texts (`int`): how many of the texts were plain `generate`'s; None if sampled.
     """
 
@@ -142,9 +142,14 @@ def pool(all_metrics: Iterable[SpeculationMetrics]) -> SpeculationMetrics:
 
 
 def milliseconds_of_step(all_metrics: Sequence[SpeculationMetrics]) -> dict[str, float]:
-    """Milliseconds per step that drafting, the target's forward, and the rest took; the prefill is left out."""
+    """
+    Milliseconds per step that drafting, the target's forward, and the rest took, or of steps that ran as a whole on
+    the device; the prefill is left out.
+    """
     seconds = pool(all_metrics).seconds
     steps = max(sum(len(metrics.accepted_per_step[0]) for metrics in all_metrics), 1)
+    if "steps" in seconds:
+        return {"whole": 1000 * seconds["steps"] / steps}
     draft, verify = seconds.get("propose", 0.0), seconds.get("score", 0.0)
     rest = sum(seconds.values()) - seconds.get("prefill", 0.0) - draft - verify
     return {"draft": 1000 * draft / steps, "verify": 1000 * verify / steps, "rest": 1000 * rest / steps}

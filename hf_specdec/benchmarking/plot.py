@@ -19,7 +19,7 @@ from .figures import ALL_TASKS, Figures
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 GREYS = ("#999999", "#666666", "#C4C4C4")
 MARKERS = "osD^vPX*"
-PHASES = {"draft": "#E69F00", "verify": "#0072B2", "rest": "#BBBBBB"}
+PHASES = {"draft": "#E69F00", "verify": "#0072B2", "rest": "#BBBBBB", "whole": "#009E73"}
 
 
 def save_plot(report: Report, path: Path) -> None:

@@ -51,7 +51,9 @@ def run_suite(
             entries.append(entry)
             mark = {None: "", True: ", reached", False: ", not reached"}[entry.is_met]
             notes = "; ".join(filter(None, (entry.note, entry.caveat)))
-            line = f"{entry.name} {entry.status}{mark} in {entry.seconds:.0f} s. {notes}"
+            goals = targets.GOALS[entry.name]
+            values = ", ".join(f"{key} {goals[key].show(value)}" for key, value in entry.values.items())
+            line = f"{entry.name} {entry.status}{mark} in {entry.seconds:.0f} s. {values} {notes}".rstrip()
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     setting = environment(device)
     console.print()

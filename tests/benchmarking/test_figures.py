@@ -20,6 +20,10 @@ def call(contender: str, task: str, tokens: list[int], seconds: float, prompt: i
     return Call(contender=contender, task=task, prompt=prompt, round=0, tokens=tokens, seconds=seconds, **others)
 
 
+def test_steps_that_ran_as_a_whole() -> None:
+    assert milliseconds_of_step([metrics([2, 0], {"prefill": 3.0, "steps": 0.5})]) == {"whole": 250.0}
+
+
 CALLS = [
     call("generate", "chat", [1, 2, 3, 4], 2.0),
     call("tree", "chat", [1, 2, 3, 4], 1.0, metrics=metrics([2, 0])),

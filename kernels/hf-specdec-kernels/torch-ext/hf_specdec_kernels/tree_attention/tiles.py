@@ -52,8 +52,8 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = Tr
         return Tiles(16, 16, 4, 2, 2) if needed == 16 else Tiles(32, 16, 8, 2, 2)
     if head_dim > 128:
         return Tiles(min(needed, 64), 32, 4, 3, 1)
-    if needed <= 64 and not fills:
-        return Tiles(needed, 64, 4, 4, 1)
+    if not fills:  # the fastest of a sweep on an H200
+        return Tiles(needed, 32, 4, 6, 1) if needed <= 64 else Tiles(64, 64, 4, 3, 1)
     if needed <= 64:
         return Tiles(needed, 64, 4, 3 if needed <= 32 else 2, 2)
     return Tiles(128, 64, 8, 3, 1)
