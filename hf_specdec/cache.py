@@ -38,11 +38,12 @@ class TreeLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         capacity, storage = self.cache.capacity, self.cache.storage
-        shapes = [(*states.shape[:2], capacity, states.shape[3]) for states in (key_states, value_states)]
+        likes = key_states, value_states  # under autocast of two dtypes
+        shapes = [(*states.shape[:2], capacity, states.shape[3]) for states in likes]
         if storage is None:
-            self.keys, self.values = map(key_states.new_zeros, shapes)
+            self.keys, self.values = map(torch.Tensor.new_zeros, likes, shapes)
         else:
-            self.keys, self.values = storage.layer(self._index, shapes, like=key_states)
+            self.keys, self.values = storage.layer(self._index, shapes, likes)
         self.is_initialized = True
 
     def update(

@@ -190,14 +190,15 @@ class GraphStore:
         self.captures_steps = self.compiles_steps = True
 
     def layer(
-        self, index: int, shapes: list[tuple[int, ...]], like: torch.Tensor
+        self, index: int, shapes: list[tuple[int, ...]], likes: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Zeros for the keys and values of a layer, the same memory at every call."""
+        """Zeros for the keys and values of a layer, like these but for the shapes: the same memory at every call."""
         held = self._layers.get(index)
-        if held is None or [tuple(states.shape) for states in held] != shapes or held[0].dtype != like.dtype:
+        wanted = [(shape, like.dtype) for shape, like in zip(shapes, likes, strict=True)]
+        if held is None or [(tuple(states.shape), states.dtype) for states in held] != wanted:
             self._graphs.clear()
             self.steps.clear()
-            held = self._layers[index] = tuple(like.new_zeros(shape) for shape in shapes)
+            held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
             torch._foreach_zero_(list(held))  # what another text left there may be no number
         return held
@@ -283,8 +284,6 @@ class GraphLoans:
             )
         num_slots += NODES_PER_WORD  # nodes that nobody sees, behind those of a step
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
-        if not _has_memory(model, batch_size, capacity):
-            return None
         # Tensors of an inference mode are of no use outside of one.
         key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), _fingerprint(model)
         with _lock:
@@ -292,6 +291,8 @@ class GraphLoans:
             if shelf is None or shelf.fingerprint != fingerprint:
                 shelf = _shelves[model] = _Shelf(fingerprint)
             if key in shelf.lent:
+                return None
+            if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
                 return None
             store = shelf.stores.pop(key, None) or GraphStore(capacity)
             spare = [old for old in shelf.stores if old not in shelf.lent]  # the least recently used first
@@ -330,6 +331,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "is spread over processes"
     if model.training:
         return "is in training mode"
+    if torch.is_autocast_enabled(model.device.type):
+        return "runs under autocast, which puts away the weights that it has converted"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
     if any(map(_has_hooks, model.modules())):

@@ -132,10 +132,17 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
             return None
         while len(store.steps) >= MOST_STEPS:
             del store.steps[next(iter(store.steps))]
-        weakref.finalize(of_draft, store.steps.pop, key, None)
+        weakref.finalize(of_draft, _forget, weakref.ref(store), key)
     store.steps[key] = step  # last: the most recently used
     step.load(*state)
     return step
+
+
+def _forget(store: weakref.ref, key: Any) -> None:
+    """Lets a step go whose draft is gone. It knows the store weakly: a draft may outlive its targets."""
+    of_target = store()
+    if of_target is not None:
+        of_target.steps.pop(key, None)
 
 
 def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceStep | None:

@@ -95,6 +95,7 @@ class Rows:
             lengths=empty(batch_size),
             limits=empty(batch_size),
             active=empty(batch_size, dtype=torch.bool),
-            end_tokens=torch.tensor(end_tokens, dtype=torch.long, device=device),
+            # A negative one, of which transformers only warns, is no token: here it would be the filling of reports.
+            end_tokens=torch.tensor([one for one in end_tokens if one >= 0], dtype=torch.long, device=device),
             report=empty(batch_size, 2 + depth + 1),
         )

@@ -1,0 +1,86 @@
+"""What is seldom asked of whole steps: the same as without them, and nothing that hangs or stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.device_steps import Steps
+from support.models import noisy_copy, prompts, tiny_model
+from support.parity import IRREGULAR
+
+import hf_specdec
+from hf_specdec import graphs
+from hf_specdec.device_steps import loop
+from hf_specdec.device_steps.step import DeviceStep
+
+
+GREEDY = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("end", [-1, [-1, 7], [1000, 7]], ids=str)
+def test_end_tokens_that_are_none(end: Any, steps: Steps) -> None:
+    """transformers warns of negative ones, and goes on to the full length."""
+    target = tiny_model(dtype=torch.float32)
+    draft, call = noisy_copy(target, 0.05), prompts(2, 9) | GREEDY | {"eos_token_id": end}
+    plain = target.generate(**call)
+    assert torch.equal(target.generate(**call, assistant_model=draft, tree=IRREGULAR), plain)
+    assert 0 < steps.replays <= 20
+
+
+@pytest.mark.usefixtures("steps")
+def test_captured_steps_go_with_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the draft lives on, with its own memory."""
+    made: list[Any] = []
+    Store = graphs.GraphStore
+    monkeypatch.setattr(graphs, "GraphStore", lambda capacity: made.append(Store(capacity)) or made[-1])
+
+    def forgets(run: Callable[[], Any], device: torch.device) -> Any:  # as a real graph does
+        run()
+        return (lambda: ends(made[0])), []
+
+    def ends(store: Any) -> None:
+        for step in store.steps.values():
+            step.rows.report[:] = -1
+            step.rows.report[:, :3] = torch.tensor([0, 0, 5])
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", forgets)
+    monkeypatch.setattr(loop, "DeviceStep", DeviceStep)  # the one that counts knows the target
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
+    step = weakref.ref(next(iter(made[0].steps.values())))
+    del target
+    made.clear()
+    gc.collect()
+    assert step() is None
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(inside: bool, steps: Steps) -> None:
+    """
+    A graph would keep the dtypes of one call for others, and read weights that autocast has put away. Keys and values
+    are of two dtypes.
+    """
+    target = tiny_model(dtype=torch.float32)
+    draft, call = noisy_copy(target, 0.05), prompts(3, 9, padding=True) | GREEDY
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+        text = target.generate(**call, assistant_model=draft, tree=IRREGULAR)
+        assert hf_specdec.last_metrics().num_accepted_tokens > 0
+        assert (text == target.generate(**call)).float().mean() > 0.7
+    assert (steps.captures == 0) is inside
+
+
+def test_memory_that_is_held_is_lent_again(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store takes of the device's memory is not free any more when the next call asks for it."""
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    for has_memory in (True, False):
+        before = steps.replays
+        monkeypatch.setattr(graphs, "_has_memory", lambda *size, has_memory=has_memory: has_memory)
+        target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
+        assert steps.replays > before
