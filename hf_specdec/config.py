@@ -48,7 +48,8 @@ class SpeculativeConfig:
             `generate_batch` and its manager.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
             Whether forwards over trees are replayed from CUDA graphs, and attend by the Triton kernel. `"auto"`: where
-            that can be done: on one CUDA device, without forward hooks of the user and outside of autocast. `True` refuses other models.
+            that can be done: on one CUDA device, without forward hooks of the user, and outside of autocast. `True`
+            refuses other models.
         compile (`bool`, *optional*, defaults to `False`):
             Whether the forwards of steps that are whole on the device (greedy calls, or the draft's best tokens with
             plain sampling, on CUDA) are compiled before they are captured. That takes a minute or two per model, batch

@@ -242,7 +242,7 @@ class _Report:
         """Begins to copy."""
         self._copy.copy_(self._source, non_blocking=True)
         if self._event is not None:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(self._source.device))  # where it is copied
 
     def rows(self) -> list[list[int]]:
         """What has been copied; waits for it."""

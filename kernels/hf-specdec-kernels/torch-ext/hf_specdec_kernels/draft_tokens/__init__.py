@@ -94,7 +94,8 @@ def _draft_tokens(
 def _(*args) -> None:
     from .triton import launch_draft_tokens  # triton is only needed where it runs
 
-    launch_draft_tokens(*args)
+    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
+        launch_draft_tokens(*args)
 
 
 @_draft_tokens.register_fake

@@ -71,7 +71,8 @@ def _kv_compaction(
 def _(*args) -> None:
     from .triton import launch_kv_compaction  # triton is only needed where it runs
 
-    launch_kv_compaction(*args)
+    with torch.cuda.device_of(args[0][0]):  # Triton launches on the current device
+        launch_kv_compaction(*args)
 
 
 @_kv_compaction.register_fake

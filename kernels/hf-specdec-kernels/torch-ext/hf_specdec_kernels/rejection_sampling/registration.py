@@ -37,7 +37,8 @@ def _greedy_walk(
 def _(logits, tokens, parents, max_depth, end_tokens, active, *results) -> None:
     from .triton import launch_target_walk  # triton is only needed where it runs
 
-    launch_target_walk(logits, tokens, parents, None, max_depth, None, None, None, end_tokens, active, *results)
+    with torch.cuda.device_of(logits):  # Triton launches on the current device
+        launch_target_walk(logits, tokens, parents, None, max_depth, None, None, None, end_tokens, active, *results)
 
 
 @torch.library.custom_op(add_op_namespace_prefix("target_walk"), mutates_args=RESULTS, device_types="cpu")
@@ -66,7 +67,8 @@ def _target_walk(
 def _(*args) -> None:
     from .triton import launch_target_walk
 
-    launch_target_walk(*args)
+    with torch.cuda.device_of(args[0]):
+        launch_target_walk(*args)
 
 
 @torch.library.custom_op(add_op_namespace_prefix("rejection_walk"), mutates_args=RESULTS, device_types="cpu")
@@ -112,7 +114,8 @@ def _rejection_walk(
 def _(*args) -> None:
     from .triton import launch_rejection_walk
 
-    launch_rejection_walk(*args)
+    with torch.cuda.device_of(args[0]):
+        launch_rejection_walk(*args)
 
 
 for _operator in (_greedy_walk, _target_walk, _rejection_walk):

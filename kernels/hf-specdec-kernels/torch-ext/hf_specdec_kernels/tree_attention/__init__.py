@@ -156,7 +156,8 @@ def _tree_attention(
 def _(*args) -> None:
     from .triton import launch_tree_attention  # triton is only needed where it runs
 
-    launch_tree_attention(*args)
+    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
+        launch_tree_attention(*args)
 
 
 @_tree_attention.register_fake
