@@ -391,7 +391,7 @@ def test_max_length(target: PreTrainedModel, draft: PreTrainedModel, batch_size:
 
 def test_positions_up_to_the_models_last() -> None:
     """A tree near the last position that the models know: no node may lie beyond it."""
-    model = tiny_model("gpt2", seed=4, attention_sharpness=3.0, n_positions=32)
+    model = tiny_model("gpt2", seed=0, attention_sharpness=3.0, max_position_embeddings=32)
     for batch_size in (1, 2):
         inputs = prompts(batch_size, PROMPT, padding=True)
         for assistant in (model, noisy_copy(model), NgramDraft(min_ngram=1)):
@@ -401,7 +401,7 @@ def test_positions_up_to_the_models_last() -> None:
 
 def test_a_draft_that_knows_fewer_positions() -> None:
     target = tiny_model("llama", seed=5, attention_sharpness=3.0)
-    draft = tiny_model("gpt2", seed=4, attention_sharpness=3.0, n_positions=16)
+    draft = tiny_model("gpt2", seed=4, attention_sharpness=3.0, max_position_embeddings=16)
     inputs = prompts(2, PROMPT, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=40)
     out = target.generate(**inputs, max_new_tokens=40, do_sample=False, assistant_model=draft, tree=IRREGULAR)

@@ -86,6 +86,10 @@ class DevicePart(ABC):
         self.padding.load(drafter.forward)
         self.root_logits.copy_(drafter.root_logits)
 
+    def room(self, drafter: Any, rows: Rows) -> torch.Tensor:
+        """How many levels of draft tokens each row can use, `[batch]`."""
+        return rows.room()
+
     @abstractmethod
     def grow(self, drafter: Any, rows: Rows) -> DraftTree:
         """The tree behind the roots."""
@@ -105,6 +109,13 @@ class DevicePart(ABC):
 
 class ModelPart(DevicePart):
     """A draft model's: its cache holds all tokens, the root's included."""
+
+    def room(self, drafter: DraftModelDrafter, rows: Rows) -> torch.Tensor:
+        """Also within the positions that the draft model knows."""
+        room = super().room(drafter, rows)
+        if drafter.max_positions is None:
+            return room
+        return torch.minimum(room, drafter.max_positions - rows.lengths - self.padding.position_shift)
 
     def grow(self, drafter: DraftModelDrafter, rows: Rows) -> DraftTree:
         self.cache.at(rows.lengths)

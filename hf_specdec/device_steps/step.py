@@ -66,7 +66,7 @@ class DeviceStep:
             draft = part.grow(bound, rows)
             topology = draft.topology
             tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
-            counts = topology.depths <= rows.room()[:, None]
+            counts = topology.depths <= part.room(bound, rows)[:, None]
             # Nodes that do not count may lie past the last position that the model knows.
             depths = topology.depths * counts
             cache.at(lengths - 1)

@@ -84,3 +84,18 @@ def test_memory_that_is_held_is_lent_again(steps: Steps, monkeypatch: pytest.Mon
         monkeypatch.setattr(graphs, "_has_memory", lambda *size, has_memory=has_memory: has_memory)
         target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
         assert steps.replays > before
+
+
+def test_texts_longer_than_the_draft_knows(steps: Steps) -> None:
+    """Nodes past the last position that a draft model knows do not count, as in the host's steps."""
+    target = tiny_model(dtype=torch.float32)
+    draft, call = noisy_copy(target, 0.02), prompts(2, 9, padding=True) | GREEDY
+    draft.config.max_position_embeddings = 20
+    found = []
+    for cuda_graphs in (False, True):
+        config = hf_specdec.SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
+        text = target.generate(**call, assistant_model=draft, speculative_config=config)
+        metrics = hf_specdec.last_metrics()
+        found.append((text.tolist(), metrics.accepted_per_step, metrics.num_draft_tokens))
+    assert steps.replays > 0 and found[0] == found[1]
+    assert found[1][0] == target.generate(**call).tolist()

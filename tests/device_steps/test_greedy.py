@@ -97,7 +97,7 @@ def test_short_texts(max_new_tokens: int, steps: Steps) -> None:
 
 def test_texts_up_to_the_last_position(steps: Steps) -> None:
     """Learned positions end where the text does; nodes that would lie behind have none."""
-    target = tiny_model("gpt2", dtype=torch.float32, n_positions=24)
+    target = tiny_model("gpt2", dtype=torch.float32, max_position_embeddings=24)
     draft = noisy_copy(target, 0.02)
     both(target, steps, IRREGULAR, **prompts(1, 9), assistant_model=draft, max_length=24)
 
