@@ -4,18 +4,25 @@ hf_specdec: lossless tree speculative decoding for Hugging Face transformers.
 Importing it lets `model.generate` take `tree=` and `speculative_config=` beside `assistant_model=`:
 
     model.generate(**inputs, assistant_model=draft, tree="[(0,), (1,), (0, 0)]")
+
+Nothing is loaded before it is needed, as in transformers.
 """
 
-from .cards import Measurement
-from .config import SpeculativeConfig
-from .drafters import Drafter, DraftRequest, NgramDraft
-from .eagle import EagleConfig, EagleHead
-from .hook import install
-from .medusa import MedusaConfig, MedusaHeads
-from .metrics import SpeculationMetrics, last_metrics
-from .recording import SpeculativeGenerateOutput
-from .trees import DraftTree, DynamicTree, TokenTree, Topology
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from . import hook
+
+
+if TYPE_CHECKING:
+    from .cards import Measurement
+    from .config import SpeculativeConfig
+    from .drafters import Drafter, DraftRequest, NgramDraft
+    from .eagle import EagleConfig, EagleHead
+    from .medusa import MedusaConfig, MedusaHeads
+    from .metrics import SpeculationMetrics, last_metrics
+    from .recording import SpeculativeGenerateOutput
+    from .trees import DraftTree, DynamicTree, TokenTree, Topology
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,4 +44,28 @@ __all__ = [
     "last_metrics",
 ]
 
-install()
+_HOMES = {
+    "cards": ("Measurement",),
+    "config": ("SpeculativeConfig",),
+    "drafters": ("DraftRequest", "Drafter", "NgramDraft"),
+    "eagle": ("EagleConfig", "EagleHead"),
+    "medusa": ("MedusaConfig", "MedusaHeads"),
+    "metrics": ("SpeculationMetrics", "last_metrics"),
+    "recording": ("SpeculativeGenerateOutput",),
+    "trees": ("DraftTree", "DynamicTree", "TokenTree", "Topology"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+hook.install_when_needed()

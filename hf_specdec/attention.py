@@ -359,3 +359,6 @@ def _decoder_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
         if hasattr(module, "layer_idx") and isinstance(config, PreTrainedConfig):
             configs.setdefault(id(config), config)
     return list(configs.values())
+
+
+register()

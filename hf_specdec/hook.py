@@ -1,64 +1,101 @@
-"""Makes `model.generate(assistant_model=…, tree=…)` ours, on unchanged transformers."""
+"""
+Makes `model.generate(assistant_model=…, tree=…)` and its batched sister ours, on unchanged transformers. What takes
+over is loaded with the first call that is ours.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
-from transformers import GenerationConfig
-from transformers.generation.utils import GenerationMixin
-
-from . import attention
-from .batching import hook as batching
-from .config import SpeculativeConfig
-from .drafters import as_drafter, is_own_draft
-from .generation import plan_of_call, speculative_decoding
-from .refusals import check_call, check_inputs, check_not_for_batches
+from .importing import when_imported
 
 
-def is_speculative(generation_config: GenerationConfig, assistant_model: Any) -> bool:
-    """
-    Whether a `generate` call is ours: it names a tree or a `SpeculativeConfig`, or its assistant is a drafter or head
-    of ours.
-    """
-    return (
-        generation_config.tree is not None
-        or generation_config.speculative_config is not None
-        or is_own_draft(assistant_model)
-    )
+OPTIONS = ("assistant_model", "tree", "speculative_config")
+_BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
+
+
+def install_when_needed() -> None:
+    """Hooks into transformers' modules as they are loaded; into those that are, at once."""
+    when_imported("transformers.generation.configuration_utils", _add_options)
+    when_imported("transformers.generation.utils", install)
+    when_imported("transformers.models.auto.configuration_auto", _register_configs)
 
 
 def install() -> None:
     """
-    Hooks into transformers, once: two generation options, and methods of `GenerationMixin` and `ContinuousMixin` that
-    take over where a call is ours and else call what was there. Registers "tree_attention".
+    Once: methods of `GenerationMixin` and `ContinuousMixin` that take over where a call is ours and else call what was
+    there.
     """
-    if hasattr(GenerationConfig, "tree"):
+    from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
+    from transformers.generation.utils import GenerationMixin
+
+    _add_options()
+    if hasattr(GenerationMixin._assisted_decoding, "__wrapped__"):
         return
-    GenerationConfig.tree = None
-    GenerationConfig.speculative_config = None
-    attention.register()
-    _wrap_validation()
-    _wrap_assisted_decoding()
-    batching.install()
+    _wrap_validation(GenerationMixin)
+    _wrap_assisted_decoding(GenerationMixin)
+    for name in _BATCH_METHODS:
+        _wrap_batches(ContinuousMixin, name)
 
 
-def _wrap_validation() -> None:
-    original = GenerationMixin._validate_generation_mode
+def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
+    """
+    Whether a `generate` call is ours: it names a tree or a `SpeculativeConfig`, or its assistant is a drafter or head
+    of ours.
+    """
+    if generation_config.tree is not None or generation_config.speculative_config is not None:
+        return True
+    if assistant_model is None or "hf_specdec.drafters" not in sys.modules and "hf_specdec.eagle" not in sys.modules:
+        return False
+    from .drafters import is_own_draft
+
+    return is_own_draft(assistant_model)
+
+
+# ------------------------------------------------------------------------------------------- what is to be hooked into
+
+
+def _add_options() -> None:
+    from transformers.generation.configuration_utils import GenerationConfig
+
+    if not hasattr(GenerationConfig, "tree"):
+        GenerationConfig.tree = None
+        GenerationConfig.speculative_config = None
+
+
+def _register_configs() -> None:
+    from transformers.models.auto.configuration_auto import AutoConfig
+
+    from .eagle import EagleConfig
+    from .medusa import MedusaConfig
+
+    for config in (EagleConfig, MedusaConfig):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+
+
+# ----------------------------------------------------------------------------------------------------- what takes over
+
+
+def _wrap_validation(mixin: Any) -> None:
+    original = mixin._validate_generation_mode
 
     @functools.wraps(original)
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         assistant_model = generation_mode_kwargs.get("assistant_model")
         if not is_speculative(generation_config, assistant_model):
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
+        from .refusals import check_call, check_not_for_batches
+
         check_call(self, generation_mode, generation_config, generation_mode_kwargs)
         check_not_for_batches(generation_config)
 
-    GenerationMixin._validate_generation_mode = _validate_generation_mode
+    mixin._validate_generation_mode = _validate_generation_mode
 
 
-def _wrap_assisted_decoding() -> None:
-    original = GenerationMixin._assisted_decoding
+def _wrap_assisted_decoding(mixin: Any) -> None:
+    original = mixin._assisted_decoding
 
     @functools.wraps(original)
     def _assisted_decoding(
@@ -75,36 +112,47 @@ def _wrap_assisted_decoding() -> None:
         tokenizer=None,
         **model_kwargs,
     ):
+        call = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "generation_config": generation_config,
+            "synced_gpus": synced_gpus,
+            "streamer": streamer,
+        }
         if not is_speculative(generation_config, assistant_model):
             return original(
                 self,
                 input_ids,
-                logits_processor=logits_processor,
-                stopping_criteria=stopping_criteria,
-                generation_config=generation_config,
-                synced_gpus=synced_gpus,
-                streamer=streamer,
+                **call,
                 inputs_tensor=inputs_tensor,
                 assistant_model=assistant_model,
                 assistant_tokenizer=assistant_tokenizer,
                 tokenizer=tokenizer,
                 **model_kwargs,
             )
-        check_inputs(self, generation_config, input_ids, model_kwargs)
-        drafter = as_drafter(assistant_model)
-        config = SpeculativeConfig.from_generation_config(generation_config)
-        plan = plan_of_call(generation_config, config, drafter, self.config.get_text_config().vocab_size)
-        return speculative_decoding(
-            self,
-            input_ids,
-            drafter,
-            plan,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            model_kwargs=model_kwargs,
-            synced_gpus=synced_gpus,
-            streamer=streamer,
-        )
+        from .calls import decode
 
-    GenerationMixin._assisted_decoding = _assisted_decoding
+        return decode(self, input_ids, assistant_model, model_kwargs=model_kwargs, **call)
+
+    mixin._assisted_decoding = _assisted_decoding
+
+
+def _wrap_batches(mixin: Any, name: str) -> None:
+    original = getattr(mixin, name)
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        config = kwargs.get("generation_config")
+        position = 1 if name == "generate_batch" else 0
+        if config is None and len(args) > position:
+            config = args[position]
+        is_ours = any(kwargs.get(option) is not None for option in OPTIONS)
+        is_ours |= any(getattr(config, option, None) is not None for option in OPTIONS)
+        given = {option: value for option, value in kwargs.items() if value is not None or option not in OPTIONS}
+        if not is_ours:
+            return original(self, *args, **given)
+        from .batching.methods import METHODS
+
+        return METHODS[name](self, *args, **given)
+
+    setattr(mixin, name, method)

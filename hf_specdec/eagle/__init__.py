@@ -1,12 +1,20 @@
 """EAGLE heads: their configuration, their arithmetic, and the formats they are published in."""
 
-from transformers import AutoConfig, AutoModel
+from typing import TYPE_CHECKING, Any
 
 from .configuration_eagle import EagleConfig
-from .modeling_eagle import EagleHead, EagleOutput
 
+
+if TYPE_CHECKING:
+    from .modeling_eagle import EagleHead, EagleOutput
 
 __all__ = ["EagleConfig", "EagleHead", "EagleOutput"]
 
-AutoConfig.register(EagleConfig.model_type, EagleConfig, exist_ok=True)
-AutoModel.register(EagleConfig, EagleHead, exist_ok=True)
+
+def __getattr__(name: str) -> Any:
+    """The models, loaded when they are needed: transformers wants to know of the configuration alone before."""
+    if name not in ("EagleHead", "EagleOutput"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import modeling_eagle
+
+    return getattr(modeling_eagle, name)

@@ -93,6 +93,8 @@ class EagleConfig(PreTrainedConfig):
     conventions: dict[str, str] | None = None
 
     def __post_init__(self, **kwargs):
+        from . import modeling_eagle  # noqa: F401  (which tells AutoModel what it makes of such a config)
+
         if not isinstance(self.text_config, PreTrainedConfig):
             if not isinstance(self.text_config, dict | None):
                 raise ValueError(f"`text_config` must be a config or a dict, but is {self.text_config!r}.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache
+from transformers import AutoModel, Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import ModelOutput
 
@@ -237,3 +237,6 @@ class EagleHead(EaglePreTrainedModel):
             for kind in set(types)
         }
         return [masks[kind] for kind in types]
+
+
+AutoModel.register(EagleConfig, EagleHead, exist_ok=True)

@@ -1,12 +1,20 @@
 """Medusa heads: their configuration, arithmetic and checkpoints."""
 
-from transformers import AutoConfig, AutoModel
+from typing import TYPE_CHECKING, Any
 
 from .configuration_medusa import MedusaConfig
-from .modeling_medusa import MedusaHeads
 
+
+if TYPE_CHECKING:
+    from .modeling_medusa import MedusaHeads
 
 __all__ = ["MedusaConfig", "MedusaHeads"]
 
-AutoConfig.register(MedusaConfig.model_type, MedusaConfig, exist_ok=True)
-AutoModel.register(MedusaConfig, MedusaHeads, exist_ok=True)
+
+def __getattr__(name: str) -> Any:
+    """The model, loaded when it is needed."""
+    if name != "MedusaHeads":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .modeling_medusa import MedusaHeads
+
+    return MedusaHeads

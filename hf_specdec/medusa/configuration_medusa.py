@@ -30,6 +30,11 @@ class MedusaConfig(PreTrainedConfig):
     default_tree: Any = None
     target_name: str | None = None
 
+    def __post_init__(self, **kwargs):
+        from . import modeling_medusa  # noqa: F401  (which tells AutoModel what it makes of such a config)
+
+        super().__post_init__(**kwargs)
+
     def changed(self, **fields: Any) -> MedusaConfig:
         """A copy with other values."""
         config = copy.deepcopy(self)

@@ -11,6 +11,7 @@ import re
 
 import torch
 from torch import nn
+from transformers import AutoModel
 
 from ..checkpoint import Checkpoint, HubOptions
 from ..pretrained import PublishedModel
@@ -113,3 +114,6 @@ def _config_of(checkpoint: Checkpoint, weights: dict[str, torch.Tensor]) -> Medu
         num_layers=len({key.split(".")[3] for key in weights if key.startswith("heads.0.blocks.")}),
         target_name=checkpoint.config.get("base_model_name_or_path"),
     )
+
+
+AutoModel.register(MedusaConfig, MedusaHeads, exist_ok=True)

@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching import hook
+from hf_specdec.batching import methods
 
 
 DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
@@ -139,7 +139,7 @@ def test_a_heads_acceptance_is_that_of_generate() -> None:
 
 def test_without_our_arguments_it_is_transformers_own(target: PreTrainedModel, monkeypatch: Any) -> None:
     seen = []
-    monkeypatch.setattr(hook, "_generate_batch", lambda *args, **kwargs: seen.append("ours"))
+    monkeypatch.setitem(methods.METHODS, "generate_batch", lambda *args, **kwargs: seen.append("ours"))
     with pytest.raises(TypeError, match="unknown_to_all|unexpected"):
         # The original's own complaint: it makes a manager, whose attention it asks for.
         target.init_continuous_batching(unknown_to_all=1)

@@ -1,49 +1,17 @@
-"""Makes `model.generate_batch(assistant_model=…, tree=…)` and what it is made of ours, on unchanged transformers."""
+"""`model.generate_batch(assistant_model=…, tree=…)`, and what it is made of, where a call is ours."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
 from .manager import SpeculativeBatchingManager
 from .request import SpeculativeGenerationOutput
-
-
-_OURS = ("assistant_model", "tree", "speculative_config")
-
-
-def install() -> None:
-    """Lets three methods of transformers' `ContinuousMixin` take over where a call is ours."""
-    _wrap("init_continuous_batching", _make_manager)
-    _wrap("continuous_batching_context_manager", _running_manager)
-    _wrap("generate_batch", _generate_batch)
-
-
-def _wrap(name: str, ours: Any) -> None:
-    original = getattr(ContinuousMixin, name)
-
-    @functools.wraps(original)
-    def method(self, *args, **kwargs):
-        config = kwargs.get("generation_config")
-        position = 1 if name == "generate_batch" else 0
-        if config is None and len(args) > position:
-            config = args[position]
-        is_ours = any(kwargs.get(option) is not None for option in _OURS)
-        is_ours |= any(getattr(config, option, None) is not None for option in _OURS)
-        return (ours if is_ours else original)(self, *args, **_without_none(kwargs))
-
-    setattr(ContinuousMixin, name, method)
-
-
-def _without_none(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if value is not None or name not in _OURS}
 
 
 def _make_manager(
@@ -156,3 +124,11 @@ def _refuse_persistence(persistent_manager: bool) -> None:
         raise ValueError(
             "`persistent_manager=True`: make a manager with `init_continuous_batching` instead, and keep it."
         )
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "init_continuous_batching": _make_manager,
+    "continuous_batching_context_manager": _running_manager,
+    "generate_batch": _generate_batch,
+}
+"""By name, what takes over from transformers' `ContinuousMixin`."""

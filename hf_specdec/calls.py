@@ -1,0 +1,31 @@
+"""A `generate` call that is ours, as transformers hands it over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .config import SpeculativeConfig
+from .drafters import as_drafter
+from .generation import plan_of_call, speculative_decoding
+from .recording import SpeculativeGenerateOutput
+from .refusals import check_inputs
+
+
+def decode(
+    model: PreTrainedModel, input_ids: torch.Tensor, assistant_model: Any, *, model_kwargs: dict[str, Any], **call: Any
+) -> torch.Tensor | SpeculativeGenerateOutput:
+    """
+    What `generate` hands to a decoding method, decoded with what a user passed as `assistant_model`.
+
+    Raises:
+        ValueError, TypeError: for inputs, drafts and options that do not fit together, before any forward.
+    """
+    generation_config = call["generation_config"]
+    check_inputs(model, generation_config, input_ids, model_kwargs)
+    drafter = as_drafter(assistant_model)
+    config = SpeculativeConfig.from_generation_config(generation_config)
+    plan = plan_of_call(generation_config, config, drafter, model.config.get_text_config().vocab_size)
+    return speculative_decoding(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)
