@@ -188,6 +188,17 @@ class GraphStore:
         self.steps: dict[Any, DeviceStep] = {}
         """Whole steps of this target, each with some draft, that were captured over this memory."""
         self.captures_steps = self.compiles_steps = True
+        self._last_used: torch.cuda.Event | None = None
+
+    def take(self, device: torch.device) -> None:
+        """Lets the present stream wait for what the last borrower left under way on its own."""
+        if self._last_used is not None:
+            torch.cuda.current_stream(device).wait_event(self._last_used)
+
+    def leave(self, device: torch.device) -> None:
+        """Notes what is under way; see `take`."""
+        if device.type == "cuda":
+            self._last_used = torch.cuda.current_stream(device).record_event()
 
     def layer(
         self, index: int, shapes: list[tuple[int, ...]], likes: tuple[torch.Tensor, torch.Tensor]
@@ -263,7 +274,7 @@ class GraphLoans:
 
     def __init__(self, wanted: bool | Literal["auto"]):
         self.wanted = wanted
-        self._lent: list[tuple[_Shelf, _Key]] = []
+        self._lent: list[tuple[_Shelf, _Key, GraphStore, torch.device]] = []
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
         """
@@ -300,15 +311,20 @@ class GraphLoans:
                 del shelf.stores[old]
             shelf.stores[key] = store  # last: the most recently used
             shelf.lent.add(key)
-            self._lent.append((shelf, key))
+            self._lent.append((shelf, key, store, model.device))
+        store.take(model.device)
         return store
 
     def give_back(self) -> None:
         """Lets other calls have the stores."""
-        with _lock:
-            for shelf, key in self._lent:
-                shelf.lent.discard(key)
-            self._lent.clear()
+        lent, self._lent = self._lent, []
+        try:
+            for _, _, store, device in lent:
+                store.leave(device)
+        finally:
+            with _lock:
+                for shelf, key, _, _ in lent:
+                    shelf.lent.discard(key)
 
 
 @contextmanager

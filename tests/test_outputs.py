@@ -392,9 +392,9 @@ def test_max_length(target: PreTrainedModel, draft: PreTrainedModel, batch_size:
 def test_positions_up_to_the_models_last() -> None:
     """A tree near the last position that the models know: no node may lie beyond it."""
     model = tiny_model("gpt2", seed=0, attention_sharpness=3.0, max_position_embeddings=32)
-    for batch_size in (1, 2):
+    for batch_size in (1, 3):
         inputs = prompts(batch_size, PROMPT, padding=True)
-        for assistant in (model, noisy_copy(model), NgramDraft(min_ngram=1)):
+        for assistant in (model, noisy_copy(model, 0.05), noisy_copy(model, 0.2), NgramDraft(min_ngram=1)):
             metrics = assert_same_text(model, inputs, assistant, max_length=32)
             assert metrics.num_drafts > 0
 

@@ -99,3 +99,20 @@ def test_texts_longer_than_the_draft_knows(steps: Steps) -> None:
         found.append((text.tolist(), metrics.accepted_per_step, metrics.num_draft_tokens))
     assert steps.replays > 0 and found[0] == found[1]
     assert found[1][0] == target.generate(**call).tolist()
+
+
+def test_the_next_borrower_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stream of its own, for what the last one left under way."""
+    waited: list[Any] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.record_event = lambda: name
+            self.wait_event = waited.append
+
+    cuda, store = torch.device("cuda"), graphs.GraphStore(32)
+    for name in ("first", "second"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, name=name: Stream(name))
+        store.take(cuda)
+        store.leave(cuda)
+    assert waited == ["first"]
