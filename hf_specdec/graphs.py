@@ -42,6 +42,10 @@ SHARE_OF_FREE_MEMORY = 0.3
 Record = Callable[[Callable[[], list[torch.Tensor]], torch.device], tuple[Callable[[], None], list[torch.Tensor]]]
 
 
+_capturing = threading.Lock()
+"""Two threads at a time would both capture the draws of the device's one random generator."""
+
+
 def record_cuda_graph(
     run: Callable[[], list[torch.Tensor]], device: torch.device
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
@@ -55,7 +59,7 @@ def record_cuda_graph(
     # The graph gets a cuBLAS workspace of its own: that of the stream goes when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             tensors = run()
     finally:
         torch._C._cuda_clearCublasWorkspaces()
