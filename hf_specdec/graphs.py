@@ -384,4 +384,6 @@ def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     needed = 2 * config.num_hidden_layers * batch_size * capacity * heads * size * model.dtype.itemsize
-    return needed < SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(model.device)[0]
+    free, _ = torch.cuda.mem_get_info(model.device)
+    kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # by torch, for reuse
+    return needed < SHARE_OF_FREE_MEMORY * (free + kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,3 +117,12 @@ def test_the_next_borrower_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         store.take(cuda)
         store.leave(cuda)
     assert waited == ["first"]
+
+
+@pytest.mark.parametrize(("reserved", "fits"), [(2**30, False), (2**34, True)])
+def test_memory_that_torch_keeps_for_reuse_is_free(reserved: int, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"mem_get_info": (0, 2**35), "memory_reserved": reserved, "memory_allocated": 2**30}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    model = tiny_model()
+    on_cuda = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=model.config)
+    assert graphs._has_memory(on_cuda, 1, 512) is fits
