@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from importlib import import_module
 from typing import Any
 
 from .importing import when_imported
@@ -66,13 +67,10 @@ def _add_options() -> None:
 
 
 def _register_configs() -> None:
-    from transformers.models.auto.configuration_auto import AutoConfig
-
-    from .eagle import EagleConfig
-    from .medusa import MedusaConfig
-
-    for config in (EagleConfig, MedusaConfig):
-        AutoConfig.register(config.model_type, config, exist_ok=True)
+    """Loads those modules that make our formats known to `AutoConfig`; one may be what waits for it just now."""
+    for name in (".eagle.configuration_eagle", ".medusa.configuration_medusa"):
+        if f"{__package__}{name}" not in sys.modules:
+            import_module(name, __package__)
 
 
 # ----------------------------------------------------------------------------------------------------- what takes over

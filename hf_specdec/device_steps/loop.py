@@ -155,7 +155,7 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
             # A level of a tree after the other runs the same code on other shapes.
             with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):
                 return DeviceStep(target, *rest, with_compiler, record)  # type: ignore[call-arg]
-        except RuntimeError as error:
+        except Exception as error:  # whatever stands against it, the call can do without
             what = "compiled" if with_compiler else "captured in a CUDA graph"
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason}", stacklevel=2)

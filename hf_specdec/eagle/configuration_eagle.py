@@ -218,3 +218,6 @@ class EagleConfig(PreTrainedConfig):
         if ids == defaults or num_layers in ids:
             return False
         return ids == [layer - 1 for layer in defaults] or ids[0] == 1
+
+
+AutoConfig.register(EagleConfig.model_type, EagleConfig, exist_ok=True)

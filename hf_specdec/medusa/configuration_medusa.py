@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 
 class MedusaConfig(PreTrainedConfig):
@@ -41,3 +41,6 @@ class MedusaConfig(PreTrainedConfig):
         for field, value in fields.items():
             setattr(config, field, value)
         return config
+
+
+AutoConfig.register(MedusaConfig.model_type, MedusaConfig, exist_ok=True)
