@@ -17,7 +17,7 @@ from ..trees import DynamicTree, TokenTree
 from ..trees.choice import TreeChoice
 from .drafts import PARTS, is_left_padded
 from .step import DeviceStep
-from .verdicts import Warpers
+from .verdicts import NOTHING_TO_DRAW, Warpers
 
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
                 return DeviceStep(target, *rest, with_compiler, record)  # type: ignore[call-arg]
         except Exception as error:  # whatever stands against it, the call can do without
             what = "compiled" if with_compiler else "captured in a CUDA graph"
-            reason = str(error).strip().splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason}", stacklevel=2)
         if with_compiler:
             store.compiles_steps = False
@@ -197,8 +197,17 @@ class _Loop:
         self._hand_over()
 
     def _read(self, report: list[list[int]]) -> None:
-        """Takes note of a step."""
+        """
+        Takes note of a step.
+
+        Raises:
+            RuntimeError: as plain `generate`, if there was nothing to draw from at a node.
+        """
         call = self.call
+        if any(accepted == NOTHING_TO_DRAW for accepted, *_ in report):
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        if all(accepted < 0 for accepted, *_ in report):
+            raise RuntimeError("The device has ended rows that go on. Call `generate` with `cuda_graphs=False`.")
         for row, (accepted, drafted, *tokens) in enumerate(report):
             if accepted < 0 or self.ended[row]:
                 continue

@@ -17,7 +17,8 @@ class Rows:
         active (`torch.Tensor` of shape `[batch]`, bool): rows that have not ended.
         end_tokens (`torch.Tensor` of shape `[ends]`, int64): what ends a row.
         report (`torch.Tensor` of shape `[batch, 2 + depth + 1]`, int64): what the last step did: accepted nodes (-1
-            for a row that rested), draft tokens that counted, and the new tokens, with -1 behind them.
+            for a row that rested, or `NOTHING_TO_DRAW`), draft tokens that counted, and the new tokens, with -1 behind
+            them.
     """
 
     text: torch.Tensor

@@ -89,6 +89,7 @@ class DeviceStep:
             if features is not None:
                 features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
             part.catch_up(bound, rows, lengths, features)
+            accepted = self.verdict.checked(logits, path, accepted)
             rows.report.copy_(torch.cat([accepted[:, None], drafted[:, None], new], dim=1))
             return [rows.report]
 

@@ -9,6 +9,10 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 
+NOTHING_TO_DRAW = -2
+"""In place of the number of accepted nodes: scores without a softmax."""
+
+
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """
@@ -34,6 +38,17 @@ class Verdict:
         uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
         warpers: dict[str, Any] = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         return target_walk(logits, tokens, parents, uniforms, **warpers, **options)
+
+    def checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """
+        The numbers of accepted nodes, `[batch]`; where a token was drawn from logits with NaN, +inf or nothing but
+        -inf, `NOTHING_TO_DRAW`.
+        """
+        if not self.do_sample:
+            return accepted
+        visited = torch.arange(path.shape[1], device=path.device) <= accepted[:, None]
+        is_bad = ~logits.amax(dim=-1).gather(1, path).isfinite() & visited
+        return torch.where(is_bad.any(dim=1), NOTHING_TO_DRAW, accepted)
 
     def load(self, warpers: Warpers) -> None:
         """Takes the values of a call of the same `key`."""

@@ -83,3 +83,22 @@ def test_a_call_with_other_values_takes_the_same_capture(steps: Steps) -> None:
         greedy = target.generate(**prompts(1, 9), max_new_tokens=20, do_sample=False)
         assert torch.equal(text, greedy) is (temperature < 1)
     assert steps.captures == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_nothing_to_draw_from(batch_size: int, steps: Steps) -> None:
+    """A token whose embedding is no number leaves the next one without a distribution: an error, as without us."""
+    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
+    draft = noisy_copy(target, 0.05)
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": True, "temperature": 1e-4, "top_k": 0}
+    inputs = prompts(batch_size, 9)
+    text = target.generate(**inputs, **options)
+    before = set(text[:, :13].flatten().tolist())
+    token = next(token for token in text[0, 13:].tolist() if token not in before)
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    for drafting in ({}, {"assistant_model": draft, "speculative_config": TARGET_WALK}):
+        state = torch.get_rng_state()
+        with pytest.raises(RuntimeError, match="probability tensor contains either"):
+            target.generate(**inputs, **options, **drafting)
+        assert not drafting or torch.equal(state, torch.get_rng_state())
+    assert steps.captures == 1
