@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 def grouped_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
     """
     Scaled dot-product attention.
@@ -21,7 +21,7 @@ def grouped_attention(
         query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): head h reads key head
             h // (heads / kv_heads).
         key, value (`torch.Tensor` of shape `[batch, kv_heads, slots, head_dim]`): not repeated.
-        mask (`torch.Tensor` of shape `[1 or batch, 1, queries, slots]`, float): added to the scores.
+        mask (`torch.Tensor` of shape `[1 or batch, 1, queries, slots]`, *optional*): added to the scores.
         scale (`float`, *optional*): of the scores; 1 / sqrt(head_dim) if None.
 
     Returns:
@@ -31,7 +31,7 @@ def grouped_attention(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     query = query.reshape(batch, kv_heads, groups * queries, head_dim)
-    if queries > 1:
+    if mask is not None and queries > 1:
         mask = mask.repeat(1, 1, groups, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2)

@@ -1,9 +1,4 @@
-"""
-Attention of one query per row for grouped heads without copies of keys and values.
-
-transformers' "sdpa" repeats keys and values for the heads that share them wherever there is a mask. Here the heads
-that share a key are further queries of one head: the same numbers from a third of the memory traffic for a group of 3.
-"""
+"""Attention while a target writes, one query per row: without copies of keys, and without plans for every length."""
 
 from __future__ import annotations
 
@@ -12,18 +7,19 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from ..grouped_attention import grouped_attention
 
 
 NAME = "hf_specdec_grouped"
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def grouped_attention(
+def attention_of_one(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -37,15 +33,12 @@ def grouped_attention(
     key and value `[batch, kv heads, slots, head_dim]`, mask `[batch, 1, queries, slots]`, to the output
     `[batch, queries, heads, head_dim]`. Several queries per row go through "sdpa".
     """
-    batch, heads, queries, size = query.shape
-    if queries > 1:
+    if query.shape[2] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    query = query.view(batch, key.shape[1], heads // key.shape[1], size)
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(batch, 1, heads, value.shape[-1]), None
+    return grouped_attention(query, key, value, attention_mask, scaling), None
 
 
-AttentionInterface.register(NAME, grouped_attention)
+AttentionInterface.register(NAME, attention_of_one)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
