@@ -121,6 +121,8 @@ def _draw_steps(axes: Axes, found: Sequence[Figures]) -> None:
     plain = next(figures for figures in found if figures.contender == REFERENCE and figures.task == tasks[-1])
     lefts, longest = [0.0] * len(ours), max(sum((figures.step_ms or {}).values()) for figures in ours)
     for phase, colour in PHASES.items():
+        if not any(phase in (figures.step_ms or {}) for figures in ours):
+            continue
         widths = [(figures.step_ms or {}).get(phase, 0.0) for figures in ours]
         bars = axes.barh(range(len(ours)), widths, 0.55, left=lefts, label=phase, color=colour)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
