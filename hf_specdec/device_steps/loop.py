@@ -181,7 +181,6 @@ class _Loop:
         self.ended = list(sequences.resting)
         self.columns: list[list[int]] = [[] for _ in self.lengths]
         self.shown, self.max_length = 0, sequences.max_length
-        self.device = step.rows.text.device
 
     def run(self) -> None:
         reports: deque[_Report] = deque()
