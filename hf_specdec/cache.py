@@ -152,6 +152,7 @@ class TreeCache(Cache):
         self.device, self.storage = device, storage
         self.capacity = capacity if storage is None else storage.capacity
         self.write_window: WriteWindow | None = None
+        self._has_memory = False
         self.set_lengths([0] * batch_size)
 
     @property
@@ -183,6 +184,19 @@ class TreeCache(Cache):
         else:
             nodes = torch.arange(offset, offset + num_nodes, device=self.device)
             self.write_window = WriteWindow(None, end, self.lengths_tensor[:, None] + nodes)
+
+    def take_memory(self) -> None:
+        """
+        Takes what the storage holds for layers that have not written yet. A replayed forward writes there without
+        them; they would clear it when they come to write.
+        """
+        if self._has_memory or self.storage is None:
+            return
+        for index, layer in enumerate(self.layers):
+            held = self.storage.held(index)
+            if held is not None and not layer.is_initialized:
+                layer.lazy_initialization(*held)
+        self._has_memory = True
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """

@@ -218,6 +218,10 @@ class GraphStore:
             torch._foreach_zero_(list(held))  # what another text left there may be no number
         return held
 
+    def held(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The keys and values of a layer, as the last call left them; None before the first."""
+        return self._layers.get(index)
+
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
         """A forward by its graph; None if it is to run without."""
         if not self.works or nodes.tokens.shape[1] > MOST_QUERIES or not forward.can_be_captured:
@@ -227,6 +231,7 @@ class GraphStore:
         features = forward.features
         words = -(-context.ancestors.shape[2] // NODES_PER_WORD) if context.uses_kernel else None
         key = (forward.key, nodes.key, words, None if features is None else features.boundaries)
+        forward.cache.take_memory()
         captured = self._graphs.get(key)
         if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
             self._seen.add(key)

@@ -79,6 +79,23 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
     assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
 
 
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_the_same_prompt_again_and_again(kind: str, stand_in: StandIn) -> None:
+    """A forward that is replayed before any that is not finds its memory taken, and nobody takes it afterwards."""
+    target, prompt = trained_target(), torch.tensor([trained_prompts()["prompts"][0][:8]])
+    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.02)
+    found = []
+    for number, tree in enumerate((TREE, TREE, TREE, DYNAMIC, TREE)):
+        for cuda_graphs in (False, True):
+            config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+            output = target.generate(
+                prompt, max_new_tokens=40, do_sample=False, assistant_model=assistant, speculative_config=config
+            )
+            found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
+        assert found[-1] == found[-2], number
+    assert stand_in.replays > 20
+
+
 def test_sampling_with_a_seed(stand_in: StandIn) -> None:
     target = tiny_model(sharpness=1.5)
     draft = noisy_copy(target, 0.3)

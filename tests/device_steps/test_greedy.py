@@ -76,6 +76,21 @@ def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:
     assert steps.captures == 1 and hf_specdec.last_metrics().mean_acceptance_length > 1.5
 
 
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_the_same_prompt_again_and_again(kind: str, steps: Steps) -> None:
+    """
+    From the third call on the draft reads the prompt by a graph, which no layer of its cache takes part in: the memory
+    that it writes must not be taken, and so cleared, afterwards.
+    """
+    target, prompt = trained_target(), trained_prompts()["prompts"][0][:8]
+    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.02)
+    call = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, 8, dtype=torch.long)}
+    for tree in (IRREGULAR, IRREGULAR, DYNAMIC, IRREGULAR, DYNAMIC):
+        both(target, steps, tree, **call, assistant_model=assistant, max_new_tokens=40)
+        assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+    assert steps.captures == 2
+
+
 @pytest.mark.parametrize("draft_vocab_size", [None, 20])
 def test_heads_with_padding_and_draft_vocabularies(draft_vocab_size: int | None, steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
