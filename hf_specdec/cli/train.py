@@ -82,6 +82,13 @@ def train(
             help="Rows in which the target writes. Default: up to 2048 on a GPU, else 16.", rich_help_panel=_DATA
         ),
     ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Hub id or folder of a head (or draft model) to train further; it decides the sizes.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(

@@ -43,6 +43,8 @@ def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -
         "batch_tokens": options.batch_tokens,
         "learning_rate": arguments.learning_rate,
     }
+    if options.start_from is not None:
+        recipe["start_from"] = _name(options.start_from)
     if options.kind == "eagle3":
         recipe |= {"unroll_steps": options.unroll_steps, "decay": options.decay}
     recipe |= held_out(state.log_history, options.kind)

@@ -12,8 +12,9 @@ _IDENTITY = (
     "kind target data data_split data_limit prompts self_generate openings subjects openings_share greedy_share "
     "cool_share turns max_length eval_texts "
     "loss_on_everything draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids "
-    "unroll_steps decay epochs learning_rate batch_tokens seed"
+    "start_from unroll_steps decay epochs learning_rate batch_tokens seed"
 ).split()
+_SIZES = "draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids".split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class TrainOptions:
             room, else 16.
         eval_texts (`int`, *optional*, defaults to 64): held-out texts.
         loss_on_everything (`bool`, *optional*, defaults to `False`): learn from questions too.
+        start_from (`str`, *optional*): Hub id or folder of a head, or of a draft model, whose weights the run begins
+            with; it decides the sizes.
         draft_vocab_size (`int`, *optional*): EAGLE-3: tokens that the head can propose. Defaults to 8192 (32000 for
             vocabularies from 65536 on), or all if there are no more; 0 for all.
         shares_lm_head (`bool`, *optional*, defaults to `False`): EAGLE-3: the head uses the target's lm_head (the rows
@@ -94,6 +97,7 @@ class TrainOptions:
     generation_batch_size: int | None = None
     eval_texts: int = 64
     loss_on_everything: bool = False
+    start_from: str | None = None
     draft_vocab_size: int | None = None
     shares_lm_head: bool = False
     num_layers: int | None = None
@@ -164,6 +168,9 @@ class TrainOptions:
             for name in ("draft_vocab_size", "shares_lm_head", "aux_layer_ids"):
                 if getattr(self, name) not in (None, False):
                     raise ValueError(f"`{name}` is for `kind='eagle3'` alone, not for {self.kind!r}.")
+        for name in _SIZES if self.start_from is not None else ():
+            if getattr(self, name) not in (None, False):
+                raise ValueError(f"`{name}` is what `start_from`={self.start_from!r} has: leave it out.")
 
     def identity(self) -> dict[str, Any]:
         """What runs into one folder have in common."""

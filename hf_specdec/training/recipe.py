@@ -37,6 +37,7 @@ from .options import TrainOptions
 from .packing import Collator, Rows, ids_and_masks, split_texts
 from .progress import ShortLines
 from .reading import TargetReader, supports_packing
+from .starting import start_from
 from .trainer import DraftArguments, DraftTrainer
 from .ttt import TttObjective
 from .vocabulary import choose_vocabulary, count_tokens
@@ -127,24 +128,16 @@ class _Run:
             logger.warning(f"{type(target).__name__} does not keep packed texts apart: one text per row.")
         train, held_out = split_texts(texts, options.eval_texts, options.seed)
         self.num_texts = len(train)
-        token_ids = self._vocabulary(train)
+        model, token_ids = self._model(train)
         boundaries = None
         if options.kind == "draft":
-            model = new_draft_model(
-                target,
-                num_layers=options.num_layers or 2,
-                hidden_size=options.hidden_size,
-                intermediate_size=options.intermediate_size,
-            ).to(target.device)
             objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
         else:
-            config = self._head_config(token_ids)
-            boundaries = config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
-            head = new_head(target, config, token_ids)
+            boundaries = model.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
             if options.kind == "eagle3":
-                objective = TttObjective(head, options.unroll_steps, options.decay, options.recompute)
+                objective = TttObjective(model, options.unroll_steps, options.decay, options.recompute)
             else:
-                objective = Eagle1Objective(head, options.unroll_steps)
+                objective = Eagle1Objective(model, options.unroll_steps)
         arguments = self._arguments(len(train_rows := Rows(train, options.max_length, packed, options.seed)))
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.trainer = DraftTrainer(
@@ -189,6 +182,22 @@ class _Run:
             for name in ("is_local", "local_files_only"):  # how it was loaded: transformers would save that, too
                 self.tokenizer.init_kwargs.pop(name, None)
             self.tokenizer.save_pretrained(self.output)
+
+    def _model(self, texts: list[Text]) -> tuple[Any, torch.Tensor | None]:
+        """What is trained, in float32 on the target's device, and its draft vocabulary if it has one."""
+        options, target = self.options, self.target
+        if options.start_from is not None:
+            return start_from(options.start_from, options.kind, target)
+        if options.kind != "draft":
+            token_ids = self._vocabulary(texts)
+            return new_head(target, self._head_config(token_ids), token_ids), token_ids
+        model = new_draft_model(
+            target,
+            num_layers=options.num_layers or 2,
+            hidden_size=options.hidden_size,
+            intermediate_size=options.intermediate_size,
+        )
+        return model.to(target.device), None
 
     def _vocabulary(self, texts: list[Text]) -> torch.Tensor | None:
         if self.options.kind != "eagle3":

@@ -96,6 +96,38 @@ def test_a_draft_model_learns_and_loads(tmp_path: Path, data: Path, hidden_size:
     assert torch.equal(output, plain)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "draft"])
+def test_what_was_trained_is_trained_further(tmp_path: Path, data: Path, kind: str) -> None:
+    """The second run begins where the first ended, at its own learning rate, with the sizes of what it starts from."""
+    sizes = {"eagle3": {"draft_vocab_size": 100, "intermediate_size": 96}, "eagle1": {}, "draft": {"num_layers": 1}}
+    options = {"kind": kind, "data": str(data), "epochs": 2, **SMALL}
+    first = train(TrainOptions(output=str(tmp_path / "first"), learning_rate=2e-3, **options, **sizes[kind]))
+    more = {"start_from": str(tmp_path / "first"), "learning_rate": 1e-5}
+    second = train(TrainOptions(output=str(tmp_path / "second"), **options, **more))
+    assert second.before["eval_loss"] == pytest.approx(first.after["eval_loss"], rel=0.02)
+    assert second.before["eval_loss"] < 0.95 * first.before["eval_loss"]
+    with open(tmp_path / "second" / "config.json") as file:
+        config = json.load(file)
+    assert config["recipe"]["start_from"] == "first"
+    assert kind != "eagle3" or (config["draft_vocab_size"], config["text_config"]["intermediate_size"]) == (100, 96)
+
+
+def test_what_cannot_be_trained_further(tmp_path: Path, data: Path) -> None:
+    start = str(Path(__file__).parents[1] / "goldens" / "specforge_eagle3")
+    options = {"output": str(tmp_path), "data": str(data), "start_from": start, **SMALL}
+    with pytest.raises(ValueError, match="version 3: use `kind='eagle3'`"):
+        train(TrainOptions(kind="eagle1", **options))
+    with pytest.raises(ValueError, match="`num_layers` is what `start_from`="):
+        TrainOptions(num_layers=1, **options)
+    tiny_model("llama", vocab_size=64).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="vocabulary of 64"):
+        train(
+            TrainOptions(
+                kind="draft", **options | {"start_from": str(tmp_path / "other"), "output": str(tmp_path / "b")}
+            )
+        )
+
+
 def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, data: Path) -> None:
     """The limit is over at once: every run takes one step. Losses and weights are those of one run."""
     options = {"data": str(data), "epochs": 1.0, "eval_steps": 100, **SMALL}
