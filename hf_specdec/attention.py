@@ -51,6 +51,8 @@ class TreeContext:
         node_multiple (`int`): for the kernel, nodes are filled up to a multiple of this.
         device_lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): the lengths, where only the device knows
             them; then `lengths` says no more than how many rows there are.
+        block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*): for the kernel, where the slots of
+            a paged cache are.
     """
 
     lengths: list[int]
@@ -65,15 +67,18 @@ class TreeContext:
     first_slots: torch.Tensor | None = None
     node_multiple: int = 1
     device_lengths: torch.Tensor | None = None
+    block_tables: torch.Tensor | None = None
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
 
-    def over(self, num_slots: int) -> TreeContext:
-        """The same for a forward that gets to see more slots, of which those behind the nodes are nothing."""
-        multiple = NODES_PER_WORD  # so that the levels of a tree can share a graph
+    def over(self, num_slots: int, node_multiple: int = NODES_PER_WORD) -> TreeContext:
+        """
+        The same for a forward that gets to see more slots, of which those behind the nodes are nothing; with
+        `node_multiple`, so that the levels of a tree can share a graph.
+        """
         return replace(
-            self, num_slots=num_slots, node_multiple=multiple, was_used=False, _masks={}, _kernel_inputs=None
+            self, num_slots=num_slots, node_multiple=node_multiple, was_used=False, _masks={}, _kernel_inputs=None
         )
 
     @property
@@ -96,6 +101,7 @@ class TreeContext:
             self.node_depths,
             self.first_slots,
             self.node_multiple,
+            self.block_tables,
         ).to(self.kernel_device)
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

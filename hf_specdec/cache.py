@@ -155,6 +155,11 @@ class TreeCache(Cache):
         self._has_memory = False
         self.set_lengths([0] * batch_size)
 
+    lengths_are_on_device = False
+    """Whether `lengths_tensor` is there at no cost, or the device alone knows them."""
+    block_tables: torch.Tensor | None = None
+    """Of a cache in blocks, those of every row, `[batch, blocks]` int64."""
+
     @property
     def uniform_length(self) -> int | None:
         """The committed slots, if all rows have as many."""
@@ -176,8 +181,14 @@ class TreeCache(Cache):
         """Counts what plain forwards have written as committed, for all rows alike."""
         self.set_lengths([self.get_seq_length()] * len(self.lengths))
 
-    def write_nodes(self, offset: int, num_nodes: int) -> None:
-        """From now on forwards are tree forwards; the next write `num_nodes` nodes at `lengths + offset`."""
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
+        """
+        From now on forwards are tree forwards; the next write `num_nodes` nodes at `lengths + offset`.
+
+        Args:
+            in_place (`bool`, *optional*, defaults to `True`): whether layers attend to K/V where they lie; here they
+                always can.
+        """
         end = max(self.lengths) + offset + num_nodes
         if self.uniform_length is not None:
             self.write_window = WriteWindow(self.uniform_length + offset, end, None)
@@ -289,6 +300,8 @@ class DeviceCache(TreeCache):
             if held.is_initialized:
                 layer.dtype, layer.device = held.dtype, held.device
 
+    lengths_are_on_device = True
+
     @property
     def uniform_length(self) -> None:
         """The host knows of none."""
@@ -298,7 +311,7 @@ class DeviceCache(TreeCache):
         """Says where the following forwards write: behind these lengths, `[batch]` int64."""
         self._lengths_tensor = lengths
 
-    def write_nodes(self, offset: int, num_nodes: int) -> None:
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
         nodes = torch.arange(offset, offset + num_nodes, device=self.device)
         self.write_window = WriteWindow(None, self.capacity, self.lengths_tensor[:, None] + nodes)
 

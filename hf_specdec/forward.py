@@ -188,7 +188,8 @@ class TreeForward:
             `ModelOutput`: the model's, with `logits` `[batch, queries, vocab]`.
         """
         cache = self.cache
-        cache.write_nodes(offset, tokens.shape[1])
+        uses_kernel = self._may_use_kernel(tokens.shape[1])
+        cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
         context = TreeContext(
             lengths=cache.lengths,
             lengths_device=cache.device,
@@ -198,9 +199,10 @@ class TreeForward:
             query_depths=query_depths,
             node_depths=query_depths if node_depths is None else node_depths,
             uniform_length=cache.uniform_length,
-            kernel_device=self.device if self._may_use_kernel(tokens.shape[1]) else None,
+            kernel_device=self.device if uses_kernel else None,
             first_slots=self._first_slots,
-            device_lengths=cache.lengths_tensor if isinstance(cache, DeviceCache) else None,
+            device_lengths=cache.lengths_tensor if cache.lengths_are_on_device else None,
+            block_tables=cache.block_tables,
         )
         positions = None
         if self.takes_positions:

@@ -294,18 +294,12 @@ class GraphLoans:
         """
         if self.wanted is False:
             return None
-        obstacle = _obstacle(model)
-        if obstacle is not None and self.wanted == "auto":
+        if obstacle_to_graphs(model, self.wanted) is not None:
             return None
-        if obstacle is not None:
-            raise ValueError(
-                f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then goes "
-                "without."
-            )
         num_slots += NODES_PER_WORD  # nodes that nobody sees, behind those of a step
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         # Tensors of an inference mode are of no use outside of one.
-        key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), _fingerprint(model)
+        key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
         with _lock:
             shelf = _shelves.get(model)
             if shelf is None or shelf.fingerprint != fingerprint:
@@ -346,6 +340,22 @@ def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
         loans.give_back()
 
 
+def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -> str | None:
+    """
+    Why forwards of a model cannot be captured; None if they can.
+
+    Raises:
+        ValueError: if they cannot, and graphs are demanded (`wanted` is True, not "auto").
+    """
+    obstacle = _obstacle(model)
+    if obstacle is not None and wanted is True:
+        raise ValueError(
+            f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then goes "
+            "without."
+        )
+    return obstacle
+
+
 def _obstacle(model: PreTrainedModel) -> str | None:
     """Why forwards of a model cannot be captured."""
     if model.device.type not in RECORDERS:
@@ -371,7 +381,7 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(not hasattr(hook, "of_features") and hook.__module__ != output_capturing.__name__ for hook in hooks)
 
 
-def _fingerprint(model: PreTrainedModel) -> Any:
+def fingerprint_of(model: PreTrainedModel) -> Any:
     """Where its weights are, which adapters act, how it attends: what was moved or switched is captured anew."""
     places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     adapters = tuple(

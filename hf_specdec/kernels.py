@@ -6,8 +6,10 @@ that share them, and takes a tree as bits. Used where it can run: on CUDA with T
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -35,6 +37,7 @@ class KernelInputs:
         query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64).
         node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64).
         first_slots (`torch.Tensor` of shape `[batch]`, int64).
+        block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*).
     """
 
     lengths: torch.Tensor
@@ -42,6 +45,7 @@ class KernelInputs:
     query_depths: torch.Tensor
     node_depths: torch.Tensor
     first_slots: torch.Tensor
+    block_tables: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -52,6 +56,7 @@ class KernelInputs:
         node_depths: torch.Tensor,
         first_slots: torch.Tensor | None,
         multiple: int = 1,
+        block_tables: torch.Tensor | None = None,
     ) -> KernelInputs:
         """From a mask `[1 or batch, queries, nodes]` bool, with nodes that nobody sees up to a multiple of nodes."""
         from hf_specdec_kernels import pack_ancestors
@@ -61,21 +66,26 @@ class KernelInputs:
             node_depths = torch.nn.functional.pad(node_depths, (0, behind))
         if first_slots is None:
             first_slots = torch.zeros_like(lengths)
-        return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots)
+        return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots, block_tables)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By name, all that it has."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def to(self, device: torch.device) -> KernelInputs:
         """The same on a device."""
-        return KernelInputs(*(getattr(self, one.name).to(device) for one in fields(self)))
+        return KernelInputs(**{name: value.to(device) for name, value in self.tensors().items()})
 
     def for_batch(self, batch_size: int) -> KernelInputs:
         """The same in memory of its own, with a row for every sequence."""
-        tensors = (getattr(self, one.name) for one in fields(self))
-        return KernelInputs(*(one.expand(batch_size, *one.shape[1:]).clone() for one in tensors))
+        expanded = {name: value.expand(batch_size, *value.shape[1:]) for name, value in self.tensors().items()}
+        return KernelInputs(**{name: value.clone() for name, value in expanded.items()})
 
     def copy_(self, source: KernelInputs) -> None:
         """Takes the values of another step."""
-        for one in fields(self):
-            getattr(self, one.name).copy_(getattr(source, one.name))
+        for name, value in self.tensors().items():
+            value.copy_(getattr(source, name))
 
     def attend(
         self,
@@ -102,9 +112,48 @@ class KernelInputs:
             first_slots=self.first_slots,
             query_depths=self.query_depths,
             node_depths=self.node_depths,
+            block_tables=self.block_tables,
             scale=scale,
             window=window,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Compaction:
+    """
+    The kernel that moves accepted nodes to their places, for keys and values of one layout.
+
+    Args:
+        states (`list[torch.Tensor]`): keys and values of layers.
+        pointers (`torch.Tensor` of shape `[states]`, int64): their addresses.
+    """
+
+    states: list[torch.Tensor]
+    pointers: torch.Tensor
+
+    def __call__(
+        self,
+        lengths: torch.Tensor,
+        path: torch.Tensor,
+        accepted: torch.Tensor,
+        block_tables: torch.Tensor | None = None,
+    ) -> None:
+        """See `hf_specdec_kernels.kv_compaction`."""
+        from hf_specdec_kernels import kv_compaction
+
+        kv_compaction(self.states, self.pointers, lengths, path, accepted, block_tables=block_tables)
+
+    @classmethod
+    def of(cls, layers: Iterable[Any]) -> list[Compaction]:
+        """Those that all of a cache's layers need."""
+        from hf_specdec_kernels import pointer_table
+
+        found: dict[Any, list[torch.Tensor]] = {}
+        for layer in layers:
+            for states in (layer.keys, layer.values) if layer.is_initialized else ():
+                key = (states.shape, states.stride(), states.dtype, states.device)
+                found.setdefault(key, []).append(states)
+        return [cls(group, pointer_table(group)) for group in found.values()]
 
 
 @lru_cache(maxsize=1)

@@ -266,10 +266,10 @@ def test_adapters_that_are_switched_off(stand_in: StandIn) -> None:
     draft = noisy_copy(target, 0.05)
     adapted = peft.get_peft_model(target, peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     inner = adapted.get_base_model()
-    with_adapter = graphs._fingerprint(inner)
+    with_adapter = graphs.fingerprint_of(inner)
     with adapted.disable_adapter():
-        assert graphs._fingerprint(inner) != with_adapter
-    assert graphs._fingerprint(inner) == with_adapter
+        assert graphs.fingerprint_of(inner) != with_adapter
+    assert graphs.fingerprint_of(inner) == with_adapter
     plain = adapted.generate(**prompts(1, 9), max_new_tokens=20, do_sample=False)
     options = {"max_new_tokens": 20, "do_sample": False, "assistant_model": draft, **graphed(TREE)}
     assert torch.equal(adapted.generate(**prompts(1, 9), **options), plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -48,6 +48,7 @@ class Engine:
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens of a step.
         max_step_nodes (`int`, *optional*): most draft tokens of a step.
+        cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`): see `SpeculativeConfig`.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Engine:
         max_requests: int,
         chunk_size: int,
         max_step_nodes: int | None = None,
+        cuda_graphs: bool | Literal["auto"] = "auto",
     ):
         self.model, self.pool, self.policy = model, pool, policy
         self.ranks = Ranks.of(model)
-        self.target = InFlightTarget(model, pool)
-        self.drafting = drafting_of(drafter, model, pool)
+        self.target = InFlightTarget(model, pool, cuda_graphs)
+        self.drafting = drafting_of(drafter, model, pool, cuda_graphs)
         self.scheduler = Scheduler(pool, self.target.cache, max_requests, chunk_size, self.drafting.forget)
         draft = drafter.models[0] if drafter.models else type(drafter)
         self.choices = TreeChoices(model, draft, max_step_nodes)
@@ -83,6 +85,9 @@ class Engine:
             for switched in filter(supports_switching, (self.model, *self.drafting.models)):
                 stack.enter_context(switched_to_tree_attention(switched))
             stack.enter_context(self.drafting.watching(self.target))
+            for cache in (self.target.cache, self.drafting.cache):
+                if cache is not None and cache.graphs is not None:
+                    cache.graphs.renew()
             self.ranks.share_random_state()
             yield
 

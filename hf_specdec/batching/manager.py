@@ -97,6 +97,7 @@ class SpeculativeBatchingManager:
             max_requests=self._limits.max_requests,
             chunk_size=self._limits.chunk_size,
             max_step_nodes=config.max_step_nodes,
+            cuda_graphs=config.cuda_graphs,
         )
         self._loop = RequestLoop(self.engine)
         self._numbers = itertools.count()
@@ -113,7 +114,7 @@ class SpeculativeBatchingManager:
         return self._loop
 
     def warmup(self) -> None:
-        """Nothing to warm up: steps run eagerly."""
+        """Nothing to warm up: CUDA graphs are captured as steps of their sizes come."""
 
     def start(self) -> None:
         """Starts the thread."""

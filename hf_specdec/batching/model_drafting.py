@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +15,7 @@ from ..forward import causal_chain, execution_device
 from ..trees import DraftTree
 from .blocks import BlockPool
 from .drafting import Drafting, OneByOneDrafting
+from .graphs import PagedGraphs
 from .paged_cache import PagedCache
 from .request import Request
 from .step_rows import StepRows
@@ -29,17 +30,19 @@ FEW = 16
 """Rows that lag by no more than this are caught up with beside the others; those further behind on their own."""
 
 
-def drafting_of(drafter: Drafter, target: PreTrainedModel, pool: BlockPool) -> Drafting:
+def drafting_of(
+    drafter: Drafter, target: PreTrainedModel, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False
+) -> Drafting:
     """
-    How a drafter serves requests that come and go.
+    How a drafter serves requests that come and go; for `cuda_graphs` see `SpeculativeConfig`.
 
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
     """
     if isinstance(drafter, DraftModelDrafter):
-        return DraftModelDrafting(drafter.for_call(target), pool)
+        return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs)
     if isinstance(drafter, EagleDrafter):
-        return EagleDrafting(drafter.for_call(target), pool)
+        return EagleDrafting(drafter.for_call(target), pool, cuda_graphs)
     if isinstance(drafter, MedusaDrafter):
         return MedusaDrafting(drafter.for_call(target))
     if type(drafter).watching is not Drafter.watching:
@@ -53,11 +56,12 @@ def drafting_of(drafter: Drafter, target: PreTrainedModel, pool: BlockPool) -> D
 class DraftModelDrafting(Drafting):
     """A draft model: what it has seen of a request is in its cache, and it forwards the rest when it is asked."""
 
-    def __init__(self, drafter: DraftModelDrafter, pool: BlockPool):
+    def __init__(self, drafter: DraftModelDrafter, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
         device = execution_device(drafter.model)
         num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
-        drafter.begin(PagedCache(num_layers, pool, device), None, torch.zeros(1, dtype=torch.long, device=device))
+        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.model, cuda_graphs))
+        drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device))
 
     @property
     def cache(self) -> PagedCache:
@@ -93,11 +97,12 @@ class DraftModelDrafting(Drafting):
 class EagleDrafting(Drafting):
     """An EAGLE head: the target's features wait with their request until the head is asked, or there are many."""
 
-    def __init__(self, drafter: EagleDrafter, pool: BlockPool):
+    def __init__(self, drafter: EagleDrafter, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
         device = execution_device(drafter.head)
         num_layers = drafter.head.config.text_config.num_hidden_layers
-        drafter.begin(PagedCache(num_layers, pool, device), None, torch.zeros(1, dtype=torch.long, device=device), 0)
+        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs))
+        drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device), 0)
         self._waiting: weakref.WeakKeyDictionary[Request, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 
     @property

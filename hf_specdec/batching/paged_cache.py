@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..cache import TreeCache
+from ..kernels import Compaction
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
+
+
+if TYPE_CHECKING:
+    from .graphs import PagedGraphs
 
 
 class PagedLayer(CacheLayerMixin):
@@ -45,8 +51,9 @@ class PagedLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) where `PagedCache.write_nodes` said, and returns copies
-        of all slots up to the last one written, `[batch, kv_heads, slots, head_dim]`.
+        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) where `PagedCache.write_nodes` said. Returns all blocks
+        as they are to a forward that attends in place, else copies of all slots up to the last one written, `[batch,
+        kv_heads, slots, head_dim]`.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -54,10 +61,12 @@ class PagedLayer(CacheLayerMixin):
         index = window.slots_to_write(num_heads, self.device)
         for slots, states in zip(self._slots, (key_states, value_states), strict=True):
             slots.index_copy_(0, index, states.reshape(-1, states.shape[3]))
+        if window.in_place:
+            return self.keys, self.values
         return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """The slots of the seated requests in a row each. A kernel that reads block tables needs none of this."""
+        """The slots of the seated requests in a row each, for attention that does not read block tables."""
         window = self.cache.write_window
         gathered = blocks.index_select(0, window.rows_to_read(num_heads, self.device))
         block_size = self.cache.pool.block_size
@@ -99,11 +108,20 @@ class PagedWindow:
         tables (`torch.Tensor` of shape `[batch, blocks]`, int64): the blocks to read.
         end (`int`): one past the last slot of any row.
         block_size (`int`): slots of a block.
+        in_place (`bool`, *optional*, defaults to `False`): whether attention reads the blocks where they are.
     """
 
-    def __init__(self, blocks: torch.Tensor, offsets: torch.Tensor, tables: torch.Tensor, end: int, block_size: int):
+    def __init__(
+        self,
+        blocks: torch.Tensor,
+        offsets: torch.Tensor,
+        tables: torch.Tensor,
+        end: int,
+        block_size: int,
+        in_place: bool = False,
+    ):
         self.blocks, self.offsets, self.tables = blocks, offsets, tables
-        self.end, self.block_size = end, block_size
+        self.end, self.block_size, self.in_place = end, block_size, in_place
         self._slots: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._rows: dict[tuple[int, torch.device], torch.Tensor] = {}
 
@@ -135,13 +153,15 @@ class PagedCache(TreeCache):
         num_layers (`int`): decoder layers of the model.
         pool (`BlockPool`): says how many blocks there are, and of what size.
         device (`torch.device`): where lengths and tables live; K/V are where the model computes them.
+        graphs (`PagedGraphs`, *optional*): run forwards that attend in place.
     """
 
-    storage = None
+    lengths_are_on_device = True
 
-    def __init__(self, num_layers: int, pool: BlockPool, device: torch.device):
+    def __init__(self, num_layers: int, pool: BlockPool, device: torch.device, graphs: PagedGraphs | None = None):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])
-        self.pool, self.device = pool, device
+        self.pool, self.device, self.graphs = pool, device, graphs
+        self._compactions: list[Compaction] | None = None
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
         self._lengths_of: weakref.WeakKeyDictionary[BlockTable, int] = weakref.WeakKeyDictionary()
         self.clean_blocks: set[int] = set()
@@ -190,7 +210,17 @@ class PagedCache(TreeCache):
             if layer.is_initialized:
                 layer.zero(blocks)
 
-    def write_nodes(self, offset: int, num_nodes: int) -> None:
+    @property
+    def storage(self) -> PagedGraphs | None:  # type: ignore[override]
+        """What runs forwards."""
+        return self.graphs
+
+    @property
+    def block_tables(self) -> torch.Tensor | None:  # type: ignore[override]
+        """Those that the next forward reads in place."""
+        return self.write_window.tables if self.write_window is not None and self.write_window.in_place else None
+
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = False) -> None:
         """The next forwards write `num_nodes` nodes at `lengths + offset`."""
         end = max(self.lengths) + offset + num_nodes
         slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
@@ -198,7 +228,7 @@ class PagedCache(TreeCache):
         tables = self._tables_tensor[:, :used]
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
-        self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size)
+        self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size, in_place)
 
     def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Block numbers and offsets of slots of every row, `[batch, slots]` each."""
@@ -210,7 +240,18 @@ class PagedCache(TreeCache):
         # Rows that keep fewer nodes copy what is already there; those slots are written again by the next step.
         most = max(map(len, kept))
         nodes = [row + list(range(len(row), most)) for row in kept]
+        if self.graphs is not None:
+            self._compact(nodes, [len(row) - 1 for row in kept])
+            return
         start = self.lengths_tensor[:, None]
         sources = self._places(start + torch.tensor(nodes, device=self.device))
         targets = self._places(start + torch.arange(most, device=self.device))
         self._move_slots(*sources, *targets)
+
+    def _compact(self, paths: list[list[int]], accepted: list[int]) -> None:
+        """The same by a kernel, for all layers at once."""
+        if self._compactions is None:
+            self._compactions = Compaction.of(self.layers)
+        path, accepted_tensor = (torch.tensor(values, device=self.device) for values in (paths, accepted))
+        for compaction in self._compactions:
+            compaction(self.lengths_tensor, path, accepted_tensor, self._tables_tensor)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -13,6 +14,7 @@ from ..features import Features, watch_features
 from ..forward import TreeForward, causal_chain, execution_device
 from ..trees import DraftTree
 from .blocks import BlockPool
+from .graphs import PagedGraphs
 from .paged_cache import PagedCache
 from .request import Request
 
@@ -22,18 +24,25 @@ class InFlightTarget:
     Args:
         model (`PreTrainedModel`): the target.
         pool (`BlockPool`): the blocks of its K/V.
+        cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
     """
 
-    def __init__(self, model: PreTrainedModel, pool: BlockPool):
+    def __init__(self, model: PreTrainedModel, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False):
         self.model, self.device = model, execution_device(model)
-        self.cache = PagedCache(model.config.get_text_config(decoder=True).num_hidden_layers, pool, self.device)
+        num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs))
         self.forward = TreeForward(model, self.cache, None, torch.zeros(1, dtype=torch.long, device=self.device))
         self.is_running = False
         """Whether a forward over requests is under way: a processor, too, may run the model."""
 
-    def watched(self, boundaries: list[int]) -> AbstractContextManager[Features]:
-        """Collects hidden states of forwards over requests; see `watch_features`."""
-        return watch_features(self.model, boundaries, lambda: self.is_running)
+    @contextmanager
+    def watched(self, boundaries: list[int]) -> Iterator[Features]:
+        """Collects hidden states of forwards over requests, of replayed ones, too; see `watch_features`."""
+        with watch_features(self.model, boundaries, lambda: self.is_running) as self.forward.features:
+            try:
+                yield self.forward.features
+            finally:
+                self.forward.features = None
 
     def read(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
         """Forwards the next `counts` tokens of some texts; the logits at the last of each, `[batch, vocab]`."""

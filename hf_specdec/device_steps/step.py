@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cache import DeviceCache, TreeCache
+from ..cache import DeviceCache
 from ..graphs import Record
+from ..kernels import Compaction
 from ..trees import DynamicTree, TokenTree
 from .drafts import PARTS, Padding
 from .rows import Rows
@@ -52,7 +52,7 @@ class DeviceStep:
         self.verdict = warpers.verdict(batch_size, do_sample, device)
         self.padding = Padding(target.cache, target.forward)
         self.part = PARTS[type(drafter)](drafter, tree)
-        self.compactions = list(_compactions(target.cache))
+        self.compactions = Compaction.of(target.cache.layers)
         self.load(target, drafter, sequences, warpers)
         state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
@@ -83,7 +83,8 @@ class DeviceStep:
                 end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
                 active=rows.active,
             )
-            self._compact(lengths - 1, path, accepted)
+            for compaction in self.compactions:
+                compaction(lengths - 1, path, accepted)
             drafted = counts[:, 1:].expand(batch_size, -1).sum(dim=1)
             new = rows.commit(tokens.gather(1, path), accepted, next_tokens)
             if features is not None:
@@ -112,21 +113,3 @@ class DeviceStep:
         self.verdict.load(warpers)
         self.padding.load(target.forward)
         self.part.load(drafter)
-
-    def _compact(self, lengths: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> None:
-        from hf_specdec_kernels import kv_compaction
-
-        for states, pointers in self.compactions:
-            kv_compaction(states, pointers, lengths, path, accepted)
-
-
-def _compactions(cache: TreeCache) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """The keys and values of a cache, those of a layout together, with their addresses."""
-    from hf_specdec_kernels import pointer_table
-
-    found: dict[Any, list[torch.Tensor]] = {}
-    for layer in cache.layers:
-        for states in (layer.keys, layer.values) if layer.is_initialized else ():
-            found.setdefault((states.shape, states.stride(), states.dtype), []).append(states)
-    for group in found.values():
-        yield group, pointer_table(group)

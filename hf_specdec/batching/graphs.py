@@ -1,0 +1,267 @@
+"""
+CUDA graphs of forwards over requests in flight. Requests come and go and their texts grow, so that hardly two steps
+are of one size: a graph has room for the next larger one. Rows that are nobody's write where nobody reads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_left
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import TreeContext
+from ..forward import NodeInputs, TreeForward
+from ..graphs import RECORDERS, Record, fingerprint_of, obstacle_to_graphs
+from ..kernels import KernelInputs
+from .blocks import WASTE_BLOCK, ZERO_BLOCK
+from .paged_cache import PagedWindow
+
+
+if TYPE_CHECKING:
+    from ..features import Features
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows, and queries of a row, that graphs are made for. A third more at most than there are."""
+MOST_QUERIES = 64
+"""Of a row: longer ones are those of prompts."""
+NODE_MULTIPLE = 16
+"""Nodes of a row, those of earlier levels included, are filled up to a multiple of this."""
+FEWEST_BLOCKS = 64
+"""Tables are filled up to this, or the next power of two."""
+MOST_GRAPHS = 128
+
+
+class PagedGraphs:
+    """
+    The graphs of one model over a `PagedCache`. A forward is captured when its size comes for the second time; where
+    that fails, the model goes on without graphs.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model, self.works = model, True
+        self._graphs: dict[Any, PagedForward] = {}
+        self._seen: set[Any] = set()
+        self._fingerprint: Any = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, wanted: bool | Literal["auto"]) -> PagedGraphs | None:
+        """
+        Those of a model that can be captured, if they are wanted; `wanted` is `SpeculativeConfig.cuda_graphs`.
+
+        Raises:
+            ValueError: if they are demanded of a model that cannot be captured.
+        """
+        return None if wanted is False or obstacle_to_graphs(model, wanted) is not None else cls(model)
+
+    def renew(self) -> None:
+        """Forgets graphs over weights that have been moved since."""
+        fingerprint = fingerprint_of(self.model)
+        if fingerprint != self._fingerprint:
+            self._graphs.clear()
+            self._seen.clear()
+        self._fingerprint = fingerprint
+
+    def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
+        """A forward by its graph; None if it is to run without."""
+        batch, queries = nodes.tokens.shape
+        can_run = (
+            self.works
+            and context.uses_kernel
+            and forward.can_be_captured
+            and queries <= MOST_QUERIES
+            and batch <= SIZES[-1]
+            and not isinstance(nodes.logits_to_keep, torch.Tensor)
+            and (nodes.positions is None or nodes.positions.dim() == 2)
+        )
+        if not can_run:
+            return None
+        size = Size.of(forward, nodes, context)
+        features = forward.features
+        key = (forward.key, size, _key_of(nodes), None if features is None else features.boundaries)
+        captured = self._graphs.get(key)
+        if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
+            self._seen.add(key)
+            return None
+        context = context.over(context.num_slots, NODE_MULTIPLE)
+        if captured is None:
+            try:
+                captured = PagedForward(forward, nodes, context, size, RECORDERS[forward.device.type])
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
+            self._graphs[key] = captured
+        window: Any = forward.cache.write_window
+        return captured(window, nodes, context, features)
+
+    def _give_up(self, error: Exception) -> None:
+        self.works = False
+        self._graphs.clear()
+        warnings.warn(
+            f"A forward of {type(self.model).__name__} could not be captured in a CUDA graph, and runs without: "
+            f"{str(error).splitlines()[0]}",
+            stacklevel=2,
+        )
+
+
+class Size(tuple[int, int, int, int]):
+    """Of a graph: rows, queries of a row, nodes of a row, blocks of a table."""
+
+    @classmethod
+    def of(cls, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> Size:
+        """The smallest that has room for a forward."""
+        batch, queries = nodes.tokens.shape
+        # Of the last so many logits only: they have to be the last.
+        room = queries if nodes.logits_to_keep not in (0, None) else _next_size(queries)
+        num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
+        window: Any = forward.cache.write_window
+        blocks = -(-(window.end + num_nodes) // window.block_size)
+        return cls((_next_size(batch), room, num_nodes, max(FEWEST_BLOCKS, 1 << (blocks - 1).bit_length())))
+
+
+def _next_size(number: int) -> int:
+    return SIZES[bisect_left(SIZES, number)]
+
+
+def _key_of(nodes: NodeInputs) -> Any:
+    """What is the same for all inputs, however large, that one graph can run."""
+    others = tuple(
+        (name, (value.shape[2:], value.dtype) if isinstance(value, torch.Tensor) else value)
+        for name, value in (nodes.others or {}).items()
+    )
+    return nodes.positions is None, nodes.logits_to_keep, others
+
+
+class PagedForward:
+    """
+    A forward of one size as a graph.
+
+    Args:
+        forward (`TreeForward`): the forward, over a `PagedCache`.
+        nodes (`NodeInputs`), context (`TreeContext`): those of the present step.
+        size (`Size`): what the graph is to have room for.
+        record (`Callable`): captures a function, see `record_cuda_graph`.
+    """
+
+    def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, size: Size, record: Record):
+        self._rows, self._queries, num_nodes, num_blocks = size
+        rows, queries, device = self._rows, self._queries, forward.device
+        cache: Any = forward.cache
+        window = cache.write_window
+        num_slots = num_blocks * window.block_size
+
+        def integers(*shape: int, value: int = 0) -> torch.Tensor:
+            return torch.full(shape, value, dtype=torch.long, device=device)
+
+        others: Any = nodes.others and {
+            name: value.new_zeros(rows, queries, *value.shape[2:]) if isinstance(value, torch.Tensor) else value
+            for name, value in nodes.others.items()
+        }
+        positions: Any = None if nodes.positions is None else integers(rows, queries)
+        self._nodes = NodeInputs(integers(rows, queries), positions, nodes.logits_to_keep, others)
+        self._kernel_inputs = KernelInputs(
+            lengths=integers(rows),
+            ancestors=integers(rows, queries, context.kernel_inputs.ancestors.shape[2]),
+            query_depths=integers(rows, queries),
+            node_depths=integers(rows, num_nodes),
+            first_slots=integers(rows),
+            block_tables=integers(rows, num_blocks, value=ZERO_BLOCK),
+        )
+        self._blocks, self._offsets = integers(rows, queries, value=WASTE_BLOCK), integers(rows, queries)
+        self._kind: type[ModelOutput] = ModelOutput
+        self._names: list[str] = []
+        self._features = forward.features
+        padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)
+        self._load(window, nodes, context)
+
+        def run() -> list[torch.Tensor]:
+            """Its output's tensors, and the hidden states that somebody watches."""
+            tables: Any = self._kernel_inputs.block_tables
+            live = cache.write_window
+            cache.write_window = PagedWindow(
+                self._blocks, self._offsets, tables, num_slots, window.block_size, in_place=True
+            )
+            try:
+                recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
+                with recording as states:
+                    outputs = forward.run(self._nodes, padded)  # type: ignore[arg-type]
+            finally:
+                cache.write_window = live
+            self._kind = type(outputs)
+            self._names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
+            return [outputs[name] for name in self._names] + [one for place in states for one in place]
+
+        self._replay, self._tensors = record(run, device)
+        self._features = None
+
+    def __call__(
+        self, window: PagedWindow, nodes: NodeInputs, context: TreeContext, features: Features | None
+    ) -> ModelOutput:
+        """The forward's output for another step; its tensors are the caller's."""
+        self._features = features
+        self._load(window, nodes, context)
+        self._replay()
+        self._features = None
+        batch, queries = nodes.tokens.shape
+        tensors = []
+        for tensor in self._tensors:
+            kept = tensor[:batch, :queries] if tensor.shape[1] == self._queries else tensor[:batch]
+            tensors.append(kept.clone())  # the next replay writes over the graph's own
+        if features is not None:
+            for place, states in enumerate(tensors[len(self._names) :]):
+                features.add(place, states)
+        return self._kind(**dict(zip(self._names, tensors, strict=False)))
+
+    def _load(self, window: PagedWindow, nodes: NodeInputs, context: TreeContext) -> None:
+        """Takes the values of another step."""
+        batch = len(nodes.tokens)
+        _put(self._nodes.tokens, nodes.tokens, batch)
+        if self._nodes.positions is not None:
+            assert nodes.positions is not None
+            _put(self._nodes.positions, nodes.positions, batch)
+        for name, value in (self._nodes.others or {}).items():
+            if isinstance(value, torch.Tensor):
+                _put(value, (nodes.others or {})[name], batch)
+        _put(self._blocks, window.blocks, batch, WASTE_BLOCK)
+        _put(self._offsets, window.offsets, batch)
+        own = self._kernel_inputs.tensors()
+        for name, value in context.kernel_inputs.tensors().items():
+            _put(own[name], value, batch, ZERO_BLOCK if name == "block_tables" else 0)
+
+
+def _put(place: torch.Tensor, values: torch.Tensor, batch: int, elsewhere: int = 0) -> None:
+    """Writes values, of every row or the same for all `batch` rows, to where a graph reads them."""
+    region = place[(slice(batch), *(slice(size) for size in values.shape[1:]))]
+    if region.shape != place.shape:
+        place.fill_(elsewhere)
+    region.copy_(values)
+
+
+class PaddedContext:
+    """
+    The `tree_context` of a captured forward, all of whose layers attend by the kernel.
+
+    Args:
+        kernel_inputs (`KernelInputs`): what the kernel is told, at fixed places.
+        num_slots (`int`): slots of a table.
+        dtype (`torch.dtype`): that of the mask which the model is given, and nobody reads.
+    """
+
+    uses_kernel = True
+
+    def __init__(self, kernel_inputs: KernelInputs, num_slots: int, dtype: torch.dtype):
+        self.kernel_inputs, self.was_used = kernel_inputs, False
+        rows, queries, _ = kernel_inputs.ancestors.shape
+        placeholder = torch.zeros(1, 1, 1, 1, dtype=dtype, device=kernel_inputs.lengths.device)
+        self._mask = placeholder.expand(rows, 1, queries, num_slots)
+
+    def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """As `TreeContext.model_mask`."""
+        return self._mask

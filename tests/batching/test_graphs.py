@@ -1,0 +1,137 @@
+"""
+Forwards over requests in flight by graphs, with a stand-in for CUDA's; `test_cuda.py` runs real ones. Texts and counts
+are those without.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from support.batches import accepted, limits, ragged_prompts, text_alone
+from support.goldens import trained_prompts, trained_target
+from support.graphs import StandIn, install_stand_in
+from support.heads import trained_head
+from support.models import FAMILIES, noisy_copy, tiny_model
+from support.parity import IRREGULAR
+
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs
+from hf_specdec.attention import supports_switching
+from hf_specdec.batching import blocks
+from hf_specdec.batching import graphs as paged_graphs
+
+
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """With the attention kernel in its plain version, which reads block tables."""
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+def both(model: Any, assistant: Any, prompts: list[list[int]], **options: Any) -> list[list[int]]:
+    """The texts of a batch with graphs, which are those without; what was accepted, too."""
+    found = []
+    tree = options.pop("tree", IRREGULAR)
+    for cuda_graphs in (False, "auto"):
+        config = SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        outputs = model.generate_batch(prompts, assistant_model=assistant, speculative_config=config, **options)
+        assert all(output.error is None for output in outputs.values())
+        found.append([(output.generated_tokens, accepted(output)) for output in outputs.values()])
+    assert found[0] == found[1]
+    return [tokens for tokens, _ in found[1]]
+
+
+@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
+    """Rows come and go, past sliding windows; the same graphs serve batches of several sizes."""
+    model = tiny_model(family, dtype=torch.float32)
+    if not supports_switching(model):
+        pytest.skip("does not attend through transformers' interface, and so runs without graphs")
+    config = limits()
+    prompts = ragged_prompts()
+    texts = both(model, noisy_copy(model), prompts, tree=tree, max_new_tokens=24, continuous_batching_config=config)
+    assert texts == [text_alone(model, prompt, max_new_tokens=24) for prompt in prompts]
+    if model.config._attn_implementation == "sdpa":
+        assert stand_in.replays > 20 and 0 < stand_in.captures < 40 and stand_in.attended > 0
+
+
+@pytest.mark.parametrize("kind", ["head", "ngram", "draft"])
+def test_drafters(kind: str, stand_in: StandIn) -> None:
+    target = trained_target()
+    assistant = {"head": trained_head, "ngram": NgramDraft, "draft": lambda: noisy_copy(target, 0.02)}[kind]()
+    for num_blocks in (200, 30):  # with too few, requests lose theirs, and are read again
+        both(
+            target,
+            assistant,
+            trained_prompts()["prompts"],
+            max_new_tokens=40,
+            continuous_batching_config=limits(num_blocks),
+        )
+    assert stand_in.replays > 20
+
+
+def test_rows_of_others_are_left_alone(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows that are nobody's wrote to a block of somebody's, texts would change: the tests would see it."""
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8, 9))
+    draft = noisy_copy(target)
+    both(target, draft, prompts, max_new_tokens=24, continuous_batching_config=limits())
+    monkeypatch.setattr(paged_graphs, "WASTE_BLOCK", blocks.NUM_RESERVED + 2)
+    with pytest.raises(AssertionError):
+        both(target, draft, prompts, max_new_tokens=24, continuous_batching_config=limits())
+
+
+def test_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_stand_in(monkeypatch, with_kernel=True)
+
+    def fails(run: Any, device: torch.device) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", fails)
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 9))
+    with pytest.warns(UserWarning, match="LlamaForCausalLM could not be captured in a CUDA graph, and runs without"):
+        both(target, NgramDraft(), prompts, max_new_tokens=24, continuous_batching_config=limits())
+
+
+def test_weights_that_moved_are_captured_anew(stand_in: StandIn) -> None:
+    """A manager that is stopped and started again."""
+    target, prompt = tiny_model(dtype=torch.float32), ragged_prompts((9,))[0]
+    manager = target.init_continuous_batching(assistant_model=NgramDraft(), continuous_batching_config=limits())
+    for _ in range(2):
+        with manager:
+            name = manager.add_request(prompt, max_new_tokens=24)
+            assert manager.get_result(name, timeout=60).generated_tokens == text_alone(
+                target, prompt, max_new_tokens=24
+            )
+        other = tiny_model(seed=5, dtype=torch.float32)
+        for parameter, source in zip(target.parameters(), other.parameters(), strict=True):
+            parameter.data = source.data.clone()
+
+
+def test_demanding_graphs_where_there_are_none() -> None:
+    target = tiny_model()
+    config = SpeculativeConfig(cuda_graphs=True)
+    with pytest.raises(ValueError, match="`cuda_graphs=True`: LlamaForCausalLM runs on cpu"):
+        target.init_continuous_batching(assistant_model=NgramDraft(), speculative_config=config)
+
+
+def test_graphs_are_used_without_drafts_too(stand_in: StandIn) -> None:
+    """A step while speculation is off is one replay."""
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7))
+    config = SpeculativeConfig(tree=IRREGULAR, disable_by_batch_size=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outputs = target.generate_batch(
+            prompts,
+            assistant_model=NgramDraft(),
+            speculative_config=config,
+            max_new_tokens=30,
+            continuous_batching_config=limits(),
+        )
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=30)
+    assert stand_in.replays > 15 and stand_in.captures <= 6
