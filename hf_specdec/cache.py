@@ -68,9 +68,10 @@ class TreeLayer(CacheLayerMixin):
             self.keys[:, :, start : start + num_nodes] = key_states
             self.values[:, :, start : start + num_nodes] = value_states
         else:
-            slots = window.slots_on(self.device)[:, None, :, None]
-            self.keys.scatter_(2, slots.expand_as(key_states), key_states)
-            self.values.scatter_(2, slots.expand_as(value_states), value_states)
+            # No `scatter_`: the compiler makes it a copy of the whole cache and back.
+            rows, slots = window.places_on(self.device)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reserve(self, num_slots: int) -> None:
@@ -118,12 +119,15 @@ class WriteWindow:
 
     def __init__(self, start: int | None, end: int, slots: torch.Tensor | None):
         self.start, self.end, self.slots = start, end, slots
-        self._copies: dict[torch.device, torch.Tensor] = {}
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def slots_on(self, device: torch.device) -> torch.Tensor:
-        if device not in self._copies:
-            self._copies[device] = self.slots.to(device)
-        return self._copies[device]
+    def places_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows `[batch, 1]` and slots `[batch, nodes]`, int64 on a device."""
+        if device not in self._places:
+            assert self.slots is not None
+            rows = torch.arange(len(self.slots), device=device)[:, None]
+            self._places[device] = rows, self.slots.to(device)
+        return self._places[device]
 
 
 class TreeCache(Cache):

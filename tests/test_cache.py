@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import noisy_copy, prompts, tiny_config, tiny_model
 from support.parity import IRREGULAR
+from torch._inductor.utils import run_and_get_code
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import hf_specdec
-from hf_specdec.cache import TreeCache
+from hf_specdec.cache import DeviceCache, TreeCache
 
 
 HEADS, DIM, LAYERS = 2, 3, 2
@@ -406,3 +408,25 @@ def test_foreign_layers_are_refused() -> None:
         target.generate(
             **prompts(1, PROMPT), max_new_tokens=4, past_key_values=cache, assistant_model=target, tree="[(0,)]"
         )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_writes_are_in_place() -> None:
+    """What the compiler makes of a write touches the nodes' slots alone: no buffer is as large as the cache."""
+    cache = TreeCache(1, 2, torch.device("cpu"), capacity=64)
+    states = torch.randn(2, 4, 7, 16)
+    cache.layers[0].update(states, states)
+    cache.adopt_prefill()
+    behind = DeviceCache(cache)
+    behind.at(torch.tensor([7, 3]))
+    behind.write_nodes(0, 5)
+    new, expected = torch.randn(2, 4, 5, 16), cache.layers[0].keys.clone()
+    expected[0, :, 7:12], expected[1, :, 3:8] = 2 * new[0], 2 * new[1]
+
+    def write(new: torch.Tensor) -> torch.Tensor:
+        keys, _ = behind.layers[0].update(2 * new, new)
+        return keys[:, :, :3].sum()
+
+    _, sources = run_and_get_code(torch.compile(write, fullgraph=True, dynamic=False), new)
+    assert "(2, 4, 64, 16)" in sources[0] and "empty_strided_cpu((2, 4, 64, 16)" not in sources[0]
+    assert torch.equal(cache.layers[0].keys, expected)
