@@ -170,8 +170,8 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
 
 class _Loop:
     """
-    Launches step after step, and reads what one did while the next runs. When all rows have ended, one more step may
-    be under way: it changes nothing.
+    Launches step after step, and reads what one did while the next runs, unless the first may be the last by the
+    length of the text. When all rows have ended, one more step may be under way: it changes nothing.
     """
 
     def __init__(self, call: SpeculativeCall, step: DeviceStep):
@@ -181,19 +181,29 @@ class _Loop:
         self.ended = list(sequences.resting)
         self.columns: list[list[int]] = [[] for _ in self.lengths]
         self.shown, self.max_length = 0, sequences.max_length
+        self.most_new = step.rows.report.shape[1] - 2
 
     def run(self) -> None:
         reports: deque[_Report] = deque()
         spare = [_Report(self.step.rows.report) for _ in range(2)]
         while not all(self.ended):
-            self.step.replay()
-            report = spare.pop()
-            report.copy_()
-            reports.append(report)
-            if len(reports) == 2:
-                spare.append(reports[0])
-                self._read(reports.popleft().rows())
+            if not reports or self._goes_on():
+                self.step.replay()
+                report = spare.pop()
+                report.copy_()
+                reports.append(report)
+                if len(reports) < 2:
+                    continue
+            spare.append(reports[0])
+            self._read(reports.popleft().rows())
         self._hand_over()
+
+    def _goes_on(self) -> bool:
+        """Whether the text goes on even if the step under way accepts all that it drafts (and no row ends)."""
+        return any(
+            not ended and length + self.most_new < self.max_length
+            for length, ended in zip(self.lengths, self.ended, strict=True)
+        )
 
     def _read(self, report: list[list[int]]) -> None:
         """

@@ -13,7 +13,7 @@ from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
-from hf_specdec import DynamicTree, NgramDraft
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -28,10 +28,16 @@ def alone_on_device(model: PreTrainedModel, prompt: list[int], **options: Any) -
     return text[0, len(prompt) :].tolist()
 
 
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["masks", "graphs"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """In float64 layers attend by masks, from the host; in float32 by the kernel, from graphs."""
+    return request.param
+
+
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
-def test_greedy_texts(family: str, tree: Any) -> None:
-    model = tiny_model(family)
+def test_greedy_texts(family: str, tree: Any, dtype: torch.dtype) -> None:
+    model = tiny_model(family, dtype=dtype)
     draft = noisy_copy(model, 0.05).cuda()
     model = model.cuda()
     config = limits(60)
@@ -45,6 +51,7 @@ def test_greedy_texts(family: str, tree: Any) -> None:
 
 @pytest.mark.parametrize("assistant", ["head", "head on the CPU", "ngram"])
 def test_others(assistant: str) -> None:
+    """A trained target and a trained head, in float32."""
     model, head = trained_target(), trained_head()
     try:
         draft = {"head": head.cuda(), "head on the CPU": trained_head(), "ngram": NgramDraft()}[assistant]
@@ -80,3 +87,24 @@ def test_half_precision_runs() -> None:
     model = tiny_model().to("cuda", torch.bfloat16)
     outputs = model.generate_batch(ragged_prompts(), assistant_model=model, tree=IRREGULAR, max_new_tokens=20)
     assert all(len(output.generated_tokens) == 20 for output in outputs.values())
+
+
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_acceptance_with_graphs(kind: str) -> None:
+    """Every request accepts what it would without graphs, in batches that shrink and grow, and when it comes again."""
+    model, prompts = trained_target().cuda(), trained_prompts()["prompts"]
+    try:
+        assistant = trained_head().cuda() if kind == "head" else noisy_copy(model, 0.02).cuda()
+        found = []
+        for cuda_graphs in (False, True):
+            config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
+            call = {
+                "assistant_model": assistant,
+                "speculative_config": config,
+                "continuous_batching_config": limits(60),
+            }
+            outputs = model.generate_batch([*prompts, *prompts], max_new_tokens=40, **call)
+            found.append([(out.generated_tokens, out.speculation.num_accepted_tokens) for out in outputs.values()])
+        assert found[0] == found[1]
+    finally:
+        model.cpu()

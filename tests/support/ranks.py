@@ -22,7 +22,9 @@ def results_of_ranks(script: Path, folder: Path, device: str, num_ranks: int = 2
     with `write_result`.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    # Before what is there already: where the package is not installed, it is found by that.
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]

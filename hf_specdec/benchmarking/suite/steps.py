@@ -72,23 +72,34 @@ def ours(pair: Pair, compiles: bool = True) -> Contender:
 
 
 def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | None = None) -> dict[str, Any]:
-    """P2: the part of a whole step that is not the forwards of target and draft, captured alone."""
-    options = GREEDY | {"max_new_tokens": pair.sizes.max_new_tokens}
-    contender, steps = ours(pair), []
+    """
+    P2: the part of a whole step that is not the forwards of target and draft, captured alone. A step is what a text of
+    full length takes longer than one of half the length, over the steps that it has more; what is left of a call, its
+    beginning and end, is reported beside it.
+    """
+    contender, steps, rest = ours(pair), [], []
+    lengths = pair.sizes.max_new_tokens // 2, pair.sizes.max_new_tokens
     for prompt in [*pair.prompts[:1], *pair.prompts * 3]:  # the first warms up
-        _, seconds = generate(pair.target, contender, prompt, **options)
-        metrics = metrics_of_last_call()
-        steps.append(1000 * (seconds - metrics.seconds["prefill"]) / max(len(metrics.accepted_per_step[0]), 1))
+        (short, fewer), (whole, more) = (_decode(pair, contender, prompt, length) for length in lengths)
+        steps.append((whole - short) / max(more - fewer, 1))
+        rest.append(whole - more * steps[-1])
     if trace is not None:
         trace_call(pair.target, pair.prompts[0], contender, trace)
     step = percentiles(steps[1:])
     target, draft = forwards_of_step(pair, round(calibration.acceptance_length))
     return {
         "share": 1 - (target + draft) / step["p50"],
-        "ms": {"step": step, "target": target, "draft": draft},
+        "ms": {"step": step, "target": target, "draft": draft, "rest of a call": percentiles(rest[1:])},
         "graph_launches_per_step": graph_launches_per_step(pair),
         "tree": str(TREE),
     }
+
+
+def _decode(pair: Pair, contender: Contender, prompt: Any, num_tokens: int) -> tuple[float, int]:
+    """Milliseconds of a call besides its prefill, and its steps."""
+    _, seconds = generate(pair.target, contender, prompt, **GREEDY | {"max_new_tokens": num_tokens})
+    metrics = metrics_of_last_call()
+    return 1000 * (seconds - metrics.seconds["prefill"]), len(metrics.accepted_per_step[0])
 
 
 def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:

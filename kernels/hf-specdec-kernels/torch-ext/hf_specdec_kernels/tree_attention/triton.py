@@ -12,6 +12,8 @@ from .tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+_COMBINED = 4096
+"""Values of all shares that a program joins: more programs would do little each."""
 
 
 @triton.jit
@@ -203,42 +205,46 @@ def _tree_attention_kernel(
 def _combine_kernel(
     out, partial, partial_highest, partial_total, sinks, queries, num_splits,
     out_stride_b, out_stride_n, out_stride_h, out_stride_d,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_SPLITS: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program (node and query head of a K/V head, K/V head, row): joins the shares."""
+    """Program (BLOCK_P nodes and query heads of a K/V head, K/V head, row): joins the shares."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # for the shares
-    pair = tl.program_id(0)
+    pairs = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
-    node = pair // GROUP
-    head = kv_head * GROUP + pair % GROUP
+    pair_inside = pairs < queries * GROUP
+    nodes = pairs // GROUP
+    heads = kv_head * GROUP + pairs % GROUP
     splits = tl.arange(0, BLOCK_SPLITS)
-    inside = splits < num_splits
+    inside = pair_inside[:, None] & (splits < num_splits)[None, :]
     value_dims = tl.arange(0, BLOCK_V)
+    value_inside = value_dims < VALUE_DIM
     shares = (splits * tl.num_programs(2) + row) * KV_HEADS + kv_head
-    offsets = shares.to(tl.int64) * (queries * GROUP) + pair
-    highest = tl.load(partial_highest + offsets, mask=inside, other=float("-inf"))
-    total = tl.load(partial_total + offsets, mask=inside, other=0.0)
+    offsets = shares.to(tl.int64)[None, :] * (queries * GROUP) + pairs[:, None]
     accumulated = tl.load(
-        partial + offsets[:, None] * VALUE_DIM + value_dims[None, :],
-        mask=inside[:, None] & (value_dims < VALUE_DIM)[None, :],
+        partial + offsets[:, :, None] * VALUE_DIM + value_dims[None, None, :],
+        mask=inside[:, :, None] & value_inside[None, None, :],
         other=0.0,
     )
-    shift = tl.max(highest, axis=0)
+    highest = tl.load(partial_highest + offsets, mask=inside, other=float("-inf"))
+    total = tl.load(partial_total + offsets, mask=inside, other=0.0)
+    shift = tl.max(highest, axis=1)
     if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        sink = tl.load(sinks + heads, mask=pair_inside, other=0.0).to(tl.float32) * LOG2_E
         shift = tl.maximum(shift, sink)
     shift = tl.where(shift == float("-inf"), 0.0, shift)
-    weights = tl.exp2(highest - shift)
-    all_total = tl.sum(total * weights, axis=0)
+    weights = tl.exp2(highest - shift[:, None])
+    all_total = tl.sum(total * weights, axis=1)
     if SINKS:
         all_total += tl.exp2(sink - shift)
-    attended = tl.sum(accumulated * weights[:, None], axis=0) / tl.where(all_total > 0.0, all_total, 1.0)
-    out_offset = row.to(tl.int64) * out_stride_b + node * out_stride_n + head * out_stride_h
+    attended = tl.sum(accumulated * weights[:, :, None], axis=1) / tl.where(all_total > 0.0, all_total, 1.0)[:, None]
+    out_offsets = row.to(tl.int64) * out_stride_b + nodes * out_stride_n + heads * out_stride_h
     tl.store(
-        out + out_offset + value_dims * out_stride_d, attended.to(out.dtype.element_ty), mask=value_dims < VALUE_DIM
+        out + out_offsets[:, None] + value_dims[None, :] * out_stride_d,
+        attended.to(out.dtype.element_ty),
+        mask=pair_inside[:, None] & value_inside[None, :],
     )
 
 
@@ -319,11 +325,13 @@ def launch_tree_attention(
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if num_splits > 1:
-        _combine_kernel[(pairs, kv_heads, batch)](
+        block_splits = triton.next_power_of_2(num_splits)
+        block_p = max(1, min(_COMBINED // (block_splits * block_v), triton.next_power_of_2(pairs)))
+        _combine_kernel[(triton.cdiv(pairs, block_p), kv_heads, batch)](
             out, partial, partial_highest, partial_total, lengths if sinks is None else sinks, queries, num_splits,
             *out.stride(),
-            KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim, BLOCK_V=block_v,
-            BLOCK_SPLITS=triton.next_power_of_2(num_splits), SINKS=sinks is not None, OVERLAP=overlap,
+            KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim, BLOCK_P=block_p, BLOCK_V=block_v,
+            BLOCK_SPLITS=block_splits, SINKS=sinks is not None, OVERLAP=overlap,
             num_warps=4, **({"launch_pdl": True} if overlap else {}),
         )  # fmt: skip
 
