@@ -191,7 +191,9 @@ class GraphStore:
         self._seen: set[Any] = set()
         self.steps: dict[Any, DeviceStep] = {}
         """Whole steps of this target, each with some draft, that were captured over this memory."""
-        self.captures_steps = self.compiles_steps = True
+        self.compiles_steps = True
+        self.captures_no_steps_with: weakref.WeakSet[GraphStore] = weakref.WeakSet()
+        """The stores of drafts with which a step could not be captured."""
         self._last_used: torch.cuda.Event | None = None
 
     def take(self, device: torch.device) -> None:

@@ -84,7 +84,9 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
         and target.slots_before == 0
         and all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in call.judge.criteria)
     )
-    if not is_simple or any(store is None or not store.works for store in stores) or not stores[0].captures_steps:
+    if not is_simple or any(store is None or not store.works for store in stores):
+        return None
+    if stores[1] in stores[0].captures_no_steps_with:
         return None
     # Every slot that a step may write must be there.
     most = (sequences.max_length or 0) + max(plan.tree.num_nodes, plan.tree.most_forwarded) + plan.tree.depth + 2
@@ -129,6 +131,7 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
     if step is None:
         step = _capture(store, call.plan.compile, *state, call.do_sample, tree)
         if step is None:
+            store.captures_no_steps_with.add(of_draft)
             return None
         while len(store.steps) >= MOST_STEPS:
             del store.steps[next(iter(store.steps))]
@@ -161,7 +164,6 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
             warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason}", stacklevel=2)
         if with_compiler:
             store.compiles_steps = False
-    store.captures_steps = False
     return None
 
 
