@@ -126,15 +126,15 @@ class CapturedForward:
 
     def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, record: Record):
         self._nodes, self._masks = nodes.clone(), StaticContext(context)
-        self._slots = _slots(forward.cache).to(forward.device, copy=True)
+        slots = _slots(forward.cache).to(forward.device, copy=True)
+        self._window = WriteWindow(None, forward.cache.storage.capacity, slots)  # kept: a replay reads what it holds
         self._kind: type[ModelOutput] = ModelOutput
         self._names: list[str] = []
         self._features = forward.features
-        window = WriteWindow(None, forward.cache.storage.capacity, self._slots)
 
         def run() -> list[torch.Tensor]:
             """Its output's tensors, and the hidden states that somebody watches."""
-            live, forward.cache.write_window = forward.cache.write_window, window
+            live, forward.cache.write_window = forward.cache.write_window, self._window
             try:
                 recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
                 with recording as states:
@@ -152,7 +152,7 @@ class CapturedForward:
         """The forward's output for another step; its tensors are the caller's."""
         self._features = features
         self._nodes.copy_(nodes)
-        self._slots.copy_(_slots(cache))
+        self._window.slots.copy_(_slots(cache))
         self._masks.refresh(context)
         self._replay()
         self._features = None

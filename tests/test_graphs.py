@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.goldens import trained_prompts, trained_target
-from support.graphs import StandIn, install_stand_in
+from support.graphs import ReadFromOutside, StandIn, install_stand_in
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 
@@ -77,6 +77,26 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
         found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
     assert found[0] == found[1] == found[2] and stand_in.replays > 20
     assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+
+
+def test_what_a_graph_reads_is_kept(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph knows addresses alone: it does not keep what was made before it was captured, nor the function."""
+    captured: list[tuple[ReadFromOutside, Any]] = []
+
+    def record(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Any:
+        run()
+        with ReadFromOutside() as reads:
+            tensors = [tensor.clone() for tensor in run()]
+        captured.append((reads, tensors))
+        return lambda: None, tensors  # of no use: what is generated does not count
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", record)
+    target = tiny_model()
+    draft = noisy_copy(target)
+    target.generate(**prompts(2, 9), max_new_tokens=20, do_sample=False, assistant_model=draft, **graphed(TREE))
+    gc.collect()
+    assert captured and all(reads.found for reads, _ in captured)
+    assert not [what for reads, _ in captured for what in reads.gone()]
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])

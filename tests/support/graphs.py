@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_specdec import graphs, kernels
 
@@ -29,6 +32,29 @@ class StandIn:
                 tensor.copy_(new)
 
         return replay, tensors
+
+
+class ReadFromOutside(TorchDispatchMode):
+    """Notes the memory that operations read and that was there before them: where a graph would read it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, StorageWeakRef]] = []
+        self._made: list[torch.UntypedStorage] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = {storage._cdata for storage in self._made}
+        for tensor in tree_leaves((args, kwargs or {})):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in made:
+                self.found.append((f"{func} {list(tensor.shape)}", StorageWeakRef(tensor.untyped_storage())))
+        outputs = func(*args, **(kwargs or {}))
+        self._made += [one.untyped_storage() for one in tree_leaves(outputs) if isinstance(one, torch.Tensor)]
+        return outputs
+
+    def gone(self) -> list[str]:
+        """What read memory that nobody has kept."""
+        self._made.clear()
+        return [what for what, storage in self.found if storage.expired()]
 
 
 def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts: bool = True) -> StandIn:
