@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from ..attention import TreeContext
 from ..forward import NodeInputs, TreeForward
 from ..graphs import RECORDERS, Record, fingerprint_of, obstacle_to_graphs
-from ..kernels import KernelInputs
+from ..kernels import KernelInputs, are_installed
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
 from .paged_cache import PagedWindow
 
@@ -54,12 +54,15 @@ class PagedGraphs:
     @classmethod
     def of(cls, model: PreTrainedModel, wanted: bool | Literal["auto"]) -> PagedGraphs | None:
         """
-        Those of a model that can be captured, if they are wanted; `wanted` is `SpeculativeConfig.cuda_graphs`.
+        Those of a model that can be captured, if they are wanted and there are kernels, which alone read blocks where
+        they are; `wanted` is `SpeculativeConfig.cuda_graphs`.
 
         Raises:
             ValueError: if they are demanded of a model that cannot be captured.
         """
-        return None if wanted is False or obstacle_to_graphs(model, wanted) is not None else cls(model)
+        if wanted is False or obstacle_to_graphs(model, wanted) is not None or not are_installed():
+            return None
+        return cls(model)
 
     def renew(self) -> None:
         """Forgets graphs over weights that have been moved since."""

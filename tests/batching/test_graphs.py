@@ -5,6 +5,7 @@ are those without.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.heads import trained_head
 from support.models import FAMILIES, noisy_copy, tiny_model
 from support.parity import IRREGULAR
 
-from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs, kernels
 from hf_specdec.attention import supports_switching
 from hf_specdec.batching import blocks
 from hf_specdec.batching import graphs as paged_graphs
@@ -95,6 +96,25 @@ def test_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 9))
     with pytest.warns(UserWarning, match="LlamaForCausalLM could not be captured in a CUDA graph, and runs without"):
         both(target, NgramDraft(), prompts, max_new_tokens=24, continuous_batching_config=limits())
+
+
+def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CUDA device without Triton: no graphs, and what is accepted is moved without a kernel, too."""
+    found = install_stand_in(monkeypatch, with_kernel=False)
+    monkeypatch.setitem(sys.modules, "hf_specdec_kernels", None)
+    kernels.are_installed.cache_clear()
+    try:
+        target = tiny_model(dtype=torch.float32)
+        both(
+            target,
+            noisy_copy(target, 0.05),
+            ragged_prompts(),
+            max_new_tokens=24,
+            continuous_batching_config=limits(),
+        )
+    finally:
+        kernels.are_installed.cache_clear()
+    assert found.captures == 0
 
 
 def test_weights_that_moved_are_captured_anew(stand_in: StandIn) -> None:
