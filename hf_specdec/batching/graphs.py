@@ -46,7 +46,7 @@ class PagedGraphs:
     """
 
     def __init__(self, model: PreTrainedModel):
-        self.model, self.works = model, True
+        self.model, self.works, self._failed = model, True, False
         self._graphs: dict[Any, PagedForward] = {}
         self._seen: set[Any] = set()
         self._fingerprint: Any = None
@@ -65,7 +65,8 @@ class PagedGraphs:
         return cls(model)
 
     def renew(self) -> None:
-        """Forgets graphs over weights that have been moved since."""
+        """Forgets graphs over weights that have been moved since; goes without if something has come in the way."""
+        self.works = not self._failed and obstacle_to_graphs(self.model, "auto") is None
         fingerprint = fingerprint_of(self.model)
         if fingerprint != self._fingerprint:
             self._graphs.clear()
@@ -105,7 +106,7 @@ class PagedGraphs:
         return captured(window, nodes, context, features)
 
     def _give_up(self, error: Exception) -> None:
-        self.works = False
+        self.works, self._failed = False, True
         self._graphs.clear()
         warnings.warn(
             f"A forward of {type(self.model).__name__} could not be captured in a CUDA graph, and runs without: "

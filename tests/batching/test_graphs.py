@@ -132,6 +132,28 @@ def test_weights_that_moved_are_captured_anew(stand_in: StandIn) -> None:
             parameter.data = source.data.clone()
 
 
+def test_hooks_of_a_user_between_two_sessions(stand_in: StandIn) -> None:
+    """A replay would pass them by: they see every forward, and when they are gone there are graphs again."""
+    target, prompt = tiny_model(dtype=torch.float32), ragged_prompts((9,))[0]
+    config = SpeculativeConfig(disable_by_batch_size=0)
+    manager = target.init_continuous_batching(
+        assistant_model=NgramDraft(), speculative_config=config, continuous_batching_config=limits()
+    )
+
+    def replays() -> int:
+        before = stand_in.replays
+        with manager:
+            manager.get_result(manager.add_request(prompt, max_new_tokens=24), timeout=60)
+        return stand_in.replays - before
+
+    seen: list[int] = []
+    assert replays() > 15
+    handle = target.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    assert replays() == 0 and len(seen) == 24
+    handle.remove()
+    assert replays() > 15
+
+
 def test_demanding_graphs_where_there_are_none() -> None:
     target = tiny_model()
     config = SpeculativeConfig(cuda_graphs=True)
