@@ -100,13 +100,15 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
         logger.info(f"{output} holds a finished run.")
         return TrainResult(**done | {"output": output})
     target, tokenizer = _load_target(options, state)
+    # Before the target writes for hours: what this refuses would then be too late.
+    start = None if options.start_from is None else start_from(options.start_from, options.kind, target)
     corpus = Corpus(
         options, output / "data", target, tokenizer, state.process_index, state.num_processes, state.wait_for_everyone
     )
     texts = corpus.texts(deadline)
     if texts is None:
         return TrainResult(output=output, finished=False, before={}, after={})
-    return _Run(options, output, target, tokenizer, texts, report).finish(deadline)
+    return _Run(options, output, target, tokenizer, texts, start, report).finish(deadline)
 
 
 class _Run:
@@ -119,6 +121,7 @@ class _Run:
         target: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         texts: list[Text],
+        start: tuple[Any, torch.Tensor | None] | None,
         report: Callable[[str], None],
     ):
         self.options, self.output, self.target, self.tokenizer = options, output, target, tokenizer
@@ -128,7 +131,7 @@ class _Run:
             logger.warning(f"{type(target).__name__} does not keep packed texts apart: one text per row.")
         train, held_out = split_texts(texts, options.eval_texts, options.seed)
         self.num_texts = len(train)
-        model, token_ids = self._model(train)
+        model, token_ids = self._new_model(train) if start is None else start
         boundaries = None
         if options.kind == "draft":
             objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
@@ -183,11 +186,9 @@ class _Run:
                 self.tokenizer.init_kwargs.pop(name, None)
             self.tokenizer.save_pretrained(self.output)
 
-    def _model(self, texts: list[Text]) -> tuple[Any, torch.Tensor | None]:
+    def _new_model(self, texts: list[Text]) -> tuple[Any, torch.Tensor | None]:
         """What is trained, in float32 on the target's device, and its draft vocabulary if it has one."""
         options, target = self.options, self.target
-        if options.start_from is not None:
-            return start_from(options.start_from, options.kind, target)
         if options.kind != "draft":
             token_ids = self._vocabulary(texts)
             return new_head(target, self._head_config(token_ids), token_ids), token_ids

@@ -42,8 +42,9 @@ def start_from(name: str, kind: str, target: PreTrainedModel) -> tuple[Any, torc
             f"`kind='eagle{3 if config.eagle_version == 3 else 1}'`."
         )
     _check("vocabulary", config.vocab_size, vocab_size, name)
-    size = target.config.get_text_config(decoder=True).hidden_size
-    _check("hidden size", config.target_hidden_size or config.hidden_size, size, name)
+    source = target.config.get_text_config(decoder=True)
+    _check("hidden size", config.target_hidden_size or config.hidden_size, source.hidden_size, name)
+    config.aux_boundaries(source.num_hidden_layers)  # refuses what the target does not have
     if head.embed_tokens is not None:
         raise ValueError(
             f"`start_from`={name!r} has token embeddings of its own, which training does not reach. Use a head that "

@@ -119,6 +119,10 @@ def test_what_cannot_be_trained_further(tmp_path: Path, data: Path) -> None:
         train(TrainOptions(kind="eagle1", **options))
     with pytest.raises(ValueError, match="`num_layers` is what `start_from`="):
         TrainOptions(num_layers=1, **options)
+    writes = options | {"output": str(tmp_path / "writes"), "data": None, "self_generate": 4}
+    with pytest.raises(ValueError, match="version 3: use `kind='eagle3'`"):
+        train(TrainOptions(kind="eagle1", **writes))
+    assert not list((tmp_path / "writes").glob("data/*.jsonl")), "the target has written before it was looked at"
     tiny_model("llama", vocab_size=64).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="vocabulary of 64"):
         train(
