@@ -25,7 +25,7 @@ from transformers import (
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
-from ..smollm2 import smollm2_folder
+from ..smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 from .checkpoints import FirstEvaluation, LogFile, TimeLimits, check_identity, newest_complete
 from .corpus import Corpus
 from .data import Text
@@ -136,6 +136,7 @@ class _Run:
         if options.kind == "draft":
             objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
         else:
+            model.config.target_name = _target_name(options)  # also of a head that began with another target
             boundaries = model.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
             if options.kind == "eagle3":
                 objective = TttObjective(model, options.unroll_steps, options.decay, options.recompute)
@@ -223,7 +224,7 @@ class _Run:
         return new_head_config(
             self.target,
             version=1 if options.kind == "eagle1" else 3,
-            target_name=options.target or "HuggingFaceTB/SmolLM2-135M-Instruct",
+            target_name=_target_name(options),
             draft_vocab_size=None if token_ids is None else len(token_ids),
             shares_lm_head=options.shares_lm_head,
             num_layers=options.num_layers or 1,
@@ -287,6 +288,10 @@ class _Run:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _target_name(options: TrainOptions) -> str:
+    return options.target or SMOLLM2_HUB_ID
 
 
 def _load_target(options: TrainOptions, state: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -102,6 +102,10 @@ def test_what_was_trained_is_trained_further(tmp_path: Path, data: Path, kind: s
     sizes = {"eagle3": {"draft_vocab_size": 100, "intermediate_size": 96}, "eagle1": {}, "draft": {"num_layers": 1}}
     options = {"kind": kind, "data": str(data), "epochs": 2, **SMALL}
     first = train(TrainOptions(output=str(tmp_path / "first"), learning_rate=2e-3, **options, **sizes[kind]))
+    if kind != "draft":
+        other = EagleHead.from_pretrained(tmp_path / "first")
+        other.config.target_name = "another target"
+        other.save_pretrained(tmp_path / "first")
     more = {"start_from": str(tmp_path / "first"), "learning_rate": 1e-5}
     second = train(TrainOptions(output=str(tmp_path / "second"), **options, **more))
     assert second.before["eval_loss"] == pytest.approx(first.after["eval_loss"], rel=0.02)
@@ -109,6 +113,7 @@ def test_what_was_trained_is_trained_further(tmp_path: Path, data: Path, kind: s
     with open(tmp_path / "second" / "config.json") as file:
         config = json.load(file)
     assert config["recipe"]["start_from"] == "first"
+    assert kind == "draft" or config["target_name"] == str(TINY_TARGET)
     assert kind != "eagle3" or (config["draft_vocab_size"], config["text_config"]["intermediate_size"]) == (100, 96)
 
 
