@@ -182,7 +182,7 @@ class PagedForward:
         self._kind: type[ModelOutput] = ModelOutput
         self._names: list[str] = []
         self._features = forward.features
-        padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)
+        self._padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)  # kept: its mask may be read
         self._load(window, nodes, context)
 
         def run() -> list[torch.Tensor]:
@@ -195,7 +195,7 @@ class PagedForward:
             try:
                 recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
                 with recording as states:
-                    outputs = forward.run(self._nodes, padded)  # type: ignore[arg-type]
+                    outputs = forward.run(self._nodes, self._padded)  # type: ignore[arg-type]
             finally:
                 cache.write_window = live
             self._kind = type(outputs)
