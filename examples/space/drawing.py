@@ -32,7 +32,7 @@ def tree_svg(step: Step, word: Callable[[int], str], summary: str) -> str:
         if node:
             kind = "walked" if node in accepted else "edge"
             shapes.append(_edge(places[parents[node]], places[node], kind))
-    for node, place in places.items():
+    for node, place in sorted(places.items(), key=lambda item: item[1]):  # read from the root on
         token = step.root if node == 0 else step.own if node == own else step.tokens[node - 1]
         shapes.append(_node(place, word(token), _style(step, node, own)))
     width = max(x for x, _ in places.values()) + WIDTH + MARGIN
