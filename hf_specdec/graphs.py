@@ -29,6 +29,7 @@ from .kernels import NODES_PER_WORD
 
 if TYPE_CHECKING:
     from .device_steps.step import DeviceStep
+    from .features import Features
     from .forward import NodeInputs, TreeForward
 
 SMALLEST_CAPACITY = 512
@@ -114,6 +115,60 @@ class StaticContext:
             mask.copy_(context.mask(*key))
 
 
+class RecordedForward:
+    """
+    A forward as a graph, over inputs at fixed places, which the owner keeps and fills.
+
+    Args:
+        forward (`TreeForward`): the forward.
+        nodes (`NodeInputs`), context: what it is given.
+        window (`Callable`): makes what says where it writes.
+        record (`Callable`): captures a function, see `record_cuda_graph`.
+    """
+
+    def __init__(
+        self, forward: TreeForward, nodes: NodeInputs, context: Any, window: Callable[[], Any], record: Record
+    ):
+        self._kind: type[ModelOutput] = ModelOutput
+        self._names: list[str] = []
+        self._features = forward.features
+
+        def run() -> list[torch.Tensor]:
+            """Its output's tensors, and the hidden states that somebody watches."""
+            live, forward.cache.write_window = forward.cache.write_window, window()
+            try:
+                recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
+                with recording as states:
+                    outputs = forward.run(nodes, context)
+            finally:
+                forward.cache.write_window = live
+            self._kind = type(outputs)
+            self._names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
+            return [outputs[name] for name in self._names] + [one for place in states for one in place]
+
+        self._replay, self._tensors = record(run, forward.device)
+        self._features = None  # knows the call, and so the model: it must not keep that alive
+
+    def __call__(
+        self, features: Features | None, part: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    ) -> ModelOutput:
+        """
+        The forward's output for what its inputs hold now; its tensors are the caller's.
+
+        Args:
+            features (`Features`, *optional*): who watches hidden states.
+            part (`Callable`, *optional*): what of a tensor counts.
+        """
+        self._features = features
+        self._replay()
+        self._features = None
+        tensors = [part(tensor).clone() for tensor in self._tensors]  # the next replay writes over the graph's own
+        if features is not None:
+            for place, states in enumerate(tensors[len(self._names) :]):
+                features.add(place, states)
+        return self._kind(**dict(zip(self._names, tensors, strict=False)))
+
+
 class CapturedForward:
     """
     A forward of one shape as a graph.
@@ -127,40 +182,16 @@ class CapturedForward:
     def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, record: Record):
         self._nodes, self._masks = nodes.clone(), StaticContext(context)
         slots = _slots(forward.cache).to(forward.device, copy=True)
-        self._window = WriteWindow(None, forward.cache.storage.capacity, slots)  # kept: a replay reads what it holds
-        self._kind: type[ModelOutput] = ModelOutput
-        self._names: list[str] = []
-        self._features = forward.features
-
-        def run() -> list[torch.Tensor]:
-            """Its output's tensors, and the hidden states that somebody watches."""
-            live, forward.cache.write_window = forward.cache.write_window, self._window
-            try:
-                recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
-                with recording as states:
-                    outputs = forward.run(self._nodes, self._masks)
-            finally:
-                forward.cache.write_window = live
-            self._kind = type(outputs)
-            self._names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
-            return [outputs[name] for name in self._names] + [one for place in states for one in place]
-
-        self._replay, self._tensors = record(run, forward.device)
-        self._features = None  # knows the call, and so the model: it must not keep that alive
+        # Kept: a replay reads what it holds.
+        self._window = window = WriteWindow(None, forward.cache.storage.capacity, slots)
+        self._recorded = RecordedForward(forward, self._nodes, self._masks, lambda: window, record)
 
     def __call__(self, cache: TreeCache, nodes: NodeInputs, context: TreeContext, features: Any) -> ModelOutput:
         """The forward's output for another step; its tensors are the caller's."""
-        self._features = features
         self._nodes.copy_(nodes)
         self._window.slots.copy_(_slots(cache))
         self._masks.refresh(context)
-        self._replay()
-        self._features = None
-        tensors = [tensor.clone() for tensor in self._tensors]  # the next replay writes over the graph's own
-        if features is not None:
-            for place, states in enumerate(tensors[len(self._names) :]):
-                features.add(place, states)
-        return self._kind(**dict(zip(self._names, tensors, strict=False)))
+        return self._recorded(features)
 
 
 def _slots(cache: TreeCache) -> torch.Tensor:
@@ -251,11 +282,16 @@ class GraphStore:
     def _give_up(self, model: PreTrainedModel, error: Exception) -> None:
         self.works = False
         self._graphs.clear()
-        warnings.warn(
-            f"A forward of {type(model).__name__} could not be captured in a CUDA graph, and runs without: "
-            f"{str(error).splitlines()[0]}",
-            stacklevel=2,
-        )
+        warn_of_failed_capture(model, error)
+
+
+def warn_of_failed_capture(model: PreTrainedModel, error: Exception) -> None:
+    """Says that a model goes on without graphs, and why."""
+    warnings.warn(
+        f"A forward of {type(model).__name__} could not be captured in a CUDA graph, and runs without: "
+        f"{str(error).splitlines()[0]}",
+        stacklevel=3,
+    )
 
 
 _Key = tuple[int, int, bool]

@@ -5,9 +5,7 @@ are of one size: a graph has room for the next larger one. Rows that are nobody'
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_left
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,7 +14,14 @@ from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
 from ..forward import NodeInputs, TreeForward
-from ..graphs import RECORDERS, Record, fingerprint_of, obstacle_to_graphs
+from ..graphs import (
+    RECORDERS,
+    Record,
+    RecordedForward,
+    fingerprint_of,
+    obstacle_to_graphs,
+    warn_of_failed_capture,
+)
 from ..kernels import KernelInputs, are_installed
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
 from .paged_cache import PagedWindow
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from ..features import Features
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows, and queries of a row, that graphs are made for. A third more at most than there are."""
+"""Rows, and queries of a row, that graphs are made for. Half more at most than there are."""
 MOST_QUERIES = 64
 """Of a row: longer ones are those of prompts."""
 NODE_MULTIPLE = 16
@@ -108,11 +113,7 @@ class PagedGraphs:
     def _give_up(self, error: Exception) -> None:
         self.works, self._failed = False, True
         self._graphs.clear()
-        warnings.warn(
-            f"A forward of {type(self.model).__name__} could not be captured in a CUDA graph, and runs without: "
-            f"{str(error).splitlines()[0]}",
-            stacklevel=2,
-        )
+        warn_of_failed_capture(self.model, error)
 
 
 class Size(tuple[int, int, int, int]):
@@ -155,10 +156,9 @@ class PagedForward:
     """
 
     def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, size: Size, record: Record):
-        self._rows, self._queries, num_nodes, num_blocks = size
-        rows, queries, device = self._rows, self._queries, forward.device
-        cache: Any = forward.cache
-        window = cache.write_window
+        rows, queries, num_nodes, num_blocks = size
+        self._queries, device = queries, forward.device
+        window: Any = forward.cache.write_window
         num_slots = num_blocks * window.block_size
 
         def integers(*shape: int, value: int = 0) -> torch.Tensor:
@@ -179,49 +179,25 @@ class PagedForward:
             block_tables=integers(rows, num_blocks, value=ZERO_BLOCK),
         )
         self._blocks, self._offsets = integers(rows, queries, value=WASTE_BLOCK), integers(rows, queries)
-        self._kind: type[ModelOutput] = ModelOutput
-        self._names: list[str] = []
-        self._features = forward.features
         self._padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)  # kept: its mask may be read
         self._load(window, nodes, context)
+        tables: Any = self._kernel_inputs.block_tables
 
-        def run() -> list[torch.Tensor]:
-            """Its output's tensors, and the hidden states that somebody watches."""
-            tables: Any = self._kernel_inputs.block_tables
-            live = cache.write_window
-            cache.write_window = PagedWindow(
-                self._blocks, self._offsets, tables, num_slots, window.block_size, in_place=True
-            )
-            try:
-                recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
-                with recording as states:
-                    outputs = forward.run(self._nodes, self._padded)  # type: ignore[arg-type]
-            finally:
-                cache.write_window = live
-            self._kind = type(outputs)
-            self._names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
-            return [outputs[name] for name in self._names] + [one for place in states for one in place]
+        def places() -> PagedWindow:
+            """A new one for every run: what it derives from these places is computed in the graph."""
+            return PagedWindow(self._blocks, self._offsets, tables, num_slots, window.block_size, in_place=True)
 
-        self._replay, self._tensors = record(run, device)
-        self._features = None
+        self._recorded = RecordedForward(forward, self._nodes, self._padded, places, record)
 
     def __call__(
         self, window: PagedWindow, nodes: NodeInputs, context: TreeContext, features: Features | None
     ) -> ModelOutput:
         """The forward's output for another step; its tensors are the caller's."""
-        self._features = features
         self._load(window, nodes, context)
-        self._replay()
-        self._features = None
         batch, queries = nodes.tokens.shape
-        tensors = []
-        for tensor in self._tensors:
-            kept = tensor[:batch, :queries] if tensor.shape[1] == self._queries else tensor[:batch]
-            tensors.append(kept.clone())  # the next replay writes over the graph's own
-        if features is not None:
-            for place, states in enumerate(tensors[len(self._names) :]):
-                features.add(place, states)
-        return self._kind(**dict(zip(self._names, tensors, strict=False)))
+        return self._recorded(
+            features, lambda tensor: tensor[:batch, :queries] if tensor.shape[1] == self._queries else tensor[:batch]
+        )
 
     def _load(self, window: PagedWindow, nodes: NodeInputs, context: TreeContext) -> None:
         """Takes the values of another step."""

@@ -225,7 +225,7 @@ class PagedCache(TreeCache):
         end = max(self.lengths) + offset + num_nodes
         slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
         width, used = self._tables_tensor.shape[1], self.pool.blocks_for(end)
-        tables = self._tables_tensor[:, :used]
+        tables = self._tables_tensor[:, :used].contiguous()  # once here, not in the launches of all layers
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
         self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size, in_place)

@@ -132,6 +132,7 @@ class _Run:
         train, held_out = split_texts(texts, options.eval_texts, options.seed)
         self.num_texts = len(train)
         model, token_ids = self._new_model(train) if start is None else start
+        self.model = model
         boundaries = None
         if options.kind == "draft":
             objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
@@ -238,7 +239,8 @@ class _Run:
         cuda = self.target.device.type == "cuda"
         rate = options.learning_rate
         if rate is None:
-            width = options.hidden_size or self.target.get_input_embeddings().weight.shape[1]
+            model = self.model if options.kind == "draft" else self.target  # a head is as wide as its target
+            width = model.get_input_embeddings().weight.shape[1]
             rate = min(_RATE_TIMES_WIDTH[options.kind] / width, _HIGHEST_RATE)
         arguments = DraftArguments(
             output_dir=str(self.output),
