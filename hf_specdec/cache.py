@@ -161,6 +161,8 @@ class TreeCache(Cache):
 
     lengths_are_on_device = False
     """Whether `lengths_tensor` is there at no cost, or the device alone knows them."""
+    is_on_device = False
+    """Whether the device alone knows them."""
     block_tables: torch.Tensor | None = None
     """Of a cache in blocks, those of every row, `[batch, blocks]` int64."""
 
@@ -304,7 +306,7 @@ class DeviceCache(TreeCache):
             if held.is_initialized:
                 layer.dtype, layer.device = held.dtype, held.device
 
-    lengths_are_on_device = True
+    lengths_are_on_device = is_on_device = True
 
     @property
     def uniform_length(self) -> None:

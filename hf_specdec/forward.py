@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .attention import TreeContext, implementation_of, needs_context, supports_switching
-from .cache import DeviceCache, TreeCache
+from .cache import TreeCache
 from .features import Features
 from .kernels import MOST_QUERIES, attends_by_kernel, first_slots_of
 
@@ -140,7 +140,7 @@ class TreeForward:
 
     def over(
         self,
-        cache: DeviceCache,
+        cache: TreeCache,
         first_slots: torch.Tensor,
         visible: torch.Tensor | None,
         position_shift: torch.Tensor,
@@ -149,6 +149,7 @@ class TreeForward:
         The same forward over a cache whose lengths only the device knows.
 
         Args:
+            cache (`DeviceCache` or `DevicePagedCache`): the cache.
             first_slots (`torch.Tensor` of shape `[batch]`, int64): the first slot of every row that holds a token.
             visible (`torch.Tensor` of shape `[batch, capacity]`, bool, *optional*): the same for a forward with masks.
             position_shift (`torch.Tensor` of shape `[batch]`, int64): as for the class.
@@ -253,7 +254,7 @@ class TreeForward:
         """
         if not self.has_kernel or queries > MOST_QUERIES:
             return False
-        if isinstance(self.cache, DeviceCache):
+        if self.cache.is_on_device:
             return True
         if self.cache.storage is None:
             return False

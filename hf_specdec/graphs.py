@@ -40,7 +40,8 @@ MOST_GRAPHS = 64
 """Of a store."""
 SHARE_OF_FREE_MEMORY = 0.3
 
-Record = Callable[[Callable[[], list[torch.Tensor]], torch.device], tuple[Callable[[], None], list[torch.Tensor]]]
+Record = Callable[..., tuple[Callable[[], None], list[torch.Tensor]]]
+"""As `record_cuda_graph`."""
 
 
 _capturing = threading.Lock()
@@ -48,9 +49,12 @@ _capturing = threading.Lock()
 
 
 def record_cuda_graph(
-    run: Callable[[], list[torch.Tensor]], device: torch.device
+    run: Callable[[], list[torch.Tensor]], device: torch.device, pool: Any = None
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
-    """Captures `run` after a first run for what is done once; returns what replays it, and its tensors."""
+    """
+    Captures `run` after a first run for what is done once; returns what replays it, and its tensors. Graphs that share
+    a `pool` (see `new_graph_pool`) must never run at the same time, nor read what another left there.
+    """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -60,11 +64,16 @@ def record_cuda_graph(
     # The graph gets a cuBLAS workspace of its own: that of the stream goes when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
-        with _capturing, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with _capturing, torch.cuda.graph(graph, pool, stream, "thread_local"):
             tensors = run()
     finally:
         torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, tensors
+
+
+def new_graph_pool(device: torch.device) -> Any:
+    """Memory for graphs that take turns; None where there are none."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 RECORDERS: dict[str, Record] = {"cuda": record_cuda_graph}
@@ -285,11 +294,11 @@ class GraphStore:
         warn_of_failed_capture(model, error)
 
 
-def warn_of_failed_capture(model: PreTrainedModel, error: Exception) -> None:
+def warn_of_failed_capture(model: PreTrainedModel, error: Exception, what: str = "A forward") -> None:
     """Says that a model goes on without graphs, and why."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     warnings.warn(
-        f"A forward of {type(model).__name__} could not be captured in a CUDA graph, and runs without: "
-        f"{str(error).splitlines()[0]}",
+        f"{what} of {type(model).__name__} could not be captured in a CUDA graph, and runs without: {reason}",
         stacklevel=3,
     )
 

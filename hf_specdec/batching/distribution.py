@@ -12,7 +12,8 @@ from ..verification import Walk, choose
 from .request import Request
 
 
-_NOTHING_TO_DRAW = (
+NAN_LOGITS = "The model's logits are not numbers (NaN)."
+NOTHING_TO_CHOOSE = (
     "There is nothing to choose from: the processed scores are NaN, infinite or all -inf. The logits, a logits "
     "processor or too small a `temperature` makes them so."
 )
@@ -47,7 +48,7 @@ class RowDistributions:
         # The largest is NaN where any is.
         for request, is_nan in zip(requests, logits.amax(dim=-1).isnan().any(dim=1).tolist(), strict=True):
             if is_nan:
-                request.fail("The model's logits are not numbers (NaN).")
+                request.fail(NAN_LOGITS)
 
     # --------------------------------------------------------------------------------------- what the verifiers ask
 
@@ -111,7 +112,7 @@ class RowDistributions:
     def _fail(self, rows: list[int], hopeless: list[bool]) -> None:
         for row, is_hopeless in zip(rows, hopeless, strict=True):
             if is_hopeless and not self.requests[row].is_over:
-                self.requests[row].fail(_NOTHING_TO_DRAW)
+                self.requests[row].fail(NOTHING_TO_CHOOSE)
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
         """The next token of every row: the argmax, or drawn from p, with a seed by the request's own numbers."""

@@ -19,6 +19,7 @@ from .request import Request
 
 
 if TYPE_CHECKING:
+    from .device_steps.drafts import InFlightPart
     from .target import InFlightTarget
 
 
@@ -51,13 +52,43 @@ class Drafting(ABC):
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         """A tree for every one of these requests, or None. Their blocks have room for it."""
 
-    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
-        """The target has forwarded these rows; `kept` says which of the forward's nodes are committed now."""
+    def observe(
+        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
+    ) -> None:
+        """
+        The target has forwarded these rows; `kept` says which of the forward's nodes are committed now. `features`
+        (`[batch, nodes, size]`) are the target's, where nobody could watch.
+        """
         return
 
     def forget(self, request: Request) -> None:
         """The request is over, or its K/V are gone."""
         return
+
+
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    part: type[InFlightPart] | None = None
+    """What drafts there, if there is such a thing."""
+
+    @property
+    def has_part(self) -> bool:
+        """Whether it can draft there now."""
+        return False
+
+    def room(self, request: Request) -> int:
+        """Levels of draft tokens that a request can use."""
+        return request.room
+
+    def lags(self, requests: list[Request], most: int) -> list[int]:
+        """How many tokens it has not seen of each, the root included, once it has read those beyond `most`."""
+        raise NotImplementedError
+
+    def fill(self, part: Any, requests: list[Request]) -> None:
+        """Gives its part of a step what that needs beside the tokens not seen."""
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        """Its part has drafted for these: it has seen their texts."""
 
 
 class OneByOneDrafting(Drafting):
@@ -99,7 +130,9 @@ class OneByOneDrafting(Drafting):
             self._drafters[row] = drafter, sequences
         return self._drafters[row]
 
-    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
+    def observe(
+        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
+    ) -> None:
         for row, nodes in zip(requests, kept, strict=True):
             if row not in self._drafters:
                 continue

@@ -12,11 +12,14 @@ from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
 from ..drafters import Drafter, DraftRequest
+from ..forward import execution_device
+from ..graphs import new_graph_pool
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree, DynamicTree, TokenTree
 from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
 from .blocks import BlockPool
+from .device_steps import DeviceSteps, Outcome
 from .distribution import RowDistributions
 from .draft_temperatures import DraftTemperatures
 from .joining import join_drafts
@@ -65,11 +68,13 @@ class Engine:
     ):
         self.model, self.pool, self.policy = model, pool, policy
         self.ranks = Ranks.of(model)
-        self.target = InFlightTarget(model, pool, cuda_graphs)
-        self.drafting = drafting_of(drafter, model, pool, cuda_graphs)
+        graph_pool = new_graph_pool(execution_device(model))
+        self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
+        self.drafting = drafting_of(drafter, model, pool, cuda_graphs, graph_pool)
+        self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool)
         self.scheduler = Scheduler(pool, self.target.cache, max_requests, chunk_size, self.drafting.forget)
         draft = drafter.models[0] if drafter.models else type(drafter)
-        self.choices = TreeChoices(model, draft, max_step_nodes)
+        self.choices = TreeChoices(model, draft, max_step_nodes, self.device_steps.may_take)
         self.metrics = SpeculationMetrics()
         """Of all requests so far; `accepted_per_step` stays empty."""
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
@@ -88,6 +93,7 @@ class Engine:
             for cache in (self.target.cache, self.drafting.cache):
                 if cache is not None and cache.graphs is not None:
                     cache.graphs.renew()
+            self.device_steps.renew()
             self.ranks.share_random_state()
             yield
 
@@ -134,6 +140,13 @@ class Engine:
         self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
         with phase("propose"):
             groups = self._groups(requests) if self.speculates else []
+        self.num_steps += 1
+        with phase("steps"):
+            outcome = self.device_steps.run(requests, groups)
+            if outcome is not None:
+                self._take_outcome(requests, groups, outcome)
+                return requests
+        with phase("propose"):
             draft = self._propose(requests, groups)
         with phase("score"):
             outputs = self.target.score(requests, draft)
@@ -145,8 +158,43 @@ class Engine:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
             self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
-        self.num_steps += 1
         return requests
+
+    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
+        """What `_accept` and `_commit` do, for a step that the device has done both in."""
+        walk = outcome.walk
+        for row, error in outcome.errors.items():
+            requests[row].fail(error)
+        drafted = {row for group in groups for row in group.rows}
+        for row, request in enumerate(requests):
+            tokens, path = walk.tokens[row], walk.paths[row] or []
+            taken = self._append_while_going(request, tokens)
+            if request.error is not None:
+                walk.paths[row] = None
+                continue
+            self.num_tokens_generated += taken
+            walk.paths[row] = path = path[:taken]
+            self.target.cache.note_length(request.table, request.length - 1)
+            self._count(request, len(path), outcome.drafted[row] if row in drafted else None)
+        for rows, features in outcome.features:
+            kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
+            self.drafting.observe([requests[row] for row in rows], kept, features)
+        if not outcome.features:
+            self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
+        if self.speculates and outcome.seconds is not None:
+            trees = {group.request.plan.tree for group in groups}
+            tree = trees.pop() if len(trees) == 1 else None
+            if not trees and (tree is None or isinstance(tree, TokenTree)):
+                self.choices.end_device_step(tree, walk.paths, outcome.seconds)
+        self._soil_failed(requests)
+
+    def _append_while_going(self, request: Request, tokens: list[int]) -> int:
+        """Gives a request its tokens, until it ends; returns how many it has taken."""
+        for number, token in enumerate(tokens):
+            if request.is_over:
+                return number
+            self._append(request, token)
+        return len(tokens)
 
     # ------------------------------------------------------------------------------------------------------- propose
 

@@ -6,6 +6,7 @@ are of one size: a graph has room for the next larger one. Rows that are nobody'
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -48,16 +49,17 @@ class PagedGraphs:
 
     Args:
         model (`PreTrainedModel`): the model.
+        pool: memory that the graphs of several models share; see `new_graph_pool`.
     """
 
-    def __init__(self, model: PreTrainedModel):
-        self.model, self.works, self._failed = model, True, False
+    def __init__(self, model: PreTrainedModel, pool: Any = None):
+        self.model, self.works, self._failed, self._pool = model, True, False, pool
         self._graphs: dict[Any, PagedForward] = {}
         self._seen: set[Any] = set()
         self._fingerprint: Any = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, wanted: bool | Literal["auto"]) -> PagedGraphs | None:
+    def of(cls, model: PreTrainedModel, wanted: bool | Literal["auto"], pool: Any = None) -> PagedGraphs | None:
         """
         Those of a model that can be captured, if they are wanted and there are kernels, which alone read blocks where
         they are; `wanted` is `SpeculativeConfig.cuda_graphs`.
@@ -67,7 +69,7 @@ class PagedGraphs:
         """
         if wanted is False or obstacle_to_graphs(model, wanted) is not None or not are_installed():
             return None
-        return cls(model)
+        return cls(model, pool)
 
     def renew(self) -> None:
         """Forgets graphs over weights that have been moved since; goes without if something has come in the way."""
@@ -102,7 +104,8 @@ class PagedGraphs:
         context = context.over(context.num_slots, NODE_MULTIPLE)
         if captured is None:
             try:
-                captured = PagedForward(forward, nodes, context, size, RECORDERS[forward.device.type])
+                record = partial(RECORDERS[forward.device.type], pool=self._pool)
+                captured = PagedForward(forward, nodes, context, size, record)
             except RuntimeError as error:
                 self._give_up(error)
                 return None
@@ -124,15 +127,21 @@ class Size(tuple[int, int, int, int]):
         """The smallest that has room for a forward."""
         batch, queries = nodes.tokens.shape
         # Of the last so many logits only: they have to be the last.
-        room = queries if nodes.logits_to_keep not in (0, None) else _next_size(queries)
+        room = queries if nodes.logits_to_keep not in (0, None) else next_size(queries)
         num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
         window: Any = forward.cache.write_window
         blocks = -(-(window.end + num_nodes) // window.block_size)
-        return cls((_next_size(batch), room, num_nodes, max(FEWEST_BLOCKS, 1 << (blocks - 1).bit_length())))
+        return cls((next_size(batch), room, num_nodes, max(FEWEST_BLOCKS, next_power_of_two(blocks))))
 
 
-def _next_size(number: int) -> int:
+def next_size(number: int) -> int:
+    """The smallest of `SIZES` that is no smaller."""
     return SIZES[bisect_left(SIZES, number)]
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << (number - 1).bit_length()
 
 
 def _key_of(nodes: NodeInputs) -> Any:

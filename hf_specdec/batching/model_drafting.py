@@ -11,9 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters import Drafter, DraftModelDrafter, DraftRequest, EagleDrafter, MedusaDrafter
-from ..forward import causal_chain, execution_device
+from ..forward import TreeForward, causal_chain, execution_device
+from ..kernels import DTYPES
 from ..trees import DraftTree
 from .blocks import BlockPool
+from .device_steps.drafts import HeadPart, ModelPart
 from .drafting import Drafting, OneByOneDrafting
 from .graphs import PagedGraphs
 from .paged_cache import PagedCache
@@ -31,18 +33,23 @@ FEW = 16
 
 
 def drafting_of(
-    drafter: Drafter, target: PreTrainedModel, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False
+    drafter: Drafter,
+    target: PreTrainedModel,
+    pool: BlockPool,
+    cuda_graphs: bool | Literal["auto"] = False,
+    graph_pool: Any = None,
 ) -> Drafting:
     """
-    How a drafter serves requests that come and go; for `cuda_graphs` see `SpeculativeConfig`.
+    How a drafter serves requests that come and go; for `cuda_graphs` see `SpeculativeConfig`, for `graph_pool`
+    `new_graph_pool`.
 
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
     """
     if isinstance(drafter, DraftModelDrafter):
-        return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs)
+        return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
     if isinstance(drafter, EagleDrafter):
-        return EagleDrafting(drafter.for_call(target), pool, cuda_graphs)
+        return EagleDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
     if isinstance(drafter, MedusaDrafter):
         return MedusaDrafting(drafter.for_call(target))
     if type(drafter).watching is not Drafter.watching:
@@ -56,11 +63,17 @@ def drafting_of(
 class DraftModelDrafting(Drafting):
     """A draft model: what it has seen of a request is in its cache, and it forwards the rest when it is asked."""
 
-    def __init__(self, drafter: DraftModelDrafter, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False):
+    def __init__(
+        self,
+        drafter: DraftModelDrafter,
+        pool: BlockPool,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: Any = None,
+    ):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
         device = execution_device(drafter.model)
         num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
-        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.model, cuda_graphs))
+        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.model, cuda_graphs, graph_pool))
         drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device))
 
     @property
@@ -93,15 +106,43 @@ class DraftModelDrafting(Drafting):
     def forget(self, request: Request) -> None:
         self.cache.forget(request.table)
 
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    part = ModelPart
+
+    @property
+    def has_part(self) -> bool:
+        return type(self.drafter) is DraftModelDrafter and _is_ready(self.drafter.forward)
+
+    def room(self, request: Request) -> int:
+        most = self.drafter.max_positions
+        return request.room if most is None else min(request.room, most - request.length)
+
+    def lags(self, requests: list[Request], most: int) -> list[int]:
+        for row in requests:
+            if row.length - self.cache.length_of(row.table) > most:
+                self._read(row)
+        return [row.length - min(self.cache.length_of(row.table), row.length - 1) for row in requests]
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        for row in requests:
+            self.cache.note_length(row.table, row.length)
+
 
 class EagleDrafting(Drafting):
     """An EAGLE head: the target's features wait with their request until the head is asked, or there are many."""
 
-    def __init__(self, drafter: EagleDrafter, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False):
+    def __init__(
+        self,
+        drafter: EagleDrafter,
+        pool: BlockPool,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: Any = None,
+    ):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
         device = execution_device(drafter.head)
         num_layers = drafter.head.config.text_config.num_hidden_layers
-        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs))
+        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
         drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device), 0)
         self._waiting: weakref.WeakKeyDictionary[Request, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 
@@ -119,8 +160,12 @@ class EagleDrafting(Drafting):
     def knows(self, request: Request) -> bool:
         return bool(self._waiting.get(request))
 
-    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
-        features = _nodes_of(self.drafter._features.take(self.drafter.device, self.drafter.head.dtype), kept)
+    def observe(
+        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
+    ) -> None:
+        device, dtype = self.drafter.device, self.drafter.head.dtype
+        taken = self.drafter._features.take(device, dtype) if features is None else features.to(device, dtype)
+        self.num_features, features = taken.shape[2], _nodes_of(taken, kept)
         for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
             if request.options.plan is None or not nodes:
                 continue
@@ -163,6 +208,29 @@ class EagleDrafting(Drafting):
         self._waiting.pop(request, None)
         self.cache.forget(request.table)
 
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    part = HeadPart
+
+    @property
+    def has_part(self) -> bool:
+        return type(self.drafter) is EagleDrafter and _is_ready(self.drafter.forward)
+
+    def lags(self, requests: list[Request], most: int) -> list[int]:
+        for row in requests:
+            if self._num_waiting(row) > most:
+                self._read(row)
+        return [self._num_waiting(row) for row in requests]
+
+    def fill(self, part: HeadPart, requests: list[Request]) -> None:
+        features, _ = _padded([self._waiting[row] for row in requests])
+        part.features[: len(requests), : features.shape[1]] = features
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        for row in requests:
+            self._waiting[row] = []
+            self.cache.note_length(row.table, row.length - 1)
+
 
 class MedusaDrafting(Drafting):
     """Medusa heads: of every request they read the feature of the last token before the root."""
@@ -178,9 +246,12 @@ class MedusaDrafting(Drafting):
     def knows(self, request: Request) -> bool:
         return request in self._last
 
-    def observe(self, requests: list[Request], kept: list[list[int]]) -> None:
-        features = self.drafter._features.take(self.drafter.device, self.drafter.heads.dtype)
-        last = _nodes_of(features, [nodes[-1:] for nodes in kept])
+    def observe(
+        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
+    ) -> None:
+        device, dtype = self.drafter.device, self.drafter.heads.dtype
+        taken = self.drafter._features.take(device, dtype) if features is None else features.to(device, dtype)
+        last = _nodes_of(taken, [nodes[-1:] for nodes in kept])
         for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
             if nodes:
                 self._last[request] = last[row]
@@ -193,6 +264,12 @@ class MedusaDrafting(Drafting):
 
     def forget(self, request: Request) -> None:
         self._last.pop(request, None)
+
+
+def _is_ready(forward: TreeForward) -> bool:
+    """Whether a draft's forwards can be part of a whole step: it has run before, and attends by the kernel."""
+    cache: Any = forward.cache
+    return forward.can_be_captured and forward.has_kernel and forward.dtype in DTYPES and cache.has_memory
 
 
 def _padded(features: list[list[torch.Tensor]]) -> tuple[torch.Tensor, list[int]]:

@@ -182,7 +182,20 @@ class PagedCache(TreeCache):
         padded = [table.blocks + [ZERO_BLOCK] * (width - len(table.blocks)) for table in tables]
         self._tables_tensor = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(tables), width)
         super().set_lengths([self.length_of(table) for table in tables])
+        self.clean(tables)
+
+    def clean(self, tables: list[BlockTable]) -> None:
+        """Zeroes the blocks of these requests of which nobody knows what they hold."""
         self._clean([block for table in tables for block in table.blocks if block not in self.clean_blocks])
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether all layers have written already."""
+        return all(layer.is_initialized for layer in self.layers)
+
+    def note_length(self, table: BlockTable, length: int) -> None:
+        """Says how many tokens of a request, seated or not, have their K/V in here."""
+        self._lengths_of[table] = length
 
     def length_of(self, table: BlockTable) -> int:
         """Tokens of a request whose K/V are in here."""
@@ -255,3 +268,39 @@ class PagedCache(TreeCache):
         path, accepted_tensor = (torch.tensor(values, device=self.device) for values in (paths, accepted))
         for compaction in self._compactions:
             compaction(self.lengths_tensor, path, accepted_tensor, self._tables_tensor)
+
+
+class DevicePagedCache(PagedCache):
+    """
+    The blocks of another cache, for rows whose lengths and tables only the device knows: for steps that run there as a
+    whole. Tree forwards alone use it, and attend in place.
+
+    Args:
+        source (`PagedCache`): the other, all of whose layers have their memory.
+        tables (`torch.Tensor` of shape `[rows, blocks]`, int64): the blocks of every row; the last one is nobody's.
+    """
+
+    is_on_device = True
+
+    def __init__(self, source: PagedCache, tables: torch.Tensor):
+        Cache.__init__(self, layers=[PagedLayer(self) for _ in source.layers])
+        self.pool, self.device, self.graphs = source.pool, source.device, None
+        self._tables_tensor, self.lengths = tables, [0] * len(tables)
+        for layer, held in zip(self.layers, source.layers, strict=True):
+            for name in ("keys", "values", "dtype", "device", "_slots", "_blocks", "is_initialized"):
+                setattr(layer, name, getattr(held, name))
+
+    @property
+    def uniform_length(self) -> None:
+        """The host knows of none."""
+        return None
+
+    def at(self, lengths: torch.Tensor) -> None:
+        """Says where the following forwards write: behind these lengths, `[rows]` int64."""
+        self._lengths_tensor = lengths
+
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
+        slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
+        tables, block_size = self._tables_tensor, self.pool.block_size
+        end = tables.shape[1] * block_size
+        self.write_window = PagedWindow(*self._places(slots), tables, end, block_size, in_place=True)

@@ -15,6 +15,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from ..config import SpeculationPlan
+from ..device_steps.verdicts import Warpers
 from ..forward import execution_device
 from ..metrics import SpeculationMetrics
 from ..sequences import Sequences
@@ -57,6 +58,12 @@ class RequestOptions:
     def processors_key(self) -> Hashable:
         """See `sharing_key`."""
         return sharing.sharing_key(self.processors)
+
+    @cached_property
+    def device_warpers(self) -> Warpers | None:
+        """The processors, if steps that run on the device as a whole can do them; None if not."""
+        warpers = Warpers.of(self.processors)
+        return None if warpers is None or (warpers.values and not self.do_sample) else warpers
 
     @cached_property
     def warpers(self) -> LogitsProcessorList:

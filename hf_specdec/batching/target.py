@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -25,12 +25,19 @@ class InFlightTarget:
         model (`PreTrainedModel`): the target.
         pool (`BlockPool`): the blocks of its K/V.
         cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
+        graph_pool: see `new_graph_pool`.
     """
 
-    def __init__(self, model: PreTrainedModel, pool: BlockPool, cuda_graphs: bool | Literal["auto"] = False):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pool: BlockPool,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: Any = None,
+    ):
         self.model, self.device = model, execution_device(model)
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs))
+        self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs, graph_pool))
         self.forward = TreeForward(model, self.cache, None, torch.zeros(1, dtype=torch.long, device=self.device))
         self.is_running = False
         """Whether a forward over requests is under way: a processor, too, may run the model."""
@@ -77,6 +84,13 @@ class InFlightTarget:
         tokens = torch.cat([roots, drafted], dim=1)
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    @contextmanager
+    def recorded_features(self) -> Iterator[Features | None]:
+        """For a forward over requests that is part of a whole step: gives what watches it; None if nobody does."""
+        features = self.forward.features
+        with self._running(), nullcontext() if features is None else features.recorded():
+            yield features
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
+from ..trees.auto import AutoChoice
 from ..trees.auto_tables import AcceptanceTable
 from .request import Request
 
@@ -19,9 +21,17 @@ class TreeChoices:
     Args:
         target, draft: whose step times are remembered under "auto"; see `choice_of`.
         max_step_nodes (`int`, *optional*): most draft tokens of a step: each row has an equal share of them.
+        may_take (`Callable`, *optional*): asked before "auto" changes to a tree that is only a little better.
     """
 
-    def __init__(self, target: Any, draft: Any, max_step_nodes: int | None):
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        max_step_nodes: int | None,
+        may_take: Callable[[TokenTree | None], bool] = lambda tree: True,
+    ):
+        self.may_take = may_take
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
         self._auto: dict[tuple[AutoTree, int], TreeChoice] = {}
         self._acceptance: dict[AutoTree, AcceptanceTable] = {}
@@ -50,10 +60,18 @@ class TreeChoices:
             own = [path if row in asked else None for row, path in enumerate(paths)]
             self._auto_choice(tree).end_step(draft, own, propose, rest)
 
+    def end_device_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float) -> None:
+        """The same of a step that the device has done as a whole, with one tree, or none, for all rows that speculate."""
+        for asked, rows in self._asked.items():
+            choice = self._auto_choice(asked)
+            if isinstance(choice, AutoChoice):
+                choice.end_whole_step(tree, [paths[row] for row in rows], seconds)
+
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         key = (tree, self._batch_size)
         if key not in self._auto:
             choice: Any = choice_of(tree, self.target, self.draft, self._batch_size)
+            choice.may_take = self.may_take
             choice.acceptance = self._acceptance.setdefault(tree, choice.acceptance)
             self._auto[key] = choice
         return self._auto[key]

@@ -11,7 +11,7 @@ import torch
 from ..attention import mask_values
 from ..cache import DeviceCache, TreeCache
 from ..drafters import Drafter, DraftModelDrafter, EagleDrafter
-from ..drafters.growth import grow, held_levels
+from ..drafters.growth import Warp, grow, held_levels
 from ..forward import TreeForward, causal_chain
 from ..kernels import first_slots_of
 from ..trees import DraftTree, DynamicTree, TokenTree
@@ -91,8 +91,8 @@ class DevicePart(ABC):
         return rows.room()
 
     @abstractmethod
-    def grow(self, drafter: Any, rows: Rows) -> DraftTree:
-        """The tree behind the roots."""
+    def grow(self, drafter: Any, rows: Rows, warp: Warp | None) -> DraftTree:
+        """The tree behind the roots; `warp` if its children are to be drawn, see `grow`."""
 
     @abstractmethod
     def catch_up(self, drafter: Any, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None) -> None:
@@ -117,9 +117,9 @@ class ModelPart(DevicePart):
             return room
         return torch.minimum(room, drafter.max_positions - rows.lengths - self.padding.position_shift)
 
-    def grow(self, drafter: DraftModelDrafter, rows: Rows) -> DraftTree:
+    def grow(self, drafter: DraftModelDrafter, rows: Rows, warp: Warp | None) -> DraftTree:
         self.cache.at(rows.lengths)
-        return grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth)
+        return grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
 
     def catch_up(
         self, drafter: DraftModelDrafter, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None
@@ -146,10 +146,10 @@ class HeadPart(DevicePart):
         self.root_states.copy_(drafter.root_states)
         self.behind.fill_(1 + drafter.first)
 
-    def grow(self, drafter: EagleDrafter, rows: Rows) -> DraftTree:
+    def grow(self, drafter: EagleDrafter, rows: Rows, warp: Warp | None) -> DraftTree:
         drafter.states = self.root_states
         self.cache.at(rows.lengths - self.behind)
-        draft = grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth)
+        draft = grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
 
     def catch_up(

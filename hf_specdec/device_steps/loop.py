@@ -16,6 +16,7 @@ from ..kernels import DTYPES, are_installed
 from ..trees import DynamicTree, TokenTree
 from ..trees.choice import TreeChoice
 from .drafts import PARTS, is_left_padded
+from .drawing import mean_overlaps
 from .step import DeviceStep
 from .verdicts import NOTHING_TO_DRAW, Warpers
 
@@ -76,7 +77,7 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
         type(call.choice) is TreeChoice
         and isinstance(plan.tree, TokenTree | DynamicTree)
         and plan.disable_by_batch_size is None
-        and not plan.draws_children
+        and (not plan.draws_children or isinstance(plan.tree, TokenTree))
         and not call.synced_gpus
         and not call.recorder.wanted
         and not call.judge.all_finished
@@ -106,7 +107,8 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
     """A captured step with this call's state in it; None if it cannot be captured."""
     target, sequences = call.target, call.sequences
     drafter: Any = call.drafter
-    tree: Any = call.plan.tree
+    plan: Any = call.plan
+    tree = plan.tree
     store: Any = target.cache.storage
     of_draft = drafter.cache.storage
     places = [
@@ -121,15 +123,16 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
         id(getattr(drafter, "held_rows", None)),
         tree,
         tuple(sorted(sequences.end_tokens)),
-        call.do_sample,
+        _kind_of(call),
         tuple(warpers.values),
+        tuple(warpers.values.values()) if plan.draws_children else None,  # of these, the draft's are constants
         tuple((forward.key, forward.has_kernel) for forward in (target.forward, drafter.forward)),
-        call.plan.compile,
+        plan.compile,
     )
     state = (target, drafter, sequences, warpers)
     step = store.steps.pop(key, None)
     if step is None:
-        step = _capture(store, call.plan.compile, *state, call.do_sample, tree)
+        step = _capture(store, plan.compile, *state, _kind_of(call), plan.draws_children, tree)
         if step is None:
             store.captures_no_steps_with.add(of_draft)
             return None
@@ -139,6 +142,13 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
     store.steps[key] = step  # last: the most recently used
     step.load(*state)
     return step
+
+
+def _kind_of(call: SpeculativeCall) -> str:
+    """That of its `Verdict`."""
+    if not call.do_sample:
+        return "greedy"
+    return "rejection" if call.plan.uses_rejection else "target"  # type: ignore[union-attr]
 
 
 def _forget(store: weakref.ref, key: Any) -> None:
@@ -183,7 +193,7 @@ class _Loop:
         self.ended = list(sequences.resting)
         self.columns: list[list[int]] = [[] for _ in self.lengths]
         self.shown, self.max_length = 0, sequences.max_length
-        self.most_new = step.rows.report.shape[1] - 2
+        self.most_new = step.tree_depth + 1
 
     def run(self) -> None:
         reports: deque[_Report] = deque()
@@ -219,16 +229,24 @@ class _Loop:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         if all(accepted < 0 for accepted, *_ in report):
             raise RuntimeError("The device has ended rows that go on. Call `generate` with `cuda_graphs=False`.")
+        self._learn([row[2 + self.most_new :] for row in report if row[0] >= 0])
         for row, (accepted, drafted, *tokens) in enumerate(report):
             if accepted < 0 or self.ended[row]:
                 continue
-            new = [token for token in tokens if token >= 0]
+            new = [token for token in tokens[: self.most_new] if token >= 0]
             call.log.add(row, self.lengths[row], accepted, drafted)
             self.lengths[row] += len(new)
             self.ended[row] = new[-1] in call.sequences.end_tokens or self.lengths[row] >= self.max_length
             self.columns[row] += new
         if call.streamer is not None:
             self._stream()
+
+    def _learn(self, overlaps: list[list[int]]) -> None:
+        """Chooses the temperature of q for the steps that are not yet under way."""
+        temperature, drawing = self.call.temperature, self.step.drawing
+        if drawing is not None and temperature.begin_step():
+            temperature.learn(mean_overlaps(overlaps))
+            drawing.temperature.fill_(temperature.value)
 
     def _stream(self) -> None:
         """Shows the columns that all rows have, or have ended before."""

@@ -16,9 +16,9 @@ class Rows:
         limits (`torch.Tensor` of shape `[batch]`, int64): tokens that a row may have.
         active (`torch.Tensor` of shape `[batch]`, bool): rows that have not ended.
         end_tokens (`torch.Tensor` of shape `[ends]`, int64): what ends a row.
-        report (`torch.Tensor` of shape `[batch, 2 + depth + 1]`, int64): what the last step did: accepted nodes (-1
-            for a row that rested, or `NOTHING_TO_DRAW`), draft tokens that counted, and the new tokens, with -1 behind
-            them.
+        report (`torch.Tensor` of shape `[batch, 2 + depth + 1 + …]`, int64): what the last step did: accepted nodes
+            (-1 for a row that rested, or `NOTHING_TO_DRAW`), draft tokens that counted, and the new tokens, with -1
+            behind them; where children were drawn, also `Drawing.reported_overlaps`.
     """
 
     text: torch.Tensor
@@ -85,8 +85,8 @@ class Rows:
         return [getattr(self, one.name) for one in fields(self)]
 
     @classmethod
-    def of(cls, batch_size: int, capacity: int, end_tokens: list[int], depth: int, device: torch.device) -> Rows:
-        """Room for the rows of any call of this size."""
+    def of(cls, batch_size: int, capacity: int, end_tokens: list[int], width: int, device: torch.device) -> Rows:
+        """Room for the rows of any call of this size, with `width` columns in the report."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -98,5 +98,5 @@ class Rows:
             active=empty(batch_size, dtype=torch.bool),
             # A negative one, of which transformers only warns, is no token: here it would be the filling of reports.
             end_tokens=torch.tensor([one for one in end_tokens if one >= 0], dtype=torch.long, device=device),
-            report=empty(batch_size, 2 + depth + 1),
+            report=empty(batch_size, width),
         )

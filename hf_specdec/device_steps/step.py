@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -10,7 +10,9 @@ from ..cache import DeviceCache
 from ..graphs import Record
 from ..kernels import Compaction
 from ..trees import DynamicTree, TokenTree
+from ..verification import DraftTemperature
 from .drafts import PARTS, Padding
+from .drawing import Drawing
 from .rows import Rows
 from .verdicts import Warpers
 
@@ -26,8 +28,10 @@ class DeviceStep:
     The step of a call. Everything that it reads lies at fixed places: `load` puts a call's state there.
 
     Args:
-        target (`Target`), drafter (`Drafter`), sequences (`Sequences`), warpers (`Warpers`), do_sample (`bool`): the
-            call's, after its prefill.
+        target (`Target`), drafter (`Drafter`), sequences (`Sequences`), warpers (`Warpers`): the call's, after its
+            prefill.
+        kind (`str`): that of the `Verdict`.
+        draws (`bool`): whether children are drawn.
         tree (`TokenTree` or `DynamicTree`): that of every step.
         compiles (`bool`): whether forwards are compiled first.
         record (`Callable`): captures a function, see `record_cuda_graph`.
@@ -42,14 +46,20 @@ class DeviceStep:
         drafter: Drafter,
         sequences: Sequences,
         warpers: Warpers,
-        do_sample: bool,
+        kind: Literal["greedy", "target", "rejection"],
+        draws: bool,
         tree: TokenTree | DynamicTree,
         compiles: bool,
         record: Record,
     ):
         device, batch_size = target.forward.device, sequences.batch_size
-        self.rows = Rows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), tree.depth, device)
-        self.verdict = warpers.verdict(batch_size, do_sample, device)
+        width = 2 + tree.depth + 1 + (len(DraftTemperature.GRID) if draws else 0)
+        self.rows = Rows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), width, device)
+        self.tree_depth, self.drawing = tree.depth, None
+        if draws:
+            assert isinstance(tree, TokenTree)  # the budgets of dynamic ones are the host's
+            self.drawing = Drawing(drafter, tree, torch.ones(batch_size, device=device))
+        self.verdict = warpers.verdict(kind, batch_size, device, self.drawing)
         self.padding = Padding(target.cache, target.forward)
         self.part = PARTS[type(drafter)](drafter, tree)
         self.compactions = Compaction.of(target.cache.layers)
@@ -63,10 +73,12 @@ class DeviceStep:
         def run() -> list[torch.Tensor]:
             rows, part = self.rows, self.part
             lengths = rows.lengths.clone()
-            draft = part.grow(bound, rows)
+            draft = part.grow(bound, rows, None if self.drawing is None else self.drawing.warp)
             topology = draft.topology
             tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
             counts = topology.depths <= part.room(bound, rows)[:, None]
+            if draft.valid is not None:
+                counts = counts & torch.nn.functional.pad(draft.valid, (1, 0), value=True)
             # Nodes that do not count may lie past the last position that the model knows.
             depths = topology.depths * counts
             cache.at(lengths - 1)
@@ -78,7 +90,7 @@ class DeviceStep:
             path, accepted, next_tokens = self.verdict.walk(
                 logits,
                 tokens.masked_fill(~counts, -1),
-                topology.parents,
+                draft,
                 max_depth=tree.depth,
                 end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
                 active=rows.active,
@@ -91,7 +103,10 @@ class DeviceStep:
                 features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
             part.catch_up(bound, rows, lengths, features)
             accepted = self.verdict.checked(logits, path, accepted)
-            rows.report.copy_(torch.cat([accepted[:, None], drafted[:, None], new], dim=1))
+            report = [accepted[:, None], drafted[:, None], new]
+            if self.drawing is not None:
+                report.append(self.drawing.reported_overlaps(logits[:, 0], self.verdict.temperature, draft))
+            rows.report.copy_(torch.cat(report, dim=1))
             return [rows.report]
 
         try:
@@ -111,5 +126,7 @@ class DeviceStep:
         active = ~torch.tensor(sequences.resting, device=device)
         self.rows.load(ids, lengths, sequences.max_length or 0, active)
         self.verdict.load(warpers)
+        if self.drawing is not None:
+            self.drawing.temperature.fill_(drafter.request.temperature.value)
         self.padding.load(target.forward)
         self.part.load(drafter)

@@ -1,12 +1,15 @@
-"""What decides on the device how far a row goes: greedy, or draws from p."""
+"""What decides on the device how far a row goes: the best tokens, draws from p, or rejection."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from ..trees import DraftTree
+from .drawing import Drawing
 
 
 NOTHING_TO_DRAW = -2
@@ -16,28 +19,64 @@ NOTHING_TO_DRAW = -2
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """
-    The walk of every row: along the target's best tokens, or along tokens drawn from p.
+    The walk of every row: along the target's best tokens, along tokens drawn from p, or by rejection.
 
     Args:
+        kind (`str`): `greedy`, `target` or `rejection`.
         temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
             `[batch]`, int64, *optional*): what makes p, in the order temperature, top-k, top-p.
-        do_sample (`bool`): whether to draw.
+        drawing (`Drawing`, *optional*): for `rejection`, what children were drawn from.
     """
 
-    do_sample: bool
+    kind: Literal["greedy", "target", "rejection"]
     temperature: torch.Tensor | None = None
     top_k: torch.Tensor | None = None
     top_p: torch.Tensor | None = None
+    drawing: Drawing | None = None
 
-    def walk(self, logits: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, **options: Any) -> Any:
-        """See `hf_specdec_kernels.greedy_walk` and `target_walk`."""
-        from hf_specdec_kernels import greedy_walk, target_walk
+    @property
+    def do_sample(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.kind != "greedy"
 
-        if not self.do_sample:
-            return greedy_walk(logits, tokens, parents, **options)
+    def walk(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        draft: DraftTree,
+        by_depth: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """
+        See `hf_specdec_kernels.greedy_walk`, `target_walk` and `rejection_walk`.
+
+        Args:
+            by_depth (`torch.Tensor` of shape `[batch, depth + 1]`, float64, *optional*): numbers to draw with, by
+                depth; where they are negative, and without them, torch's generator makes them.
+        """
+        from hf_specdec_kernels import greedy_walk, rejection_walk, target_walk
+
+        topology = draft.topology
+        if self.kind == "greedy":
+            return greedy_walk(logits, tokens, topology.parents, **options)
         uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
-        warpers: dict[str, Any] = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return target_walk(logits, tokens, parents, uniforms, **warpers, **options)
+        if by_depth is not None:
+            given = by_depth.gather(1, topology.depths.expand(uniforms.shape))
+            uniforms = torch.where(given >= 0, given, uniforms)
+        options |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        if self.kind == "target":
+            return target_walk(logits, tokens, topology.parents, uniforms, **options)
+        assert self.drawing is not None and draft.scores is not None
+        return rejection_walk(
+            logits,
+            draft.scores,
+            tokens,
+            topology.parents,
+            uniforms,
+            draft_index=self.drawing.index,
+            draft_columns=self.drawing.columns,
+            **options,
+        )
 
     def checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         """
@@ -86,9 +125,14 @@ class Warpers:
                 return None
         return cls(values)
 
-    def verdict(self, batch_size: int, do_sample: bool, device: torch.device) -> Verdict:
+    def verdict(
+        self,
+        kind: Literal["greedy", "target", "rejection"],
+        batch_size: int,
+        device: torch.device,
+        drawing: Drawing | None = None,
+    ) -> Verdict:
         """Room for the values of calls with these warpers."""
         dtypes = {"temperature": torch.float32, "top_k": torch.long, "top_p": torch.float32}
-        return Verdict(
-            do_sample, **{name: torch.ones(batch_size, dtype=dtypes[name], device=device) for name in self.values}
-        )
+        values = {name: torch.ones(batch_size, dtype=dtypes[name], device=device) for name in self.values}
+        return Verdict(kind, drawing=drawing, **values)

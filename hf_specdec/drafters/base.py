@@ -119,6 +119,10 @@ class Drafter(CandidateGenerator):
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         """Prepares for drafting; `sequences` holds the prompts, which the target has just forwarded."""
+        self.ask(request)
+
+    def ask(self, request: DraftRequest) -> None:
+        """Takes what the following trees are to be like."""
         self.request = request
 
     def tree_within(self, room: list[int]) -> TokenTree | DynamicTree | None:

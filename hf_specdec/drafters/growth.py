@@ -190,15 +190,19 @@ def grow_drawn(
         parents_valid = _pick(valid[-1], level.forwarded)
         if level.num_forwarded:
             logits = run_level(level.nodes_to_forward(tokens[-1]))
-    with_children = [node for node, children in enumerate(tree.children) if children]
-    index = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
     return DraftTree(
         torch.cat(tokens, dim=1),
         Topology.of_tree(tree, root_logits.device),
         torch.cat(valid, dim=1),
         torch.cat(scores, dim=1),
-        [index],
+        [score_index(tree)],
     )
+
+
+def score_index(tree: TokenTree) -> list[int]:
+    """For every node of a static tree, which of the distributions its children are drawn from, or -1."""
+    with_children = [node for node, children in enumerate(tree.children) if children]
+    return [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
 
 
 def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,12 +11,15 @@ tokens per second is taken.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from .auto_tables import AcceptanceTable, TimeTable, expected_length, likeliest_paths
 from .choice import TreeChoice
-from .draft_tree import DraftTree
+from .draft_tree import DraftTree, Topology
 from .token_tree import TokenTree
 
 
@@ -110,6 +113,25 @@ class StepTimes:
         """Whether steps with and without a tree were measured: else the one would be judged by the other."""
         return self.rest.has(0) and self.rest.largest > 0
 
+    FEW_NODES = 4
+    """So many are checked in the time of a root alone."""
+
+    def add_whole(self, tree: TokenTree | None, seconds: float) -> None:
+        """
+        Adds what a step took in all: with few nodes drafting is what it takes more than one without a tree, with more
+        it is what is known of the depth.
+        """
+        if tree is None:
+            self.propose.add(0, 0.0)
+            self.rest.add(0, seconds)
+        elif tree.num_nodes <= self.FEW_NODES and self.rest.has(0):
+            rest = self.rest.up_to(tree.num_nodes)[-1]
+            self.propose.add(tree.depth, max(seconds - rest, 0.0))
+            self.rest.add(tree.num_nodes, rest)
+        else:
+            drafting = self.propose.up_to(tree.depth)[-1] if self.propose.largest >= 0 else 0.0
+            self.rest.add(tree.num_nodes, max(seconds - drafting, 0.0))
+
     def of(self, tree: TokenTree | None) -> float:
         """What a step with this tree takes."""
         depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
@@ -144,6 +166,8 @@ class AutoChoice(TreeChoice):
         middling = TokenTree([path for _, path in paths])
         # On a new machine every kind of step twice: the first is slow for reasons of its own.
         self._to_try = [] if times.are_known else [self._small, None, self._small, middling, None, middling]
+        self.may_take: Callable[[TokenTree | None], bool] = lambda tree: True
+        """Asked before another tree is taken: where steps are captured, a new one costs more than it may bring."""
         self._planned: TokenTree | None = None
         self._steps_to_plan = self._without = 0
 
@@ -154,7 +178,7 @@ class AutoChoice(TreeChoice):
         if self._steps_to_plan == 0:
             self._steps_to_plan = self.REPLAN
             plan = self.plan()
-            if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
+            if plan.tokens_per_second > self.GAIN * self.rate(self._planned) and self.may_take(plan.tree):
                 self._planned = plan.tree
         self._steps_to_plan -= 1
         self.tree = self._planned
@@ -169,6 +193,14 @@ class AutoChoice(TreeChoice):
         self.times.rest.add(draft.num_nodes, rest)
         if self.tree is not None:
             self.acceptance.add(draft, paths)
+
+    def end_whole_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float) -> None:
+        """The same for a step whose parts nobody has timed. All nodes of the tree count as drafted."""
+        self.times.add_whole(tree, seconds)
+        if tree is not None:
+            topology = Topology.of_tree(tree, torch.device("cpu"))
+            tokens = torch.zeros(len(paths), tree.num_nodes, dtype=torch.long)
+            self.acceptance.add(DraftTree(tokens, topology), paths)
 
     def plan(self) -> Plan:
         """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""

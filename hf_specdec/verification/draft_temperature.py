@@ -50,11 +50,27 @@ class DraftTemperature:
             p (`torch.Tensor` of shape `[rows, vocab]`): the target's probabilities.
             scores (`torch.Tensor` of shape `[rows, vocab]`): log q, up to a constant per row, as it was drawn from.
         """
-        scores = scores.float() * self.value
-        p = p.float()
-        overlaps = [
-            torch.minimum(p, (scores / temperature).softmax(dim=-1)).sum(dim=-1).mean() for temperature in self.GRID
-        ]
-        found = torch.stack(overlaps).tolist()
+        self.learn(overlaps(p, scores.float() * self.value).mean(dim=0).tolist())
+
+    def learn(self, found: list[float]) -> None:
+        """The same from the mean of what `overlaps` found."""
         self._overlaps = [self.DECAY * old + new for old, new in zip(self._overlaps, found, strict=True)]
         self.value = self.GRID[max(range(len(self.GRID)), key=self._overlaps.__getitem__)]
+
+
+def overlaps(p: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """
+    How much p and q have in common, Σ min(p, q), for q at each temperature of the grid.
+
+    Args:
+        p (`torch.Tensor` of shape `[rows, vocab]`): probabilities.
+        scores (`torch.Tensor` of shape `[rows, vocab]`, float32): log q at a temperature of 1, up to a constant.
+
+    Returns:
+        `torch.Tensor`: `[rows, temperatures]` float32.
+    """
+    found = [
+        torch.minimum(p.float(), (scores / temperature).softmax(dim=-1)).sum(dim=-1)
+        for temperature in DraftTemperature.GRID
+    ]
+    return torch.stack(found, dim=1)

@@ -20,9 +20,11 @@ from support.parity import IRREGULAR
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs, kernels
 from hf_specdec.attention import supports_switching
-from hf_specdec.batching import blocks
+from hf_specdec.batching import blocks, paged_cache
 from hf_specdec.batching import graphs as paged_graphs
 
+
+pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
 
 DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
 
@@ -81,7 +83,8 @@ def test_rows_of_others_are_left_alone(stand_in: StandIn, monkeypatch: pytest.Mo
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8, 9))
     draft = noisy_copy(target)
     both(target, draft, prompts, max_new_tokens=24, continuous_batching_config=limits())
-    monkeypatch.setattr(paged_graphs, "WASTE_BLOCK", blocks.NUM_RESERVED + 2)
+    for module in (paged_graphs, paged_cache):
+        monkeypatch.setattr(module, "WASTE_BLOCK", blocks.NUM_RESERVED + 2)
     with pytest.raises(AssertionError):
         both(target, draft, prompts, max_new_tokens=24, continuous_batching_config=limits())
 
@@ -89,7 +92,7 @@ def test_rows_of_others_are_left_alone(stand_in: StandIn, monkeypatch: pytest.Mo
 def test_a_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     install_stand_in(monkeypatch, with_kernel=True)
 
-    def fails(run: Any, device: torch.device) -> Any:
+    def fails(run: Any, device: torch.device, pool: Any = None) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setitem(graphs.RECORDERS, "cpu", fails)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,21 @@ from support.sampling import LENGTH, PROMPT, ROWS, SETTINGS, TREE, a_draft, a_he
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
+from hf_specdec.device_steps import drawing
 from hf_specdec.device_steps.verdicts import Verdict
+from hf_specdec.trees import DraftTree
+from hf_specdec.verification import DraftTemperature
 
 
 TARGET_WALK = SpeculativeConfig(tree=TREE, draft_sampling="greedy", cuda_graphs=True)
+METHODS = {
+    "target, best tokens": TARGET_WALK,
+    "target, drawn": SpeculativeConfig(tree=TREE, draft_sampling="sample", verification="target", cuda_graphs=True),
+    "rejection": SpeculativeConfig(tree=TREE, cuda_graphs=True),
+}
 
 
-def sampled(assistant: str, setting: str) -> Fit:
+def sampled(assistant: str, setting: str, method: str = "target, best tokens") -> Fit:
     """How well the first tokens of many rows fit."""
     target = copy.deepcopy(the_target()).float()
     draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
@@ -34,16 +43,17 @@ def sampled(assistant: str, setting: str) -> Fit:
         max_new_tokens=LENGTH + 2,
         eos_token_id=None,
         assistant_model=draft,
-        speculative_config=TARGET_WALK,
+        speculative_config=METHODS[method],
     )
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
     return fit(text[:, ids.shape[1] :][:, :LENGTH], expected_tokens(setting))
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("setting", ["plain", "temperature", "top-k", "top-p"])
 @pytest.mark.parametrize("assistant", ["noisy", "other", "head"])
-def test_the_distribution(assistant: str, setting: str, steps: Steps) -> None:
-    found = sampled(assistant, setting)
+def test_the_distribution(assistant: str, setting: str, method: str, steps: Steps) -> None:
+    found = sampled(assistant, setting, method)
     assert steps.replays > 0
     assert found.p_value > SIGNIFICANCE, found
 
@@ -60,6 +70,47 @@ def test_one_random_number_for_all_nodes_does_not_fit(steps: Steps, monkeypatch:
 def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Verdict, "load", lambda self, warpers: None)
     assert sampled("noisy", "temperature").p_value < 1e-6
+
+
+@pytest.mark.parametrize("wrong", ["index", "temperature"])
+def test_children_of_another_distribution_do_not_fit(
+    wrong: str, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tested with the root's q; or drawn at one temperature and tested at another."""
+    if wrong == "index":
+        monkeypatch.setattr(drawing, "score_index", lambda tree: [0] * (tree.num_nodes + 1))
+    else:
+        walk = Verdict.walk
+
+        def walk_hotter(self: Verdict, logits: Any, tokens: Any, draft: DraftTree, *rest: Any, **options: Any) -> Any:
+            return walk(self, logits, tokens, replace(draft, scores=draft.scores / 3), *rest, **options)
+
+        monkeypatch.setattr(Verdict, "walk", walk_hotter)
+    assert sampled("noisy", "plain", "rejection").p_value < 1e-6
+
+
+def test_the_temperature_of_the_draft_is_learnt(steps: Steps) -> None:
+    """As without graphs, a step later: from a draft that is too flat tokens are drawn at a low temperature."""
+    target = tiny_model(dtype=torch.float32, sharpness=6.0)
+    draft, values = noisy_copy(target, 0.05), []
+    draft.lm_head.weight.data /= 3
+    for cuda_graphs in (False, True):
+        learnt: list[float] = []
+        config = SpeculativeConfig(tree=TREE, cuda_graphs=cuda_graphs)
+        with pytest.MonkeyPatch.context() as patch:
+            learn = DraftTemperature.learn
+
+            def note(self: DraftTemperature, found: list[float], learnt: list[float] = learnt) -> None:
+                learn(self, found)
+                learnt.append(self.value)
+
+            patch.setattr(DraftTemperature, "learn", note)
+            torch.manual_seed(0)
+            options = {"max_new_tokens": 60, "do_sample": True, "top_k": 0, "assistant_model": draft}
+            target.generate(**prompts(2, 9), **options, speculative_config=config)
+        values.append(learnt)
+    assert steps.captures == 1 and len(values[1]) > 4
+    assert values[0][-1] == values[1][-1] < 1.0
 
 
 def test_seeds(steps: Steps) -> None:

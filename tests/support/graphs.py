@@ -21,7 +21,9 @@ class StandIn:
         self.captures = self.replays = self.attended = 0
         self.has_kernel = False
 
-    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> tuple[Callable, Any]:
+    def __call__(
+        self, run: Callable[[], list[torch.Tensor]], device: torch.device, pool: Any = None
+    ) -> tuple[Callable, Any]:
         run()
         tensors = [tensor.clone() for tensor in run()]
         self.captures += 1

@@ -1,0 +1,112 @@
+"""The draft's part of a step of requests in flight: catching up with what was accepted, and growing trees."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...drafters.growth import Warp, grow, held_levels
+from ...forward import causal_chain
+from ...trees import DraftTree, DynamicTree, TokenTree, Topology
+from ..paged_cache import DevicePagedCache
+from .rows import InFlightRows
+
+
+if TYPE_CHECKING:
+    from ...drafters import DraftRequest
+    from ..drafting import Drafting
+
+class InFlightPart(ABC):
+    """
+    A draft's part of a step.
+
+    Args:
+        drafting (`Drafting`): the draft.
+        tree (`TokenTree` or `DynamicTree`, *optional*): what it grows; None: nothing.
+        rows (`InFlightRows`): the step's.
+        request (`DraftRequest`, *optional*): what it is asked.
+    """
+
+    drafter: Any = None
+    """What runs in the step."""
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        tree: TokenTree | DynamicTree | None,
+        rows: InFlightRows,
+        request: DraftRequest | None,
+    ):
+        self.rows = rows
+
+    @abstractmethod
+    def propose(self, warp: Warp | None) -> DraftTree:
+        """The trees of all rows; `warp` if their children are to be drawn, see `grow`."""
+
+
+class NoPart(InFlightPart):
+    """That of a step without drafts."""
+
+    def __init__(self, drafting: Drafting, tree: None, rows: InFlightRows, request: None):
+        super().__init__(drafting, tree, rows, request)
+        self.held = Topology.of_tree(None, rows.device)
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        return DraftTree.empty(self.rows.size.rows, self.rows.device)
+
+
+class _GrowingPart(InFlightPart):
+    """That of a draft with a cache."""
+
+    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree, rows: InFlightRows, request: Any):
+        super().__init__(drafting, tree, rows, request)
+        self.tree, drafter = tree, drafting.drafter
+        self.cache = DevicePagedCache(drafting.cache, rows.tables)
+        self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
+        self.chain = causal_chain(tree.depth + 1, rows.device)
+        # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
+        self.held = held_levels(tree, rows.device)
+        self.drafter = copy.copy(drafter)
+        self.drafter.ask(request)
+        self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, None, self.first_slots)
+
+    def _grown(self, root_logits: torch.Tensor, warp: Warp | None) -> DraftTree:
+        return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)
+
+
+class ModelPart(_GrowingPart):
+    """A draft model's: its cache is to hold all tokens, the root's included."""
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        rows = self.rows
+        self.cache.at(rows.lengths - rows.counts)
+        logits = self.drafter.forward(rows.tail, *self.chain).logits
+        self.cache.at(rows.lengths)
+        last = torch.arange(len(logits), device=logits.device), rows.counts - 1
+        return self._grown(logits[last], warp)
+
+
+class HeadPart(_GrowingPart):
+    """An EAGLE head's: its cache is to hold a row for every token but the first, each with the feature before it."""
+
+    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree, rows: InFlightRows, request: Any):
+        super().__init__(drafting, tree, rows, request)
+        drafter = self.drafter
+        self.features = torch.zeros(
+            rows.size.rows, tree.depth + 1, drafting.num_features, dtype=drafter.head.dtype, device=rows.device
+        )
+        """The target's, before each token of the rows' tails, `[rows, depth + 1, size]`."""
+        self.held = [self.held, drafter.held_rows, drafter.target_ids]
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        rows, drafter = self.rows, self.drafter
+        self.cache.at(rows.lengths - 1 - rows.counts)
+        states = drafter.forward_features(rows.tail, self.features)
+        last = (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2])
+        drafter.states = states.gather(1, last)
+        self.cache.at(rows.lengths - 1)
+        draft = self._grown(drafter.logits(drafter.states)[:, 0], warp)
+        return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)

@@ -1,0 +1,148 @@
+"""What a captured step is told of its rows: all of it at one place, which one copy fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from ..blocks import ZERO_BLOCK
+from ..distribution import uniform
+from ..request import Request
+
+
+class Kind(IntEnum):
+    """How a row's next token is found."""
+
+    RESTS = 0
+    GREEDY = 1
+    TARGET = 2
+    REJECTION = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """
+    What a step has room for.
+
+    Args:
+        rows (`int`): requests.
+        blocks (`int`): blocks of a request; the last is nobody's.
+        depth (`int`): levels of the tree; a draft catches up with as many tokens and one.
+    """
+
+    rows: int
+    blocks: int
+    depth: int
+
+
+class InFlightRows:
+    """
+    The rows of a step. Behind those that somebody has are some that rest: theirs are no blocks, so that they write
+    where nobody reads.
+
+    Args:
+        size (`Size`): how many there are, and what each has room for.
+        device (`torch.device`): where the step runs.
+    """
+
+    def __init__(self, size: Size, device: torch.device):
+        self.size, self.device = size, device
+        rows, new = size.rows, size.depth + 1
+        shapes = {
+            "lengths": (rows,),
+            "room": (rows,),
+            "kinds": (rows,),
+            "counts": (rows,),
+            "tail": (rows, new),
+            "temperature": (rows,),
+            "top_k": (rows,),
+            "top_p": (rows,),
+            "draft_temperature": (rows,),
+            "uniforms": (rows, new),
+            "tables": (rows, size.blocks),
+        }
+        sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, pin_memory=device.type == "cuda")
+        self._told = torch.zeros_like(self._staged, device=device)
+        staged, told, start = {}, {}, 0
+        for name, shape in shapes.items():
+            part = slice(start, start + sizes[name])
+            is_real = name in ("temperature", "top_p", "draft_temperature", "uniforms")
+            values = self._told[part].view(torch.float64) if is_real else self._told[part]
+            staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
+            told[name] = values.view(shape)
+            start = part.stop
+        self._host = staged
+        self.lengths: torch.Tensor = told["lengths"]
+        """Tokens of every row, the root included, `[rows]` int64."""
+        self.room: torch.Tensor = told["room"]
+        """Levels of draft tokens that each can use, `[rows]` int64."""
+        self.kinds: torch.Tensor = told["kinds"]
+        """A `Kind` for each, `[rows]` int64."""
+        self.counts: torch.Tensor = told["counts"]
+        """How many tokens the draft has not seen, the root included, `[rows]` int64."""
+        self.tail: torch.Tensor = told["tail"]
+        """These tokens, the root again behind them, `[rows, depth + 1]` int64."""
+        self.temperature: torch.Tensor = told["temperature"]
+        """`[rows]` float64, like `top_p`; 1 where there is none."""
+        self.top_k: torch.Tensor = told["top_k"]
+        """`[rows]` int64; 0 where there is none."""
+        self.top_p: torch.Tensor = told["top_p"]
+        self.draft_temperature: torch.Tensor = told["draft_temperature"]
+        """Beside the row's own, that of what children are drawn from, `[rows]` float64."""
+        self.uniforms: torch.Tensor = told["uniforms"]
+        """What a row with a seed draws with, by depth, `[rows, depth + 1]` float64; negative without a seed."""
+        self.tables: torch.Tensor = told["tables"]
+        """Block numbers, `[rows, blocks]` int64."""
+        self._clear(0)
+
+    def _clear(self, first: int) -> None:
+        """Lets the rows from `first` on rest."""
+        host = self._host
+        for name in ("room", "kinds", "top_k", "tail"):
+            host[name][first:] = 0
+        for name in ("counts", "temperature", "top_p", "draft_temperature"):
+            host[name][first:] = 1
+        host["lengths"][first:] = 2  # a head is a token behind
+        host["uniforms"][first:] = -1.0
+        host["tables"][first:] = ZERO_BLOCK
+
+    def load(
+        self,
+        requests: list[Request],
+        kinds: Iterable[Kind],
+        room: Iterable[int],
+        counts: Iterable[int],
+        draft_temperature: float,
+    ) -> None:
+        """Takes the rows of a step; for the lists see the attributes."""
+        host, most = self._host, self.size.depth + 1
+        for row, (request, kind, levels, count) in enumerate(zip(requests, kinds, room, counts, strict=True)):
+            tokens, blocks = request.tokens, request.table.blocks
+            host["lengths"][row] = len(tokens)
+            host["room"][row] = levels
+            host["kinds"][row] = kind
+            host["counts"][row] = count
+            host["tail"][row, :count] = tokens[-count:]
+            host["tail"][row, count:] = tokens[-1]
+            values = {} if request.options.device_warpers is None else request.options.device_warpers.values
+            host["temperature"][row] = values.get("temperature", 1.0)
+            host["top_k"][row] = values.get("top_k", 0)
+            host["top_p"][row] = values.get("top_p", 1.0)
+            host["draft_temperature"][row] = draft_temperature
+            seed = request.options.seed if request.options.do_sample else None
+            for depth in range(most):
+                host["uniforms"][row, depth] = -1.0 if seed is None else uniform(seed, len(tokens) + depth)
+            host["tables"][row, : len(blocks)] = blocks
+            host["tables"][row, len(blocks) :] = ZERO_BLOCK
+        self._clear(len(requests))
+        self._told.copy_(self._staged, non_blocking=True)
+
+    @property
+    def roots(self) -> torch.Tensor:
+        """The last token of every row, `[rows, 1]`: the last of its tail, too."""
+        return self.tail[:, -1:]

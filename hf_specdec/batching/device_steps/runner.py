@@ -1,0 +1,266 @@
+"""Which steps run on the device as a whole, by which graph, and what the host makes of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from transformers.utils import logging
+
+from ...device_steps.drawing import mean_overlaps
+from ...device_steps.verdicts import NOTHING_TO_DRAW
+from ...graphs import RECORDERS, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from ...kernels import DTYPES, are_installed
+from ...trees import DynamicTree, TokenTree
+from ...verification import Walk
+from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
+from ..graphs import FEWEST_BLOCKS, SIZES, next_power_of_two, next_size
+from ..request import Request
+from .rows import Kind, Size
+from .step import InFlightStep, StepKind
+
+
+if TYPE_CHECKING:
+    from ...drafters import DraftRequest
+    from ..drafting import Drafting
+    from ..target import InFlightTarget
+
+logger = logging.get_logger(__name__)
+
+MOST_STEPS = 128
+"""Captured steps that are kept."""
+MOST_PARTS = 3
+"""Parts of a step, of requests that ask for different things: each is a forward of the target."""
+PATIENCE = 8
+"""How often a size comes until it gets a graph of its own, where a larger one can do."""
+LARGEST_DETOUR = 4
+"""How many times the rows that are needed a graph may have that stands in for one of the right size."""
+SHARE_OF_TIME, SECONDS_AT_FIRST = 0.05, 5.0
+"""How much of the time `tree="auto"` may spend on capturing trees that are only a little better."""
+
+
+class Group(Protocol):
+    """Rows of a step that are drafted for together."""
+
+    request: DraftRequest
+    rows: list[int]
+
+
+@dataclass
+class Outcome:
+    """
+    What came of a step.
+
+    Args:
+        walk (`Walk`): as by the verifiers, with nothing yet taken over by the requests.
+        drafted (`list[int]`): draft tokens of every row that counted.
+        features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
+            of some rows; with their numbers.
+        errors (`dict[int, str]`): rows that fail.
+        seconds (`float`, *optional*): what the step took; None if it was captured first.
+    """
+
+    walk: Walk
+    drafted: list[int]
+    features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+class DeviceSteps:
+    """
+    The whole steps of an engine. A step is captured when it is first wanted; where that fails, there are no more.
+
+    Args:
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's.
+        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
+        pool: the memory that all graphs of the engine share.
+    """
+
+    def __init__(
+        self, target: InFlightTarget, drafting: Drafting, wanted: bool | Literal["auto"] = False, pool: Any = None
+    ):
+        self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
+        self._steps: dict[tuple[StepKind, Size], InFlightStep] = {}
+        self._seen: Counter[tuple[StepKind, Size]] = Counter()
+        self._fingerprint: Any = None
+        self._failed, self._works = False, False
+        self._begun, self._capturing = time.perf_counter(), 0.0
+
+    def renew(self) -> None:
+        """Forgets steps over weights that have been moved since; goes without if something has come in the way."""
+        models = (self._target.model, *self._drafting.models)
+        forward = self._target.forward
+        self._works = (
+            self._wanted is not False
+            and not self._failed
+            and are_installed()
+            and all(obstacle_to_graphs(model, "auto") is None for model in models)
+            and forward.can_be_captured
+            and forward.has_kernel
+            and forward.dtype in DTYPES
+        )
+        fingerprint = [fingerprint_of(model) for model in models]
+        if fingerprint != self._fingerprint:
+            self._steps.clear()
+        self._fingerprint = fingerprint
+
+    # ---------------------------------------------------------------------------------------------------- which steps
+
+    def run(self, requests: list[Request], groups: Sequence[Group]) -> Outcome | None:
+        """A step of all these requests; None, and nothing has happened, if it is not to be whole on the device."""
+        parts = self._parts(requests, groups)
+        if parts is None:
+            return None
+        start, captured = time.perf_counter(), self._capturing
+        outcome = Outcome(Walk.start(len(requests), []), [0] * len(requests))
+        for group, rows in parts:
+            if not self._run_part(requests, group, rows, outcome):
+                return None
+        if captured == self._capturing:
+            outcome.seconds = time.perf_counter() - start
+        return outcome
+
+    def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[tuple[Group | None, list[int]]] | None:
+        """The rows of every group, and those without drafts beside the first, or on their own if these are more."""
+        can_run = self._works and self._target.cache.has_memory and len(requests) <= SIZES[-1]
+        if not can_run or any(request.options.device_warpers is None for request in requests):
+            return None
+        for group in groups:
+            tree = group.request.plan.tree
+            is_growable = isinstance(tree, TokenTree) or (
+                isinstance(tree, DynamicTree) and not group.request.plan.draws_children
+            )
+            if not is_growable or not self._drafting.has_part:
+                return None
+        drafted = {row for group in groups for row in group.rows}
+        plain = [row for row in range(len(requests)) if row not in drafted]
+        parts: list[tuple[Group | None, list[int]]] = [(group, list(group.rows)) for group in groups]
+        if plain and parts and len(plain) <= len(parts[0][1]):
+            parts[0][1].extend(plain)
+        elif plain:
+            parts.append((None, plain))
+        return parts if len(parts) <= MOST_PARTS else None
+
+    def may_take(self, tree: TokenTree | None) -> bool:
+        """Whether steps with this tree are captured already, or there is time for it."""
+        if not self._works or any(kind.tree == tree for kind, _ in self._steps):
+            return True
+        spent = self._capturing - SECONDS_AT_FIRST
+        return spent < SHARE_OF_TIME * (time.perf_counter() - self._begun)
+
+    # ------------------------------------------------------------------------------------------------------- one part
+
+    def _run_part(self, requests: list[Request], group: Group | None, rows: list[int], outcome: Outcome) -> bool:
+        """Runs some rows, and notes what came of them. False if the step could not be captured."""
+        own, request = [requests[row] for row in rows], None if group is None else group.request
+        drafts = 0 if group is None else len(group.rows)
+        plan: Any = None if request is None else request.plan
+        depth = 0 if plan is None else plan.tree.depth
+        kinds = [
+            _kind_of(one, place < drafts and plan.draws_children) for place, one in enumerate(own)
+        ]
+        room = [self._drafting.room(one) if place < drafts else 0 for place, one in enumerate(own)]
+        counts = self._drafting.lags(own[:drafts], depth + 1) if drafts else []
+        counts += [1] * (len(own) - drafts)
+        value = 1.0 if request is None else request.temperature.value
+        values = own, kinds, room, counts, value
+        is_filtered = any(
+            one.options.device_warpers.values.keys() & {"top_k", "top_p"} for one in own if one.options.do_sample
+        )
+        drawn_from = own[0].options.warpers_key if plan is not None and plan.draws_children else None
+        kind = StepKind(None if plan is None else plan.tree, frozenset(kinds), is_filtered, drawn_from)
+        blocks = max(len(one.table.blocks) for one in own) + 1
+        size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth)
+        for cache in (self._target.cache, self._drafting.cache):
+            if cache is not None:
+                cache.clean([one.table for one in own])
+        step = self._step_for(kind, size, request, values, own[:drafts])
+        if step is None:
+            return False
+        report = step.run()
+        self._drafting.note_proposed(own[:drafts])
+        self._take(requests, group, rows, step, report, outcome)
+        return True
+
+    def _step_for(
+        self, kind: StepKind, wanted: Size, request: DraftRequest | None, values: tuple, drafted: list[Request]
+    ) -> InFlightStep | None:
+        """A step with these values in it."""
+        size, key = wanted, (kind, wanted)
+        if key not in self._steps:
+            self._seen[key] += 1
+            larger = [
+                other
+                for kind_of_other, other in self._steps
+                if kind_of_other == kind
+                and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
+                and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks
+            ]
+            if larger and self._seen[key] < PATIENCE:
+                size = min(larger, key=lambda other: (other.rows, other.blocks))
+        step = self._steps.pop((kind, size), None)
+        is_new = step is None
+        if step is None:
+            step = InFlightStep(self._target, self._drafting, kind, size, request)
+        step.load(*values)
+        if drafted:
+            self._drafting.fill(step.part, drafted)
+        if is_new and not self._capture(step):
+            return None
+        self._steps[kind, size] = step  # last: the most recently used
+        while len(self._steps) > MOST_STEPS:
+            del self._steps[next(iter(self._steps))]
+        return step
+
+    def _capture(self, step: InFlightStep) -> bool:
+        start = time.perf_counter()
+        try:
+            step.capture(RECORDERS[self._target.device.type], self._pool)
+        except Exception as error:  # whatever stands against it, the requests can do without
+            self._works, self._failed = False, True
+            self._steps.clear()
+            warn_of_failed_capture(self._target.model, error, "A step")
+            return False
+        self._capturing += time.perf_counter() - start
+        return True
+
+    def _take(
+        self,
+        requests: list[Request],
+        group: Group | None,
+        rows: list[int],
+        step: InFlightStep,
+        report: list[list[int]],
+        outcome: Outcome,
+    ) -> None:
+        """Notes what came of some rows."""
+        new = step.rows.size.depth + 1
+        for row, (accepted, drafted, is_nan, *rest) in zip(rows, report, strict=False):
+            path, tokens = rest[:new], rest[new : 2 * new]
+            if is_nan:
+                outcome.errors[row] = NAN_LOGITS
+            elif accepted == NOTHING_TO_DRAW:
+                outcome.errors[row] = NOTHING_TO_CHOOSE
+            elif accepted < 0:
+                raise RuntimeError("A step on the device has passed by a request. Use `cuda_graphs=False`.")
+            outcome.walk.paths[row] = path[1 : max(accepted, 0) + 1]
+            outcome.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
+            outcome.drafted[row] = drafted
+        if step.features is not None:
+            outcome.features.append((rows, step.features[: len(rows)].clone()))  # the next run writes over its own
+        if group is not None and step.draws:
+            overlaps = [row[3 + 2 * new :] for row in report[: len(group.rows)]]
+            if group.request.temperature.begin_step():
+                group.request.temperature.learn(mean_overlaps(overlaps))
+
+
+def _kind_of(request: Request, draws_children: bool) -> Kind:
+    if not request.options.do_sample:
+        return Kind.GREEDY
+    plan = request.options.plan
+    return Kind.REJECTION if draws_children and plan is not None and plan.uses_rejection else Kind.TARGET
