@@ -52,9 +52,7 @@ class Drafting(ABC):
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         """A tree for every one of these requests, or None. Their blocks have room for it."""
 
-    def observe(
-        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
-    ) -> None:
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         """
         The target has forwarded these rows; `kept` says which of the forward's nodes are committed now. `features`
         (`[batch, nodes, size]`) are the target's, where nobody could watch.
@@ -64,7 +62,6 @@ class Drafting(ABC):
     def forget(self, request: Request) -> None:
         """The request is over, or its K/V are gone."""
         return
-
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
@@ -86,9 +83,11 @@ class Drafting(ABC):
 
     def fill(self, part: Any, requests: list[Request]) -> None:
         """Gives its part of a step what that needs beside the tokens not seen."""
+        return
 
     def note_proposed(self, requests: list[Request]) -> None:
         """Its part has drafted for these: it has seen their texts."""
+        return
 
 
 class OneByOneDrafting(Drafting):
@@ -130,9 +129,7 @@ class OneByOneDrafting(Drafting):
             self._drafters[row] = drafter, sequences
         return self._drafters[row]
 
-    def observe(
-        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
-    ) -> None:
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         for row, nodes in zip(requests, kept, strict=True):
             if row not in self._drafters:
                 continue

@@ -160,9 +160,7 @@ class EagleDrafting(Drafting):
     def knows(self, request: Request) -> bool:
         return bool(self._waiting.get(request))
 
-    def observe(
-        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
-    ) -> None:
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         device, dtype = self.drafter.device, self.drafter.head.dtype
         taken = self.drafter._features.take(device, dtype) if features is None else features.to(device, dtype)
         self.num_features, features = taken.shape[2], _nodes_of(taken, kept)
@@ -246,9 +244,7 @@ class MedusaDrafting(Drafting):
     def knows(self, request: Request) -> bool:
         return request in self._last
 
-    def observe(
-        self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None
-    ) -> None:
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         device, dtype = self.drafter.device, self.drafter.heads.dtype
         taken = self.drafter._features.take(device, dtype) if features is None else features.to(device, dtype)
         last = _nodes_of(taken, [nodes[-1:] for nodes in kept])

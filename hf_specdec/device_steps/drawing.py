@@ -17,54 +17,72 @@ _UNIT = 2**30
 
 class Drawing:
     """
-    What children are drawn from, and how the walk is told.
+    What children are drawn from, and how the walk is told. q is made from the draft's logits as p is from the
+    target's, by the same values of each row, and sharper or flatter by one more temperature.
 
     Args:
-        drafter: draws; its request's warpers make q, beside the temperature.
+        drafter: draws; its request says how many tokens the target knows.
         tree (`TokenTree`): of every step.
-        temperature (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row, at a fixed
-            place.
+        sharpness (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row.
+        temperature, top_p (`torch.Tensor` of shape `[batch]`, *optional*), top_k (`torch.Tensor` of shape `[batch]`,
+            int64, *optional*): the target's warpers; 1, 1 and 0 where a row has none. All tensors lie at fixed places.
     """
 
-    def __init__(self, drafter: Any, tree: TokenTree, temperature: torch.Tensor):
+    def __init__(
+        self,
+        drafter: Any,
+        tree: TokenTree,
+        sharpness: torch.Tensor,
+        temperature: torch.Tensor | None = None,
+        top_k: torch.Tensor | None = None,
+        top_p: torch.Tensor | None = None,
+    ):
         from hf_specdec_kernels import draft_columns
 
-        self.temperature, self._warpers = temperature, drafter.request.warpers
+        self.sharpness, self._temperature, self._top_k, self._top_p = sharpness, temperature, top_k, top_p
         self._vocabulary = getattr(drafter, "target_ids", None)
         self.columns = None
         """For `rejection_walk`, see `draft_columns` there."""
         if self._vocabulary is not None:
             self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size)
-        self.index = torch.tensor([score_index(tree)], device=temperature.device)
+        self.index = torch.tensor([score_index(tree)], device=sharpness.device)
         """For every node, which of the tree's distributions its children come from, `[1, nodes + 1]` int64."""
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32."""
-        scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
-        return self._warpers(None, scores).view(logits.shape) / self._values
+        scores = logits.float() / _per_row(self.sharpness)
+        if self._temperature is not None:
+            scores = scores / _per_row(self._temperature)
+        if self._top_k is None and self._top_p is None:
+            return scores
+        ordered, places = scores.sort(dim=-1, descending=True)
+        hidden = torch.zeros_like(ordered, dtype=torch.bool)
+        if self._top_k is not None:
+            most = torch.where(self._top_k > 0, self._top_k, scores.shape[-1])[:, None, None]
+            hidden = torch.arange(scores.shape[-1], device=scores.device) >= most
+        if self._top_p is not None:
+            chances = ordered.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+            hidden = hidden | (chances.cumsum(dim=-1) - chances >= _per_row(self._top_p))
+        ordered = ordered.masked_fill(hidden, -torch.inf)
+        return torch.empty_like(scores).scatter_(-1, places, ordered)
 
-    @property
-    def _values(self) -> torch.Tensor:
-        return self.temperature.float()[:, None, None]
-
-    def reported_overlaps(
-        self, logits: torch.Tensor, temperature: torch.Tensor | None, draft: DraftTree
-    ) -> torch.Tensor:
+    def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
-        What the host is to learn the temperature from, as integers for a report, `[batch, temperatures]` int64.
-
-        Args:
-            logits (`torch.Tensor` of shape `[batch, vocab]`): the target's, at the root.
-            temperature (`torch.Tensor` of shape `[batch]`, *optional*): the target's; no other warper is looked at.
+        What the host is to learn the sharpness from, as integers for a report, `[batch, temperatures]` int64: see
+        `overlaps`. `logits` are the target's at the root, `[batch, vocab]`, of whose warpers the temperature alone is
+        looked at.
         """
-        return (self._overlaps(logits, temperature, draft) * _UNIT).long()
-
-    def _overlaps(self, logits: torch.Tensor, temperature: torch.Tensor | None, draft: DraftTree) -> torch.Tensor:
-        """See `overlaps`, `[batch, temperatures]`."""
         scores: Any = draft.scores
-        scaled = logits.float() if temperature is None else logits.float() / temperature.float()[:, None]
-        p = scaled.softmax(dim=-1)
-        return overlaps(p if self._vocabulary is None else p[:, self._vocabulary], scores[:, 0] * self._values[:, 0])
+        if self._temperature is not None:
+            logits = logits / self._temperature.float()[:, None]
+        p = logits.float().softmax(dim=-1)
+        if self._vocabulary is not None:
+            p = p[:, self._vocabulary]
+        return (overlaps(p, scores[:, 0] * self.sharpness.float()[:, None]) * _UNIT).long()
+
+
+def _per_row(values: torch.Tensor) -> torch.Tensor:
+    return values.float()[:, None, None]
 
 
 def mean_overlaps(reported: list[list[int]]) -> list[float]:

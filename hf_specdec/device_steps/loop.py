@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -125,7 +125,7 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
         tuple(sorted(sequences.end_tokens)),
         _kind_of(call),
         tuple(warpers.values),
-        tuple(warpers.values.values()) if plan.draws_children else None,  # of these, the draft's are constants
+        plan.draws_children,
         tuple((forward.key, forward.has_kernel) for forward in (target.forward, drafter.forward)),
         plan.compile,
     )
@@ -144,11 +144,11 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
     return step
 
 
-def _kind_of(call: SpeculativeCall) -> str:
+def _kind_of(call: SpeculativeCall) -> Literal["greedy", "target", "rejection"]:
     """That of its `Verdict`."""
     if not call.do_sample:
         return "greedy"
-    return "rejection" if call.plan.uses_rejection else "target"  # type: ignore[union-attr]
+    return "rejection" if call.plan.uses_rejection else "target"
 
 
 def _forget(store: weakref.ref, key: Any) -> None:
@@ -246,7 +246,7 @@ class _Loop:
         temperature, drawing = self.call.temperature, self.step.drawing
         if drawing is not None and temperature.begin_step():
             temperature.learn(mean_overlaps(overlaps))
-            drawing.temperature.fill_(temperature.value)
+            drawing.sharpness.fill_(temperature.value)
 
     def _stream(self) -> None:
         """Shows the columns that all rows have, or have ended before."""

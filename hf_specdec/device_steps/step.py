@@ -14,7 +14,7 @@ from ..verification import DraftTemperature
 from .drafts import PARTS, Padding
 from .drawing import Drawing
 from .rows import Rows
-from .verdicts import Warpers
+from .verdicts import Verdict, Warpers
 
 
 if TYPE_CHECKING:
@@ -55,11 +55,12 @@ class DeviceStep:
         device, batch_size = target.forward.device, sequences.batch_size
         width = 2 + tree.depth + 1 + (len(DraftTemperature.GRID) if draws else 0)
         self.rows = Rows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), width, device)
+        values = warpers.tensors(batch_size, device)
         self.tree_depth, self.drawing = tree.depth, None
         if draws:
             assert isinstance(tree, TokenTree)  # the budgets of dynamic ones are the host's
-            self.drawing = Drawing(drafter, tree, torch.ones(batch_size, device=device))
-        self.verdict = warpers.verdict(kind, batch_size, device, self.drawing)
+            self.drawing = Drawing(drafter, tree, torch.ones(batch_size, device=device), **values)
+        self.verdict = Verdict(kind, drawing=self.drawing, **values)
         self.padding = Padding(target.cache, target.forward)
         self.part = PARTS[type(drafter)](drafter, tree)
         self.compactions = Compaction.of(target.cache.layers)
@@ -105,7 +106,7 @@ class DeviceStep:
             accepted = self.verdict.checked(logits, path, accepted)
             report = [accepted[:, None], drafted[:, None], new]
             if self.drawing is not None:
-                report.append(self.drawing.reported_overlaps(logits[:, 0], self.verdict.temperature, draft))
+                report.append(self.drawing.reported_overlaps(logits[:, 0], draft))
             rows.report.copy_(torch.cat(report, dim=1))
             return [rows.report]
 
@@ -127,6 +128,6 @@ class DeviceStep:
         self.rows.load(ids, lengths, sequences.max_length or 0, active)
         self.verdict.load(warpers)
         if self.drawing is not None:
-            self.drawing.temperature.fill_(drafter.request.temperature.value)
+            self.drawing.sharpness.fill_(drafter.request.temperature.value)
         self.padding.load(target.forward)
         self.part.load(drafter)

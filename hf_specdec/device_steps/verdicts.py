@@ -125,14 +125,7 @@ class Warpers:
                 return None
         return cls(values)
 
-    def verdict(
-        self,
-        kind: Literal["greedy", "target", "rejection"],
-        batch_size: int,
-        device: torch.device,
-        drawing: Drawing | None = None,
-    ) -> Verdict:
-        """Room for the values of calls with these warpers."""
+    def tensors(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """Room for the values of calls with these warpers, `[batch]` each."""
         dtypes = {"temperature": torch.float32, "top_k": torch.long, "top_p": torch.float32}
-        values = {name: torch.ones(batch_size, dtype=dtypes[name], device=device) for name in self.values}
-        return Verdict(kind, drawing=drawing, **values)
+        return {name: torch.ones(batch_size, dtype=dtypes[name], device=device) for name in self.values}

@@ -108,3 +108,35 @@ def test_acceptance_with_graphs(kind: str) -> None:
         assert found[0] == found[1]
     finally:
         model.cpu()
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "rejection", "seeds"])
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_whole_steps(kind: str, sampling: str) -> None:
+    """All but the first steps are single replays; texts are those of steps that the host takes apart."""
+    model, prompts = trained_target().cuda(), trained_prompts()["prompts"]
+    options: list[dict[str, Any]] = [{} for _ in prompts]
+    if sampling == "rejection":
+        options = [{"do_sample": True, "temperature": 1e-4, "top_k": 0, "top_p": 0.9} for _ in prompts]
+    elif sampling == "seeds":
+        options = [{"do_sample": True, "temperature": 0.8, "top_k": 30, "seed": seed} for seed, _ in enumerate(prompts)]
+    try:
+        assistant = trained_head().cuda() if kind == "head" else noisy_copy(model, 0.02).cuda()
+        found, runs = [], []
+        for cuda_graphs in (False, True):
+            config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
+            with model.init_continuous_batching(
+                assistant_model=assistant, speculative_config=config, continuous_batching_config=limits(60)
+            ) as manager:
+                names = [
+                    manager.add_request(prompt, max_new_tokens=40, **own)
+                    for prompt, own in zip(prompts, options, strict=True)
+                ]
+                outputs = [manager.get_result(name) for name in names]
+            assert all(output.error is None for output in outputs)
+            found.append([output.generated_tokens for output in outputs])
+            runs.append(sum(kind.draws or kind.tree is not None for kind, _ in manager.engine.device_steps._steps))
+        assert found[0] == found[1]
+        assert runs[0] == 0 < runs[1]
+    finally:
+        model.cpu()

@@ -94,11 +94,11 @@ def test_the_temperature_of_the_draft_is_learnt(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32, sharpness=6.0)
     draft, values = noisy_copy(target, 0.05), []
     draft.lm_head.weight.data /= 3
+    learn = DraftTemperature.learn
     for cuda_graphs in (False, True):
         learnt: list[float] = []
         config = SpeculativeConfig(tree=TREE, cuda_graphs=cuda_graphs)
         with pytest.MonkeyPatch.context() as patch:
-            learn = DraftTemperature.learn
 
             def note(self: DraftTemperature, found: list[float], learnt: list[float] = learnt) -> None:
                 learn(self, found)

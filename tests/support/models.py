@@ -138,7 +138,8 @@ def noisy_copy(model: PreTrainedModel, noise: float = 0.1, seed: int = 1) -> Pre
     with torch.no_grad():
         for parameter in draft.parameters():
             scale = noise * parameter.std() if parameter.numel() > 1 else 0.0
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * scale)
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(drawn.to(parameter.device) * scale)
     return draft
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...drafters import DraftRequest
     from ..drafting import Drafting
 
+
 class InFlightPart(ABC):
     """
     A draft's part of a step.

@@ -61,7 +61,7 @@ class InFlightRows:
             "temperature": (rows,),
             "top_k": (rows,),
             "top_p": (rows,),
-            "draft_temperature": (rows,),
+            "sharpness": (rows,),
             "uniforms": (rows, new),
             "tables": (rows, size.blocks),
         }
@@ -71,7 +71,7 @@ class InFlightRows:
         staged, told, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
-            is_real = name in ("temperature", "top_p", "draft_temperature", "uniforms")
+            is_real = name in ("temperature", "top_p", "sharpness", "uniforms")
             values = self._told[part].view(torch.float64) if is_real else self._told[part]
             staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
             told[name] = values.view(shape)
@@ -92,8 +92,8 @@ class InFlightRows:
         self.top_k: torch.Tensor = told["top_k"]
         """`[rows]` int64; 0 where there is none."""
         self.top_p: torch.Tensor = told["top_p"]
-        self.draft_temperature: torch.Tensor = told["draft_temperature"]
-        """Beside the row's own, that of what children are drawn from, `[rows]` float64."""
+        self.sharpness: torch.Tensor = told["sharpness"]
+        """See `Drawing`, `[rows]` float64."""
         self.uniforms: torch.Tensor = told["uniforms"]
         """What a row with a seed draws with, by depth, `[rows, depth + 1]` float64; negative without a seed."""
         self.tables: torch.Tensor = told["tables"]
@@ -105,7 +105,7 @@ class InFlightRows:
         host = self._host
         for name in ("room", "kinds", "top_k", "tail"):
             host[name][first:] = 0
-        for name in ("counts", "temperature", "top_p", "draft_temperature"):
+        for name in ("counts", "temperature", "top_p", "sharpness"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head is a token behind
         host["uniforms"][first:] = -1.0
@@ -117,11 +117,12 @@ class InFlightRows:
         kinds: Iterable[Kind],
         room: Iterable[int],
         counts: Iterable[int],
-        draft_temperature: float,
+        sharpness: Iterable[float],
     ) -> None:
         """Takes the rows of a step; for the lists see the attributes."""
         host, most = self._host, self.size.depth + 1
-        for row, (request, kind, levels, count) in enumerate(zip(requests, kinds, room, counts, strict=True)):
+        lists = zip(requests, kinds, room, counts, sharpness, strict=True)
+        for row, (request, kind, levels, count, value) in enumerate(lists):
             tokens, blocks = request.tokens, request.table.blocks
             host["lengths"][row] = len(tokens)
             host["room"][row] = levels
@@ -133,7 +134,7 @@ class InFlightRows:
             host["temperature"][row] = values.get("temperature", 1.0)
             host["top_k"][row] = values.get("top_k", 0)
             host["top_p"][row] = values.get("top_p", 1.0)
-            host["draft_temperature"][row] = draft_temperature
+            host["sharpness"][row] = value
             seed = request.options.seed if request.options.do_sample else None
             for depth in range(most):
                 host["uniforms"][row, depth] = -1.0 if seed is None else uniform(seed, len(tokens) + depth)

@@ -34,7 +34,7 @@ logger = logging.get_logger(__name__)
 MOST_STEPS = 128
 """Captured steps that are kept."""
 MOST_PARTS = 3
-"""Parts of a step, of requests that ask for different things: each is a forward of the target."""
+"""Parts of a step, of requests that ask for different trees: each is a forward of the target."""
 PATIENCE = 8
 """How often a size comes until it gets a graph of its own, where a larger one can do."""
 LARGEST_DETOUR = 4
@@ -48,6 +48,34 @@ class Group(Protocol):
 
     request: DraftRequest
     rows: list[int]
+
+
+@dataclass
+class Part:
+    """
+    Rows of a step that share a forward.
+
+    Args:
+        tree (`TokenTree` or `DynamicTree`, *optional*): what is grown for those that are drafted for.
+        draws (`bool`): whether children are drawn.
+        groups (`list[Group]`): those that are drafted for.
+        plain (`list[int]`): rows that are not.
+    """
+
+    tree: TokenTree | DynamicTree | None = None
+    draws: bool = False
+    groups: list[Group] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
+
+    @property
+    def drafted(self) -> list[int]:
+        """The rows of the groups, one group after the other."""
+        return [row for group in self.groups for row in group.rows]
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows, those that are drafted for first."""
+        return self.drafted + self.plain
 
 
 @dataclass
@@ -118,33 +146,36 @@ class DeviceSteps:
             return None
         start, captured = time.perf_counter(), self._capturing
         outcome = Outcome(Walk.start(len(requests), []), [0] * len(requests))
-        for group, rows in parts:
-            if not self._run_part(requests, group, rows, outcome):
+        for part in parts:
+            if not self._run_part(requests, part, outcome):
                 return None
         if captured == self._capturing:
             outcome.seconds = time.perf_counter() - start
         return outcome
 
-    def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[tuple[Group | None, list[int]]] | None:
-        """The rows of every group, and those without drafts beside the first, or on their own if these are more."""
+    def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[Part] | None:
+        """
+        The rows by their trees; those without drafts are beside the first, or on their own if these are more. None if
+        the device cannot do them all.
+        """
         can_run = self._works and self._target.cache.has_memory and len(requests) <= SIZES[-1]
         if not can_run or any(request.options.device_warpers is None for request in requests):
             return None
+        parts: dict[Any, Part] = {}
         for group in groups:
-            tree = group.request.plan.tree
-            is_growable = isinstance(tree, TokenTree) or (
-                isinstance(tree, DynamicTree) and not group.request.plan.draws_children
-            )
-            if not is_growable or not self._drafting.has_part:
+            plan: Any = group.request.plan
+            if not self._drafting.has_part or (plan.draws_children and not isinstance(plan.tree, TokenTree)):
                 return None
+            part = parts.setdefault((plan.tree, plan.draws_children), Part(plan.tree, plan.draws_children))
+            part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
         plain = [row for row in range(len(requests)) if row not in drafted]
-        parts: list[tuple[Group | None, list[int]]] = [(group, list(group.rows)) for group in groups]
-        if plain and parts and len(plain) <= len(parts[0][1]):
-            parts[0][1].extend(plain)
+        found = list(parts.values())
+        if plain and found and len(plain) <= len(found[0].drafted):
+            found[0].plain = plain
         elif plain:
-            parts.append((None, plain))
-        return parts if len(parts) <= MOST_PARTS else None
+            found.append(Part(plain=plain))
+        return found if len(found) <= MOST_PARTS else None
 
     def may_take(self, tree: TokenTree | None) -> bool:
         """Whether steps with this tree are captured already, or there is time for it."""
@@ -155,40 +186,33 @@ class DeviceSteps:
 
     # ------------------------------------------------------------------------------------------------------- one part
 
-    def _run_part(self, requests: list[Request], group: Group | None, rows: list[int], outcome: Outcome) -> bool:
+    def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> bool:
         """Runs some rows, and notes what came of them. False if the step could not be captured."""
-        own, request = [requests[row] for row in rows], None if group is None else group.request
-        drafts = 0 if group is None else len(group.rows)
-        plan: Any = None if request is None else request.plan
-        depth = 0 if plan is None else plan.tree.depth
-        kinds = [
-            _kind_of(one, place < drafts and plan.draws_children) for place, one in enumerate(own)
-        ]
-        room = [self._drafting.room(one) if place < drafts else 0 for place, one in enumerate(own)]
-        counts = self._drafting.lags(own[:drafts], depth + 1) if drafts else []
-        counts += [1] * (len(own) - drafts)
-        value = 1.0 if request is None else request.temperature.value
-        values = own, kinds, room, counts, value
-        is_filtered = any(
-            one.options.device_warpers.values.keys() & {"top_k", "top_p"} for one in own if one.options.do_sample
-        )
-        drawn_from = own[0].options.warpers_key if plan is not None and plan.draws_children else None
-        kind = StepKind(None if plan is None else plan.tree, frozenset(kinds), is_filtered, drawn_from)
+        own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
+        depth = 0 if part.tree is None else part.tree.depth
+        behind = [0] * len(part.plain)
+        kinds = [_kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
+        room = [self._drafting.room(one) for one in drafted] + behind
+        counts = (self._drafting.lags(drafted, depth + 1) if drafted else []) + [1 for _ in behind]
+        sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
+        values = own, kinds, room, counts, sharpness + [1.0 for _ in behind]
+        is_filtered = any(_is_filtered(one) for one in own)
+        kind = StepKind(part.tree, frozenset(kinds), is_filtered, part.draws)
         blocks = max(len(one.table.blocks) for one in own) + 1
         size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth)
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
                 cache.clean([one.table for one in own])
-        step = self._step_for(kind, size, request, values, own[:drafts])
+        step = self._step_for(kind, size, part, values, drafted)
         if step is None:
             return False
         report = step.run()
-        self._drafting.note_proposed(own[:drafts])
-        self._take(requests, group, rows, step, report, outcome)
+        self._drafting.note_proposed(drafted)
+        self._take(part, step, report, outcome)
         return True
 
     def _step_for(
-        self, kind: StepKind, wanted: Size, request: DraftRequest | None, values: tuple, drafted: list[Request]
+        self, kind: StepKind, wanted: Size, part: Part, values: tuple, drafted: list[Request]
     ) -> InFlightStep | None:
         """A step with these values in it."""
         size, key = wanted, (kind, wanted)
@@ -206,6 +230,7 @@ class DeviceSteps:
         step = self._steps.pop((kind, size), None)
         is_new = step is None
         if step is None:
+            request = part.groups[0].request if part.groups else None
             step = InFlightStep(self._target, self._drafting, kind, size, request)
         step.load(*values)
         if drafted:
@@ -229,18 +254,10 @@ class DeviceSteps:
         self._capturing += time.perf_counter() - start
         return True
 
-    def _take(
-        self,
-        requests: list[Request],
-        group: Group | None,
-        rows: list[int],
-        step: InFlightStep,
-        report: list[list[int]],
-        outcome: Outcome,
-    ) -> None:
+    def _take(self, part: Part, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:
         """Notes what came of some rows."""
         new = step.rows.size.depth + 1
-        for row, (accepted, drafted, is_nan, *rest) in zip(rows, report, strict=False):
+        for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             path, tokens = rest[:new], rest[new : 2 * new]
             if is_nan:
                 outcome.errors[row] = NAN_LOGITS
@@ -252,11 +269,14 @@ class DeviceSteps:
             outcome.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
             outcome.drafted[row] = drafted
         if step.features is not None:
-            outcome.features.append((rows, step.features[: len(rows)].clone()))  # the next run writes over its own
-        if group is not None and step.draws:
-            overlaps = [row[3 + 2 * new :] for row in report[: len(group.rows)]]
+            # A copy: the next run writes over its own.
+            outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
+        first = 0
+        for group in part.groups if part.draws else ():
             if group.request.temperature.begin_step():
-                group.request.temperature.learn(mean_overlaps(overlaps))
+                own = report[first : first + len(group.rows)]
+                group.request.temperature.learn(mean_overlaps([row[3 + 2 * new :] for row in own]))
+            first += len(group.rows)
 
 
 def _kind_of(request: Request, draws_children: bool) -> Kind:
@@ -264,3 +284,8 @@ def _kind_of(request: Request, draws_children: bool) -> Kind:
         return Kind.GREEDY
     plan = request.options.plan
     return Kind.REJECTION if draws_children and plan is not None and plan.uses_rejection else Kind.TARGET
+
+
+def _is_filtered(request: Request) -> bool:
+    warpers = request.options.device_warpers
+    return request.options.do_sample and warpers is not None and not warpers.values.keys() <= {"temperature"}

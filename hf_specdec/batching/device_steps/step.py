@@ -35,13 +35,13 @@ class StepKind:
         tree (`TokenTree` or `DynamicTree`, *optional*): what the draft grows; None: nothing.
         kinds (`frozenset[Kind]`): how rows find their tokens.
         is_filtered (`bool`): whether any row that draws has a top-k or top-p.
-        drawn_from (`Hashable`, *optional*): what children are drawn from, beside a temperature, where they are drawn.
+        draws (`bool`): whether children are drawn.
     """
 
     tree: TokenTree | DynamicTree | None
     kinds: frozenset[Kind]
     is_filtered: bool
-    drawn_from: Any
+    draws: bool
 
 
 class InFlightStep:
@@ -62,8 +62,12 @@ class InFlightStep:
         assert part is not None  # nobody asks for the trees of a draft without one
         self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
         self._drawing = None
-        if kind.drawn_from is not None:
-            self._drawing = Drawing(self.part.drafter, kind.tree, self.rows.draft_temperature)
+        rows = self.rows
+        filters = {"top_k": rows.top_k, "top_p": rows.top_p} if kind.is_filtered else {}
+        self._warpers: dict[str, torch.Tensor] = {"temperature": rows.temperature} | filters
+        if kind.draws:
+            assert isinstance(kind.tree, TokenTree)  # the budgets of dynamic ones are the host's
+            self._drawing = Drawing(self.part.drafter, kind.tree, rows.sharpness, **self._warpers)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=device)
         self._compactions = Compaction.of(target.cache.layers)
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
@@ -128,7 +132,7 @@ class InFlightStep:
         accepted = self._checked(logits, path, accepted)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self._drawing is not None:
-            report.append(self._drawing.reported_overlaps(logits[:, 0], rows.temperature, draft))
+            report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
         return [self._report]
 
@@ -154,23 +158,16 @@ class InFlightStep:
         return found
 
     def _verdict(self, kind: Kind) -> Verdict:
-        rows = self.rows
         if kind == Kind.GREEDY:
             return Verdict("greedy")
-        filters = {"top_k": rows.top_k, "top_p": rows.top_p.float()} if self._kind.is_filtered else {}
-        drawing = self._drawing if kind == Kind.REJECTION else None
-        return Verdict(
-            "rejection" if kind == Kind.REJECTION else "target", rows.temperature.float(), **filters, drawing=drawing
-        )
+        values: Any = {name: value if name == "top_k" else value.float() for name, value in self._warpers.items()}
+        if kind == Kind.TARGET:
+            return Verdict("target", **values)
+        return Verdict("rejection", drawing=self._drawing, **values)
 
     def _checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         draws = self.rows.kinds >= Kind.TARGET
         return torch.where(draws, Verdict("target").checked(logits, path, accepted), accepted)
-
-    @property
-    def draws(self) -> bool:
-        """Whether children are drawn."""
-        return self._drawing is not None
 
     def load(self, requests: list[Request], *values: Any) -> None:
         """Takes the rows of a step; see `InFlightRows.load`."""

@@ -1,0 +1,329 @@
+"""Whole steps of requests in flight, with a stand-in for CUDA's graphs; `test_cuda.py` runs real ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from support.exact import SIGNIFICANCE, Fit, combine, enumerate_tokens, fit
+from support.graphs import StandIn, install_stand_in
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR
+from support.sampling import ALL_SETTINGS, LENGTH, TREE, a_draft, a_head, the_target
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.batching import device_steps, distribution
+from hf_specdec.batching.device_steps import rows, runner
+from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.device_steps import drawing
+from hf_specdec.drafters import DraftModelDrafter
+from hf_specdec.drafters.growth import LevelNodes
+
+
+pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
+
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
+CHAIN = TokenTree.chain(2)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
+    """The whole steps that have run, one after the other."""
+    found: list[InFlightStep] = []
+    run = InFlightStep.run
+
+    def counted(self: InFlightStep) -> Any:
+        found.append(self)
+        return run(self)
+
+    monkeypatch.setattr(InFlightStep, "run", counted)
+    return found
+
+
+def config_of(tree: Any, graphs: bool | str = "auto", **options: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(tree=tree, cuda_graphs=graphs, **options)
+
+
+# -------------------------------------------------------------------------------------------------------------- greedy
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto", None], ids=["static", "dynamic", "auto", "off"])
+def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None:
+    """Once the first have let both caches take their memory."""
+    target = copy.deepcopy(the_target()).float()
+    draft = (a_head(None) if kind == "head" else noisy_copy(target, 0.05)).float()
+    options = {"disable_by_batch_size": 0} if tree is None else {}
+    manager = target.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=config_of(tree or CHAIN, **options),
+        continuous_batching_config=limits(),
+    )
+    prompts = [[4, 5, 6], [7] * 9, [3, 4]]
+    with manager:
+        names = manager.add_requests(prompts, max_new_tokens=40) or list(range(3))
+        outputs = [manager.get_result(timeout=60) for _ in names]
+    texts = {tuple(output.prompt_ids): output.generated_tokens for output in outputs}
+    assert [texts[tuple(prompt)] for prompt in prompts] == [
+        text_alone(target, prompt, max_new_tokens=40) for prompt in prompts
+    ]
+    assert len(runs) >= manager.engine.num_steps - 4 > 4
+    assert tree is None or sum(step.part.drafter is not None for step in runs) > 2
+    assert_nothing_left(manager)
+
+
+def test_those_that_cannot_be(runs: list[InFlightStep]) -> None:
+    """A request with a processor of its own, a drafter of a user's: the host's part of steps."""
+
+    class Mine(DraftModelDrafter):
+        def run_level(self, nodes: LevelNodes) -> torch.Tensor:
+            return super().run_level(nodes).flip(-1)
+
+    target = tiny_model(dtype=torch.float32)
+    draft, prompts = noisy_copy(target, 0.05), ragged_prompts((5, 6))
+    halves = LogitsProcessorList([lambda ids, scores: scores / 2])
+    for assistant, options in (
+        (draft, {"repetition_penalty": 1.3}),
+        (draft, {"logits_processor": halves}),
+        (Mine(draft), {}),
+        (NgramDraft(min_ngram=1), {}),
+    ):
+        before = [step for step in runs if step.part.drafter is not None]
+        call = {"assistant_model": assistant, "tree": CHAIN, "continuous_batching_config": limits()}
+        outputs = target.generate_batch(prompts, max_new_tokens=20, **call, **options)
+        for prompt, output in zip(prompts, outputs.values(), strict=True):
+            assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20, **options)
+        assert [step for step in runs if step.part.drafter is not None] == before
+
+
+def test_a_users_criterion_ends_a_text_within_a_step(runs: list[InFlightStep]) -> None:
+    """It sees every token in order, and what the device has accepted behind the end does not count."""
+    target, (prompt, other) = tiny_model(dtype=torch.float32), ragged_prompts((5, 9))
+    text = text_alone(target, prompt, max_new_tokens=30)
+    seen: list[int] = []
+
+    def stops(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(ids.shape[1])
+        return torch.tensor([ids.shape[1] >= len(prompt) + 11])
+
+    with target.init_continuous_batching(
+        assistant_model=target, tree=TokenTree.chain(4), continuous_batching_config=limits()
+    ) as manager:
+        beside = manager.add_request(other, max_new_tokens=30)
+        name = manager.add_request(prompt, max_new_tokens=30, stopping_criteria=StoppingCriteriaList([stops]))
+        output = manager.get_result(name)
+        assert manager.get_result(beside).generated_tokens == text_alone(target, other, max_new_tokens=30)
+    assert output.generated_tokens == text[:11] and seen == list(range(len(prompt) + 1, len(prompt) + 12))
+    taken = output.speculation.accepted_per_step[0]
+    assert sum(taken) + len(taken) + 1 >= 11 and output.speculation.num_accepted_tokens == sum(taken) <= 10
+    assert len(runs) > 2
+
+
+# ------------------------------------------------------------------------------------------------------------- sampled
+
+PROMPTS = ([6], [5, 3, 7], [4, 6, 4, 5])
+SAMPLES = 2_000
+METHODS = {
+    "rejection": {"tree": TREE},
+    "target, drawn": {"tree": TREE, "draft_sampling": "sample", "verification": "target"},
+    "target": {"tree": TREE, "verification": "target"},
+    "target, dynamic": {"tree": DYNAMIC, "draft_sampling": "greedy"},
+    "off": {"tree": TREE, "disable_by_batch_size": 0},
+}
+
+
+def fit_requests(assistant: str, method: str, seeded: bool, settings: tuple[str, ...]) -> Fit:
+    """How well the first tokens of requests fit the enumeration: prompts and settings side by side, some greedy."""
+    target = copy.deepcopy(the_target()).float()
+    draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
+    kinds = [(number, setting) for number in range(len(PROMPTS)) for setting in settings]
+    names: dict[Any, list[str]] = {kind: [] for kind in kinds}
+    manager = target.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=config_of(**METHODS[method]),
+        continuous_batching_config=limits(3000, max_requests_per_batch=200, max_batch_tokens=400),
+    )
+    torch.manual_seed(0)
+    for sample in range(SAMPLES):
+        number, setting = kind = kinds[sample % len(kinds)]
+        names[kind].append(
+            manager.add_request(
+                PROMPTS[number],
+                max_new_tokens=LENGTH + 2 + sample % 7,  # so that they end one after the other
+                do_sample=True,
+                seed=sample if seeded else None,
+                **({"top_k": 0} | ALL_SETTINGS[setting]),
+            )
+        )
+        if sample % 50 == 0:
+            manager.add_request([3, 4], do_sample=False, max_new_tokens=4, speculate=sample % 100 == 0)
+    with manager:
+        texts = {
+            kind: [manager.get_result(name).generated_tokens[:LENGTH] for name in of] for kind, of in names.items()
+        }
+    return combine(fit(torch.tensor(texts[number, setting]), expected(number, setting)) for number, setting in kinds)
+
+
+def expected(number: int, setting: str) -> torch.Tensor:
+    ids = torch.tensor([PROMPTS[number]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return enumerate_tokens(the_target(), inputs, LENGTH, **ALL_SETTINGS[setting])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("assistant", ["noisy", "head"])
+def test_samples_are_exact(assistant: str, method: str, runs: list[InFlightStep]) -> None:
+    found = fit_requests(assistant, method, False, ("plain", "temperature", "top-k", "top-p"))
+    assert found.p_value > SIGNIFICANCE, found
+    assert len(runs) > 20
+
+
+@pytest.mark.parametrize("method", ["rejection", "off"])
+def test_samples_with_seeds_are_exact(method: str, runs: list[InFlightStep]) -> None:
+    found = fit_requests("noisy", method, True, ("plain", "temperature"))
+    assert found.p_value > SIGNIFICANCE, found
+    assert len(runs) > 20
+
+
+@pytest.mark.parametrize("wrong", ["numbers", "warpers", "children"])
+def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number for all places; the first row's temperature for all; children all tested with the root's q."""
+    right = distribution.uniform
+    if wrong == "numbers":
+        monkeypatch.setattr(rows, "uniform", lambda seed, place: right(seed, 0))
+        assert fit_requests("noisy", "target", True, ("plain",)).p_value < 1e-6
+    elif wrong == "warpers":
+        load = rows.InFlightRows.load
+
+        def alike(self: rows.InFlightRows, requests: Any, *values: Any) -> None:
+            load(self, requests, *values)
+            self.temperature.copy_(self.temperature[:1].expand_as(self.temperature))
+
+        monkeypatch.setattr(rows.InFlightRows, "load", alike)
+        assert fit_requests("noisy", "target", False, ("plain", "low temperature")).p_value < 1e-6
+    else:
+        monkeypatch.setattr(drawing, "score_index", lambda tree: [0] * (tree.num_nodes + 1))
+        assert fit_requests("noisy", "rejection", False, ("plain",)).p_value < 1e-6
+
+
+def test_a_seed_gives_the_text_that_the_host_would() -> None:
+    target = tiny_model(dtype=torch.float32)
+    draft, prompts, texts = noisy_copy(target, 0.05), ragged_prompts(), []
+    for graphs in (False, "auto"):
+        with target.init_continuous_batching(
+            assistant_model=draft,
+            speculative_config=config_of(IRREGULAR, graphs),
+            continuous_batching_config=limits(60),
+        ) as manager:
+            names = [
+                manager.add_request(prompt, max_new_tokens=25, do_sample=True, temperature=0.5, top_k=40, seed=number)
+                for number, prompt in enumerate(prompts)
+            ]
+            texts.append([manager.get_result(name).generated_tokens for name in names])
+    assert texts[0] == texts[1]
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_nan_ends_its_request_alone(do_sample: bool, runs: list[InFlightStep]) -> None:
+    """Others with the same blocks later, too."""
+    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
+    draft, prompts = copy.deepcopy(target), ragged_prompts((5, 9, 12))
+    texts = [text_alone(target, prompt, max_new_tokens=40) for prompt in prompts]
+    others = set(sum(prompts, [])).union(*map(set, texts[1:]))
+    token = next(one for one in texts[0][8:30] if one not in others)
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    options = {"do_sample": True, "temperature": 1e-3, "top_k": 0} if do_sample else {}
+    with target.init_continuous_batching(
+        assistant_model=draft, tree=CHAIN, continuous_batching_config=limits(60)
+    ) as manager:
+        for _ in range(2):
+            names = [manager.add_request(prompts[0], max_new_tokens=40, **options)]
+            names += [manager.add_request(prompt, max_new_tokens=40) for prompt in prompts[1:]]
+            outputs = [manager.get_result(name, timeout=60) for name in names]
+            assert "NaN" in outputs[0].error
+            text = outputs[0].generated_tokens  # a draft may have named the token before
+            assert text == texts[0][: len(text)] and len(text) <= texts[0].index(token) + 1
+            assert [output.generated_tokens for output in outputs[1:]] == texts[1:]
+    assert_nothing_left(manager)
+    assert len(runs) > 10
+
+
+def test_one_that_fails_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: InFlightStep, *args: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(InFlightStep, "capture", fails)
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 9))
+    with pytest.warns(UserWarning, match="A step of LlamaForCausalLM could not be captured .* when stream is captur"):
+        outputs = target.generate_batch(
+            prompts,
+            assistant_model=noisy_copy(target, 0.05),
+            tree=IRREGULAR,
+            max_new_tokens=24,
+            continuous_batching_config=limits(),
+        )
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
+
+
+# --------------------------------------------------------------------------------------------------------------- sizes
+
+
+def test_a_larger_graph_serves_until_a_size_has_come_often(
+    runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree=CHAIN, continuous_batching_config=limits()
+    )
+    with manager:
+        manager.add_requests(prompts, max_new_tokens=40)
+        for _ in prompts:
+            manager.get_result(timeout=60)
+        assert 4 in [step.rows.size.rows for step in runs]
+        del runs[:]
+        name = manager.add_request(prompts[0], max_new_tokens=80)
+        assert manager.get_result(name, timeout=60).generated_tokens == text_alone(
+            target, prompts[0], max_new_tokens=80
+        )
+    sizes = [step.rows.size.rows for step in runs]
+    assert sizes[0] > 1 and sizes[-1] == 1 and sorted(sizes, reverse=True) == sizes
+
+
+def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MOST_STEPS", 2)
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))
+    with target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), continuous_batching_config=limits()
+    ) as manager:
+        for number, prompt in enumerate(prompts):
+            manager.add_request(prompt, tree=TokenTree.chain(number + 1), max_new_tokens=20)
+            manager.get_result(timeout=60)
+        assert len(manager.engine.device_steps._steps) == 2
+
+
+def test_auto_takes_few_new_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where capturing has cost its share of the time, those that are there have to do."""
+    monkeypatch.setattr(runner, "SECONDS_AT_FIRST", -1e9)
+    target = tiny_model(dtype=torch.float32)
+    with target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
+    ) as manager:
+        for prompt in ragged_prompts((5, 6, 7, 8)):
+            manager.add_request(prompt, max_new_tokens=60)
+            manager.get_result(timeout=60)
+        kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
+    assert 0 < len(kinds) <= 3  # none, the small one and the middling one
+    assert device_steps.DeviceSteps.may_take(manager.engine.device_steps, CHAIN)
