@@ -9,6 +9,7 @@ A forward is captured when its shape comes for the second time; where that fails
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 import weakref
@@ -64,11 +65,31 @@ def record_cuda_graph(
     # The graph gets a cuBLAS workspace of its own: that of the stream goes when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
-        with _capturing, torch.cuda.graph(graph, pool, stream, "thread_local"):
-            tensors = run()
+        with _capturing, torch.cuda.stream(stream), _without_collection():
+            torch.cuda.synchronize(device)
+            graph.capture_begin(pool, "thread_local")
+            try:
+                tensors = run()
+            finally:
+                graph.capture_end()
     finally:
         torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, tensors
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """
+    What garbage holds may not be freed while a graph is captured. (`torch.cuda.graph` collects it all before instead,
+    and empties torch's cache: both take longer than the capture.)
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def new_graph_pool(device: torch.device) -> Any:
@@ -294,11 +315,13 @@ class GraphStore:
         warn_of_failed_capture(model, error)
 
 
-def warn_of_failed_capture(model: PreTrainedModel, error: Exception, what: str = "A forward") -> None:
+def warn_of_failed_capture(
+    model: PreTrainedModel, error: Exception, part: str = "A forward", what: str = "captured in a CUDA graph"
+) -> None:
     """Says that a model goes on without graphs, and why."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     warnings.warn(
-        f"{what} of {type(model).__name__} could not be captured in a CUDA graph, and runs without: {reason}",
+        f"{part} of {type(model).__name__} could not be {what}, and runs without: {reason}",
         stacklevel=3,
     )
 

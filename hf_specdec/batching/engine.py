@@ -52,6 +52,7 @@ class Engine:
         chunk_size (`int`): most prompt tokens of a step.
         max_step_nodes (`int`, *optional*): most draft tokens of a step.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`): see `SpeculativeConfig`.
+        compiles (`bool`, *optional*, defaults to `False`): likewise, `compile` there.
     """
 
     def __init__(
@@ -65,16 +66,17 @@ class Engine:
         chunk_size: int,
         max_step_nodes: int | None = None,
         cuda_graphs: bool | Literal["auto"] = "auto",
+        compiles: bool = False,
     ):
         self.model, self.pool, self.policy = model, pool, policy
         self.ranks = Ranks.of(model)
         graph_pool = new_graph_pool(execution_device(model))
         self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
         self.drafting = drafting_of(drafter, model, pool, cuda_graphs, graph_pool)
-        self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool)
+        self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool, compiles)
         self.scheduler = Scheduler(pool, self.target.cache, max_requests, chunk_size, self.drafting.forget)
         draft = drafter.models[0] if drafter.models else type(drafter)
-        self.choices = TreeChoices(model, draft, max_step_nodes, self.device_steps.may_take)
+        self.choices = TreeChoices(model, draft, max_step_nodes, lambda: self.device_steps.works)
         self.metrics = SpeculationMetrics()
         """Of all requests so far; `accepted_per_step` stays empty."""
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0

@@ -12,6 +12,11 @@ from .blocks import NUM_RESERVED
 from .memory import DEFAULT_SHARES, bytes_per_token, free_memory
 
 
+FEWEST_TOKENS, MOST_TOKENS = 2048, 8192
+"""Of prompts, in a step on a GPU."""
+TOKENS_TIMES_PARAMETERS = 10**13
+"""Two operations for each, at 400 TFLOP/s: 50 ms."""
+
 _KEPT = frozenset(
     {
         "page_size",
@@ -81,14 +86,19 @@ class Limits:
             raise ValueError(f"{_named('memory_share')} must be above 0 and at most 1, but is {share!r}.")
 
     @classmethod
-    def of(cls, config: ContinuousBatchingConfig | Limits | None, device: torch.device) -> Limits:
+    def of(
+        cls, config: ContinuousBatchingConfig | Limits | None, device: torch.device, num_parameters: int = 0
+    ) -> Limits:
         """
-        What transformers' `ContinuousBatchingConfig` says of them, or these limits as they are.
+        What transformers' `ContinuousBatchingConfig` says of them, or these limits as they are. By default a step
+        reads as much of prompts as a model of so many parameters can in about 50 ms on a GPU of today, within
+        `FEWEST_TOKENS` and `MOST_TOKENS`: a small one is so quick that every forward takes as long as its launches.
 
         Raises:
             ValueError: for what it asks for and we do not have.
         """
-        defaults = cls(chunk_size=256) if device.type == "cpu" else cls()
+        quick = TOKENS_TIMES_PARAMETERS // max(num_parameters, 1)
+        defaults = cls(chunk_size=256 if device.type == "cpu" else min(max(quick, FEWEST_TOKENS), MOST_TOKENS))
         if config is None or isinstance(config, Limits):
             return config or defaults
         _check(config)

@@ -82,7 +82,8 @@ class SpeculativeBatchingManager:
     ):
         config = SpeculativeConfig() if speculative_config is None else speculative_config
         self.model = model
-        drafter, self._limits = as_drafter(assistant_model), Limits.of(continuous_batching_config, model.device)
+        drafter = as_drafter(assistant_model)
+        self._limits = Limits.of(continuous_batching_config, model.device, model.num_parameters())
         self._admission = Admission(model, assistant_model, drafter, generation_config, config)
         self._ranks = Ranks.of(model)
         num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models]))
@@ -98,6 +99,7 @@ class SpeculativeBatchingManager:
             chunk_size=self._limits.chunk_size,
             max_step_nodes=config.max_step_nodes,
             cuda_graphs=config.cuda_graphs,
+            compiles=config.compile,
         )
         self._loop = RequestLoop(self.engine)
         self._numbers = itertools.count()

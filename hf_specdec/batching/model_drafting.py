@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 LONGEST_FORWARD = 512
 """Tokens of a text that a draft forwards at once, when it has much to catch up with."""
+MOST_TOKENS = 8192
+"""Of all texts together."""
 FEW = 16
-"""Rows that lag by no more than this are caught up with beside the others; those further behind on their own."""
+"""Rows that lag by no more than this are caught up with beside the others; those further behind before."""
 
 
 def drafting_of(
@@ -86,22 +88,28 @@ class DraftModelDrafting(Drafting):
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         self.drafter.request = request
-        for row in requests:
-            if row.length - self.cache.length_of(row.table) > FEW:
-                self._read(row)
+        self.lags(requests, FEW)
         self.cache.seat([row.table for row in requests])
         self.drafter._shift = [0] * len(requests)
         starts = [min(seen, row.length - 1) for seen, row in zip(self.cache.lengths, requests, strict=True)]
         return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
 
-    def _read(self, row: Request) -> None:
-        """Forwards what the draft has not seen of a text, but for the root."""
-        self.cache.seat([row.table])
-        for start in range(self.cache.lengths[0], row.length - 1, LONGEST_FORWARD):
-            end = min(start + LONGEST_FORWARD, row.length - 1)
-            tokens = torch.tensor([row.tokens[start:end]], device=self.drafter.device)
-            self.drafter.forward(tokens, *causal_chain(end - start, self.drafter.device), logits_to_keep=1)
-            self.cache.set_lengths([end])
+    def _read(self, requests: list[Request]) -> None:
+        """Forwards what the draft has not seen of some texts, but for the roots."""
+        device, forward = self.drafter.device, self.drafter.forward
+        while left := [row for row in requests if self.cache.length_of(row.table) < row.length - 1]:
+            own = _fitting(left, [row.length - 1 - self.cache.length_of(row.table) for row in left])
+            starts = [self.cache.length_of(row.table) for row in own]
+            ends = [min(row.length - 1, start + LONGEST_FORWARD) for row, start in zip(own, starts, strict=True)]
+            most = max(end - start for start, end in zip(starts, ends, strict=True))
+            parts = [row.tokens[start:end] for row, start, end in zip(own, starts, ends, strict=True)]
+            # What rows with fewer tokens repeat lies behind what counts, at the last one's position.
+            tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
+            last = torch.tensor([len(part) - 1 for part in parts], device=device)[:, None]
+            depths = torch.arange(most, device=device).minimum(last)
+            self.cache.seat([row.table for row in own])
+            forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1)
+            self.cache.set_lengths(ends)
 
     def forget(self, request: Request) -> None:
         self.cache.forget(request.table)
@@ -119,9 +127,7 @@ class DraftModelDrafting(Drafting):
         return request.room if most is None else min(request.room, most - request.length)
 
     def lags(self, requests: list[Request], most: int) -> list[int]:
-        for row in requests:
-            if row.length - self.cache.length_of(row.table) > most:
-                self._read(row)
+        self._read([row for row in requests if row.length - self.cache.length_of(row.table) > most])
         return [row.length - min(self.cache.length_of(row.table), row.length - 1) for row in requests]
 
     def note_proposed(self, requests: list[Request]) -> None:
@@ -168,14 +174,11 @@ class EagleDrafting(Drafting):
             if request.options.plan is None or not nodes:
                 continue
             self._waiting.setdefault(request, []).append(features[row : row + 1, : len(nodes)])
-            if self._num_waiting(request) >= LONGEST_FORWARD:
-                self._read(request)
+        self._read([request for request in requests if self._num_waiting(request) >= LONGEST_FORWARD])
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         self.drafter.ask(request)
-        for row in requests:
-            if self._num_waiting(row) > FEW:
-                self._read(row)
+        self.lags(requests, FEW)
         draft = self.drafter.propose(self._seat(requests, [self._waiting[row] for row in requests]))
         self.drafter.sequences = None  # nobody is to keep requests that are over
         if not self.drafter._waiting:
@@ -184,15 +187,19 @@ class EagleDrafting(Drafting):
         return draft
 
     def _num_waiting(self, request: Request) -> int:
-        return sum(features.shape[1] for features in self._waiting[request])
+        return sum(features.shape[1] for features in self._waiting.get(request, ()))
 
-    def _read(self, request: Request) -> None:
-        """Forwards all features of a request but the last, which is left for the next tree."""
-        features = torch.cat(self._waiting[request], dim=1)
-        self._seat([request], [[features[:, :-1]]])
-        self.drafter.catch_up(self.drafter.sequences)
-        self.drafter.sequences = None
-        self._waiting[request] = [features[:, -1:].clone()]
+    def _read(self, requests: list[Request]) -> None:
+        """Forwards all features of some requests but the last, which is left for the next tree."""
+        while requests:
+            own = _fitting(requests, [self._num_waiting(row) for row in requests])
+            requests = [row for row in requests if row not in own]
+            features = [torch.cat(self._waiting[row], dim=1) for row in own]
+            self._seat(own, [[states[:, :-1]] for states in features])
+            self.drafter.catch_up(self.drafter.sequences)
+            self.drafter.sequences = None
+            for row, states in zip(own, features, strict=True):
+                self._waiting[row] = [states[:, -1:].clone()]
 
     def _seat(self, requests: list[Request], features: list[list[torch.Tensor]]) -> StepRows:
         """Makes these requests the drafter's rows, with the features that it is to forward."""
@@ -215,9 +222,7 @@ class EagleDrafting(Drafting):
         return type(self.drafter) is EagleDrafter and _is_ready(self.drafter.forward)
 
     def lags(self, requests: list[Request], most: int) -> list[int]:
-        for row in requests:
-            if self._num_waiting(row) > most:
-                self._read(row)
+        self._read([row for row in requests if self._num_waiting(row) > most])
         return [self._num_waiting(row) for row in requests]
 
     def fill(self, part: HeadPart, requests: list[Request]) -> None:
@@ -260,6 +265,16 @@ class MedusaDrafting(Drafting):
 
     def forget(self, request: Request) -> None:
         self._last.pop(request, None)
+
+
+def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:
+    """As many of the requests, of so many tokens each, as a forward may have that pads all to the longest."""
+    longest = 0
+    for number, count in enumerate(counts):
+        longest = max(longest, min(count, LONGEST_FORWARD))
+        if number > 0 and (number + 1) * longest > MOST_TOKENS:
+            return requests[:number]
+    return requests
 
 
 def _is_ready(forward: TreeForward) -> bool:

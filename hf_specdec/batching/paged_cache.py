@@ -58,11 +58,13 @@ class PagedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         num_heads, window = key_states.shape[1], self.cache.write_window
+        if window.in_place:  # these forwards may be compiled: no other views of the same memory
+            self.keys[window.blocks, :, window.offsets] = key_states.transpose(1, 2)
+            self.values[window.blocks, :, window.offsets] = value_states.transpose(1, 2)
+            return self.keys, self.values
         index = window.slots_to_write(num_heads, self.device)
         for slots, states in zip(self._slots, (key_states, value_states), strict=True):
             slots.index_copy_(0, index, states.reshape(-1, states.shape[3]))
-        if window.in_place:
-            return self.keys, self.values
         return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:

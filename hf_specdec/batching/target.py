@@ -86,10 +86,13 @@ class InFlightTarget:
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
 
     @contextmanager
-    def recorded_features(self) -> Iterator[Features | None]:
-        """For a forward over requests that is part of a whole step: gives what watches it; None if nobody does."""
+    def recorded_features(self, for_compiler: bool = False) -> Iterator[Features | None]:
+        """
+        For a forward over requests that is part of a whole step: gives what watches it; None if nobody does. See
+        `Features.recorded`.
+        """
         features = self.forward.features
-        with self._running(), nullcontext() if features is None else features.recorded():
+        with self._running(), nullcontext() if features is None else features.recorded(for_compiler):
             yield features
 
     @contextmanager

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
-from ..trees.auto import AutoChoice
+from ..trees.auto import AutoChoice, TreeMenu
 from ..trees.auto_tables import AcceptanceTable
 from .request import Request
 
@@ -21,17 +21,14 @@ class TreeChoices:
     Args:
         target, draft: whose step times are remembered under "auto"; see `choice_of`.
         max_step_nodes (`int`, *optional*): most draft tokens of a step: each row has an equal share of them.
-        may_take (`Callable`, *optional*): asked before "auto" changes to a tree that is only a little better.
+        takes_few (`Callable`, *optional*): whether "auto" is to do with few different trees.
     """
 
     def __init__(
-        self,
-        target: Any,
-        draft: Any,
-        max_step_nodes: int | None,
-        may_take: Callable[[TokenTree | None], bool] = lambda tree: True,
+        self, target: Any, draft: Any, max_step_nodes: int | None, takes_few: Callable[[], bool] = lambda: False
     ):
-        self.may_take = may_take
+        self._takes_few = takes_few
+        self._menus: dict[AutoTree, TreeMenu] = {}
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
         self._auto: dict[tuple[AutoTree, int], TreeChoice] = {}
         self._acceptance: dict[AutoTree, AcceptanceTable] = {}
@@ -71,10 +68,11 @@ class TreeChoices:
         key = (tree, self._batch_size)
         if key not in self._auto:
             choice: Any = choice_of(tree, self.target, self.draft, self._batch_size)
-            choice.may_take = self.may_take
             choice.acceptance = self._acceptance.setdefault(tree, choice.acceptance)
             self._auto[key] = choice
-        return self._auto[key]
+        choice = self._auto[key]
+        choice.menu = self._menus.setdefault(tree, TreeMenu(tree)) if self._takes_few() else None
+        return choice
 
 
 def _bucket(batch_size: int) -> int:

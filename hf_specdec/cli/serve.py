@@ -93,7 +93,7 @@ def serve(
     model = or_bad_parameter("TARGET", loading.load_target, target, type_, device, device_map)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
     assistant = or_bad_parameter("--draft", loading.load_draft, draft, type_, str(execution_device(model)))
-    defaults = Limits.of(None, model.device)
+    defaults = Limits.of(None, model.device, model.num_parameters())
     limits = Limits(
         num_blocks=num_blocks,
         max_requests=max_requests or defaults.max_requests,

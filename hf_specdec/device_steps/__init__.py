@@ -9,7 +9,7 @@ commit, and the draft's catching up.
 - `loop`: the host's part: which calls run like this, launching steps, reading behind what they did.
 """
 
-from .loop import run_device_steps
+from .loop import MOST_SHAPES, run_device_steps
 
 
-__all__ = ["run_device_steps"]
+__all__ = ["MOST_SHAPES", "run_device_steps"]

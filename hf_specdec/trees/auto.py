@@ -11,7 +11,6 @@ tokens per second is taken.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +110,7 @@ class StepTimes:
     @property
     def are_known(self) -> bool:
         """Whether steps with and without a tree were measured: else the one would be judged by the other."""
-        return self.rest.has(0) and self.rest.largest > 0
+        return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
 
     FEW_NODES = 4
     """So many are checked in the time of a root alone."""
@@ -129,7 +128,7 @@ class StepTimes:
             self.propose.add(tree.depth, max(seconds - rest, 0.0))
             self.rest.add(tree.num_nodes, rest)
         else:
-            drafting = self.propose.up_to(tree.depth)[-1] if self.propose.largest >= 0 else 0.0
+            drafting = self.propose.up_to(tree.depth)[-1] if self.propose.has(0) else 0.0
             self.rest.add(tree.num_nodes, max(seconds - drafting, 0.0))
 
     def of(self, tree: TokenTree | None) -> float:
@@ -165,20 +164,23 @@ class AutoChoice(TreeChoice):
         paths = likeliest_paths(self.acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
         middling = TokenTree([path for _, path in paths])
         # On a new machine every kind of step twice: the first is slow for reasons of its own.
-        self._to_try = [] if times.are_known else [self._small, None, self._small, middling, None, middling]
-        self.may_take: Callable[[TokenTree | None], bool] = lambda tree: True
-        """Asked before another tree is taken: where steps are captured, a new one costs more than it may bring."""
+        self._trials = [None, self._small, None, self._small, middling, middling]
+        self._to_try = [] if times.are_known else list(self._trials)
+        self.menu: TreeMenu | None = None
+        """Where it chooses from few trees only."""
         self._planned: TokenTree | None = None
         self._steps_to_plan = self._without = 0
 
     def begin_step(self, length: int) -> TokenTree | None:
+        if not self._to_try and not self.times.are_known:
+            self._to_try = list(self._trials)  # nobody has timed them
         if self._to_try:
             self.tree = self._to_try.pop(0)
             return self.tree
         if self._steps_to_plan == 0:
             self._steps_to_plan = self.REPLAN
             plan = self.plan()
-            if plan.tokens_per_second > self.GAIN * self.rate(self._planned) and self.may_take(plan.tree):
+            if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
                 self._planned = plan.tree
         self._steps_to_plan -= 1
         self.tree = self._planned
@@ -204,7 +206,14 @@ class AutoChoice(TreeChoice):
 
     def plan(self) -> Plan:
         """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
-        return best_plan(self.acceptance.chances(), self.times, self.limits, max(2 * self.times.rest.largest, 4))
+        reach, chances = max(2 * self.times.rest.largest, 4), self.acceptance.chances()
+        if self.menu is None:
+            return best_plan(chances, self.times, self.limits, reach)
+        plans = [Plan(tree, self.rate(tree)) for tree in (None, *self.menu.trees(chances))]
+        return max(
+            (plan for plan in plans if plan.tree is None or plan.tree.num_nodes <= reach),
+            key=lambda plan: plan.tokens_per_second,
+        )
 
     def rate(self, tree: TokenTree | None) -> float:
         """Tokens per second that a tree promises now."""
@@ -214,6 +223,36 @@ class AutoChoice(TreeChoice):
     def _cost_of_probe(self) -> float:
         """The time that a probe wastes if nothing is accepted, in steps without a tree."""
         return self.times.of(self._small) / self.times.of(None) - 1.0
+
+
+class TreeMenu:
+    """
+    A few trees of rising size for steps that are captured: every other one would cost a capture. They are the
+    likeliest paths by what is known of acceptance, looked at again now and then.
+
+    Args:
+        limits (`AutoTree`): how large a tree may be.
+    """
+
+    SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)
+    KEPT_FOR = (32, 512, 4096)
+    """Plans for which the first menu stays, the second, and each after them."""
+
+    def __init__(self, limits: AutoTree):
+        self.limits = limits
+        self._trees: list[TokenTree] = []
+        self._left = self._number = 0
+
+    def trees(self, chances: list[list[float]]) -> list[TokenTree]:
+        """The menu for another plan; see `best_plan` for `chances`."""
+        if self._left == 0:
+            self._left = self.KEPT_FOR[min(self._number, len(self.KEPT_FOR) - 1)]
+            self._number += 1
+            likeliest = likeliest_paths(chances, self.limits.max_nodes, self.limits.max_depth)
+            sizes = [size for size in self.SIZES if size <= len(likeliest)]
+            self._trees = [TokenTree([path for _, path in likeliest[:size]]) for size in sizes]
+        self._left -= 1
+        return self._trees
 
 
 _times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[int, StepTimes]]] = (

@@ -119,7 +119,9 @@ def test_whole_steps(kind: str, sampling: str) -> None:
     if sampling == "rejection":
         options = [{"do_sample": True, "temperature": 1e-4, "top_k": 0, "top_p": 0.9} for _ in prompts]
     elif sampling == "seeds":
-        options = [{"do_sample": True, "temperature": 0.8, "top_k": 30, "seed": seed} for seed, _ in enumerate(prompts)]
+        options = [
+            {"do_sample": True, "temperature": 0.8, "top_k": 30, "seed": seed} for seed, _ in enumerate(prompts)
+        ]
     try:
         assistant = trained_head().cuda() if kind == "head" else noisy_copy(model, 0.02).cuda()
         found, runs = [], []

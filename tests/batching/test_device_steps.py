@@ -16,12 +16,13 @@ from support.sampling import ALL_SETTINGS, LENGTH, TREE, a_draft, a_head, the_ta
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching import device_steps, distribution
+from hf_specdec.batching import distribution
 from hf_specdec.batching.device_steps import rows, runner
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.device_steps import drawing
 from hf_specdec.drafters import DraftModelDrafter
 from hf_specdec.drafters.growth import LevelNodes
+from hf_specdec.trees.auto import TreeMenu
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -314,16 +315,14 @@ def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(manager.engine.device_steps._steps) == 2
 
 
-def test_auto_takes_few_new_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where capturing has cost its share of the time, those that are there have to do."""
-    monkeypatch.setattr(runner, "SECONDS_AT_FIRST", -1e9)
+def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:
+    """Each has a graph of its own."""
     target = tiny_model(dtype=torch.float32)
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
     ) as manager:
-        for prompt in ragged_prompts((5, 6, 7, 8)):
-            manager.add_request(prompt, max_new_tokens=60)
+        for _ in range(6):
+            manager.add_request([4, 5, 6], max_new_tokens=100)
             manager.get_result(timeout=60)
         kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
-    assert 0 < len(kinds) <= 3  # none, the small one and the middling one
-    assert device_steps.DeviceSteps.may_take(manager.engine.device_steps, CHAIN)
+    assert 2 < len(kinds) <= len(TreeMenu.SIZES) + 3 and len(runs) > 60

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from transformers.utils import logging
 
+from ...device_steps import MOST_SHAPES
 from ...device_steps.drawing import mean_overlaps
 from ...device_steps.verdicts import NOTHING_TO_DRAW
 from ...graphs import RECORDERS, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
@@ -39,8 +41,6 @@ PATIENCE = 8
 """How often a size comes until it gets a graph of its own, where a larger one can do."""
 LARGEST_DETOUR = 4
 """How many times the rows that are needed a graph may have that stands in for one of the right size."""
-SHARE_OF_TIME, SECONDS_AT_FIRST = 0.05, 5.0
-"""How much of the time `tree="auto"` may spend on capturing trees that are only a little better."""
 
 
 class Group(Protocol):
@@ -107,23 +107,32 @@ class DeviceSteps:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's.
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
         pool: the memory that all graphs of the engine share.
+        compiles (`bool`): whether steps are compiled first; where that fails, they are only captured.
     """
 
     def __init__(
-        self, target: InFlightTarget, drafting: Drafting, wanted: bool | Literal["auto"] = False, pool: Any = None
+        self,
+        target: InFlightTarget,
+        drafting: Drafting,
+        wanted: bool | Literal["auto"] = False,
+        pool: Any = None,
+        compiles: bool = False,
     ):
+        self._compiles = compiles
         self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
         self._steps: dict[tuple[StepKind, Size], InFlightStep] = {}
         self._seen: Counter[tuple[StepKind, Size]] = Counter()
         self._fingerprint: Any = None
-        self._failed, self._works = False, False
-        self._begun, self._capturing = time.perf_counter(), 0.0
+        self._failed = False
+        self.works = False
+        """Whether there are any."""
+        self._captures = 0
 
     def renew(self) -> None:
         """Forgets steps over weights that have been moved since; goes without if something has come in the way."""
         models = (self._target.model, *self._drafting.models)
         forward = self._target.forward
-        self._works = (
+        self.works = (
             self._wanted is not False
             and not self._failed
             and are_installed()
@@ -144,12 +153,12 @@ class DeviceSteps:
         parts = self._parts(requests, groups)
         if parts is None:
             return None
-        start, captured = time.perf_counter(), self._capturing
+        start, captures = time.perf_counter(), self._captures
         outcome = Outcome(Walk.start(len(requests), []), [0] * len(requests))
         for part in parts:
             if not self._run_part(requests, part, outcome):
                 return None
-        if captured == self._capturing:
+        if captures == self._captures:
             outcome.seconds = time.perf_counter() - start
         return outcome
 
@@ -158,7 +167,7 @@ class DeviceSteps:
         The rows by their trees; those without drafts are beside the first, or on their own if these are more. None if
         the device cannot do them all.
         """
-        can_run = self._works and self._target.cache.has_memory and len(requests) <= SIZES[-1]
+        can_run = self.works and self._target.cache.has_memory and len(requests) <= SIZES[-1]
         if not can_run or any(request.options.device_warpers is None for request in requests):
             return None
         parts: dict[Any, Part] = {}
@@ -177,13 +186,6 @@ class DeviceSteps:
             found.append(Part(plain=plain))
         return found if len(found) <= MOST_PARTS else None
 
-    def may_take(self, tree: TokenTree | None) -> bool:
-        """Whether steps with this tree are captured already, or there is time for it."""
-        if not self._works or any(kind.tree == tree for kind, _ in self._steps):
-            return True
-        spent = self._capturing - SECONDS_AT_FIRST
-        return spent < SHARE_OF_TIME * (time.perf_counter() - self._begun)
-
     # ------------------------------------------------------------------------------------------------------- one part
 
     def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> bool:
@@ -197,7 +199,7 @@ class DeviceSteps:
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
         values = own, kinds, room, counts, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
-        kind = StepKind(part.tree, frozenset(kinds), is_filtered, part.draws)
+        kind = StepKind(part.tree, frozenset(kinds), is_filtered, part.draws, self._compiles)
         blocks = max(len(one.table.blocks) for one in own) + 1
         size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth)
         for cache in (self._target.cache, self._drafting.cache):
@@ -236,22 +238,32 @@ class DeviceSteps:
         if drafted:
             self._drafting.fill(step.part, drafted)
         if is_new and not self._capture(step):
-            return None
+            if not kind.compiles:
+                return None
+            return self._step_for(replace(kind, compiles=False), wanted, part, values, drafted)
         self._steps[kind, size] = step  # last: the most recently used
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
         return step
 
     def _capture(self, step: InFlightStep) -> bool:
-        start = time.perf_counter()
+        """Captures a step with rows in it. If it cannot, there are none any more, or none that are compiled."""
+        compiles = step.kind.compiles
+        if compiles and self._captures == 0:
+            logger.warning(f"Compiling the steps of {type(self._target.model).__name__}. This takes a minute, once.")
         try:
-            step.capture(RECORDERS[self._target.device.type], self._pool)
+            with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES) if compiles else nullcontext():
+                step.capture(RECORDERS[self._target.device.type], self._pool)
         except Exception as error:  # whatever stands against it, the requests can do without
-            self._works, self._failed = False, True
+            if compiles:
+                self._compiles = False
+            else:
+                self.works, self._failed = False, True
             self._steps.clear()
-            warn_of_failed_capture(self._target.model, error, "A step")
+            what = "compiled" if compiles else "captured in a CUDA graph"
+            warn_of_failed_capture(self._target.model, error, "A step", what)
             return False
-        self._capturing += time.perf_counter() - start
+        self._captures += 1
         return True
 
     def _take(self, part: Part, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:

@@ -36,12 +36,14 @@ class StepKind:
         kinds (`frozenset[Kind]`): how rows find their tokens.
         is_filtered (`bool`): whether any row that draws has a top-k or top-p.
         draws (`bool`): whether children are drawn.
+        compiles (`bool`): whether forwards are compiled first.
     """
 
     tree: TokenTree | DynamicTree | None
     kinds: frozenset[Kind]
     is_filtered: bool
     draws: bool
+    compiles: bool = False
 
 
 class InFlightStep:
@@ -56,7 +58,7 @@ class InFlightStep:
     def __init__(
         self, target: InFlightTarget, drafting: Drafting, kind: StepKind, size: Size, request: DraftRequest | None
     ):
-        device, self._target, self._kind = target.device, target, kind
+        device, self._target, self.kind = target.device, target, kind
         self.rows = InFlightRows(size, device)
         part = NoPart if kind.tree is None else drafting.part
         assert part is not None  # nobody asks for the trees of a draft without one
@@ -86,6 +88,9 @@ class InFlightStep:
         target, rows = self._target, self.rows
         cache = DevicePagedCache(target.cache, rows.tables)
         forward = target.forward.over(cache, self._first_slots, None, self._first_slots)
+        forward.compiles = self.kind.compiles
+        if self.part.drafter is not None:
+            self.part.drafter.forward.compiles = self.kind.compiles
 
         def run() -> list[torch.Tensor]:
             return self._run(forward, cache)
@@ -109,7 +114,7 @@ class InFlightStep:
         tokens = torch.cat([rows.roots, draft.tokens], dim=1)
         cache.at(rows.lengths - 1)
         features = None
-        with self._target.recorded_features() as watched:
+        with self._target.recorded_features(self.kind.compiles) as watched:
             # Nodes that do not count may lie past the last position that the model knows.
             depths = topology.depths * counts
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
@@ -139,7 +144,7 @@ class InFlightStep:
     def _walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The walks of all rows, each of its own kind."""
         rows, found = self.rows, None
-        for kind in sorted(self._kind.kinds):
+        for kind in sorted(self.kind.kinds):
             verdict = self._verdict(kind)
             is_own = rows.kinds == kind
             walks = verdict.walk(
