@@ -12,9 +12,11 @@ Every contender gets the same prompts: `--input-len` random tokens (or the built
 results come out of the manager. TTFT: time to the first token; TPOT: time per token after the first; ITL: time between
 two results.
 
-A first round of requests warms up and does not count. What is left of `--seconds` is shared out evenly to what is
-still to be measured; requests that are open when the time of a measurement ends count with the tokens they have.
-Greedy texts are compared with those of the first contender. Prints a table, then one JSON line. A trial on a CPU:
+A first round of requests warms up and does not count; with `--warm-up`, as many as fit into so many seconds, at the
+full load: where steps are captured in CUDA graphs, each size and tree is captured when it first comes. What is left of
+`--seconds` is shared out evenly to what is still to be measured; requests that are open when the time of a measurement
+ends count with the tokens they have. Greedy texts are compared with those of the first contender. Prints a table, then
+one JSON line. A trial on a CPU:
 
     python benchmarks/manager_load.py --concurrency 1 4 --input-len 40 --output-len 20 --seconds 60
 """
@@ -219,6 +221,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=300)
     parser.add_argument("--requests-per-place", type=int, default=2, help="requests = concurrency times this")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")
+    parser.add_argument("--warm-up", type=float, default=0.0, help="seconds of each measurement, before it begins")
     parser.add_argument("--max-requests", type=int)
     parser.add_argument("--num-blocks", type=int)
     parser.add_argument("--device", default=device)
@@ -241,6 +244,9 @@ def measure(
         torch.manual_seed(0)
         few = prompts[: min(concurrency, 8)]
         put_load(manager, few, min(options.output_len, 16), len(few), time.perf_counter() + 60)  # warms up
+        warm = time.perf_counter() + options.warm_up
+        while time.perf_counter() < warm:
+            put_load(manager, prompts, options.output_len, concurrency, warm)
         before = counters(manager)
         outcome = put_load(manager, prompts, options.output_len, concurrency, time.perf_counter() + seconds)
         figures = summary(outcome.seconds, outcome.timings, before, counters(manager))

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..drafters.growth import score_index
-from ..trees import DraftTree, TokenTree
+from ..trees import DraftTree
 from ..verification.draft_temperature import overlaps
 
 
@@ -22,7 +21,6 @@ class Drawing:
 
     Args:
         drafter: draws; its request says how many tokens the target knows.
-        tree (`TokenTree`): of every step.
         sharpness (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row.
         temperature, top_p (`torch.Tensor` of shape `[batch]`, *optional*), top_k (`torch.Tensor` of shape `[batch]`,
             int64, *optional*): the target's warpers; 1, 1 and 0 where a row has none. All tensors lie at fixed places.
@@ -31,7 +29,6 @@ class Drawing:
     def __init__(
         self,
         drafter: Any,
-        tree: TokenTree,
         sharpness: torch.Tensor,
         temperature: torch.Tensor | None = None,
         top_k: torch.Tensor | None = None,
@@ -45,8 +42,6 @@ class Drawing:
         """For `rejection_walk`, see `draft_columns` there."""
         if self._vocabulary is not None:
             self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size)
-        self.index = torch.tensor([score_index(tree)], device=sharpness.device)
-        """For every node, which of the tree's distributions its children come from, `[1, nodes + 1]` int64."""
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32."""

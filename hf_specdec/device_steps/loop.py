@@ -77,7 +77,6 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
         type(call.choice) is TreeChoice
         and isinstance(plan.tree, TokenTree | DynamicTree)
         and plan.disable_by_batch_size is None
-        and (not plan.draws_children or isinstance(plan.tree, TokenTree))
         and not call.synced_gpus
         and not call.recorder.wanted
         and not call.judge.all_finished

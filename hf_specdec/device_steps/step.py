@@ -58,8 +58,7 @@ class DeviceStep:
         values = warpers.tensors(batch_size, device)
         self.tree_depth, self.drawing = tree.depth, None
         if draws:
-            assert isinstance(tree, TokenTree)  # the budgets of dynamic ones are the host's
-            self.drawing = Drawing(drafter, tree, torch.ones(batch_size, device=device), **values)
+            self.drawing = Drawing(drafter, torch.ones(batch_size, device=device), **values)
         self.verdict = Verdict(kind, drawing=self.drawing, **values)
         self.padding = Padding(target.cache, target.forward)
         self.part = PARTS[type(drafter)](drafter, tree)

@@ -73,7 +73,7 @@ class Verdict:
             tokens,
             topology.parents,
             uniforms,
-            draft_index=self.drawing.index,
+            draft_index=draft.score_index,
             draft_columns=self.drawing.columns,
             **options,
         )

@@ -145,7 +145,9 @@ def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
     The tensors that say how a static tree grows: every call for the same tree reads the same ones, as long as somebody
     holds them.
     """
-    return (_levels(tree, device), Topology.of_tree(tree, device)) if isinstance(tree, TokenTree) else None
+    if not isinstance(tree, TokenTree):
+        return None
+    return _levels(tree, device), Topology.of_tree(tree, device), _score_index(tree, device)
 
 
 def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel) -> DraftTree:
@@ -195,14 +197,16 @@ def grow_drawn(
         Topology.of_tree(tree, root_logits.device),
         torch.cat(valid, dim=1),
         torch.cat(scores, dim=1),
-        [score_index(tree)],
+        _score_index(tree, root_logits.device),
     )
 
 
-def score_index(tree: TokenTree) -> list[int]:
+@lru_cache(maxsize=256)
+def _score_index(tree: TokenTree, device: torch.device) -> torch.Tensor:
     """For every node of a static tree, which of the distributions its children are drawn from, or -1."""
     with_children = [node for node, children in enumerate(tree.children) if children]
-    return [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
+    places = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
+    return torch.tensor([places], device=device)
 
 
 def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -325,7 +329,7 @@ def _grow_budgeted(
     path_log_q = torch.zeros(batch_size, 1, device=device)
     parents_valid = torch.ones(batch_size, 1, dtype=torch.bool, device=device)
     ancestors, forwarded, num_forwarded, first_node = None, [], 0, 1
-    tokens, valid, above, scores = [], [], [], []
+    tokens, valid, above, scores, depths = [], [], [], [], []
     for level in range(1, depth + 1):
         queries = parents.shape[1]
         children_each = min(top_k, logits.shape[-1])
@@ -352,11 +356,10 @@ def _grow_budgeted(
         places_above = parent.gather(1, best)
         if ancestors is None:
             ancestors = torch.eye(best.shape[1], dtype=torch.bool, device=device).expand(batch_size, -1, -1)
-            depths = [0] * best.shape[1]
         else:
             ancestors = _attend_below(ancestors, places_above)
-            depths = depths + [level - 1] * best.shape[1]
-        node_depths = _depths(tuple(depths), device)
+        depths.append(torch.full((1, best.shape[1]), level - 1, dtype=torch.long, device=device))
+        node_depths = torch.cat(depths, dim=1)
         nodes = tokens[-1].gather(1, best)
         logits = run_level(LevelNodes(nodes, places_above, ancestors, node_depths, num_forwarded))
         num_forwarded += best.shape[1]
@@ -368,12 +371,6 @@ def _grow_budgeted(
         torch.cat(scores, dim=1),
         _index_of(torch.cat(forwarded, dim=1), parents_of_nodes.shape[1]),
     )
-
-
-@lru_cache(maxsize=256)
-def _depths(depths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Depths as `[1, nodes]` int64; budgets are much the same at every step."""
-    return torch.tensor([depths], device=device)
 
 
 def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:
@@ -388,14 +385,7 @@ def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:
     )
 
 
-def _index_of(forwarded: torch.Tensor, num_nodes: int) -> list[list[int]]:
-    """
-    For every row and node its place among the forwarded nodes (`[batch, forwarded]`), or -1. Waits for the device.
-    """
-    index = []
-    for nodes in forwarded.tolist():
-        row = [-1] * num_nodes
-        for place, node in enumerate(nodes):
-            row[node] = place
-        index.append(row)
-    return index
+def _index_of(forwarded: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """For every row and node its place among the forwarded nodes (`[batch, forwarded]`), or -1, `[batch, nodes]`."""
+    places = torch.arange(forwarded.shape[1], device=forwarded.device).expand_as(forwarded)
+    return torch.full((len(forwarded), num_nodes), -1, device=forwarded.device).scatter(1, forwarded, places)

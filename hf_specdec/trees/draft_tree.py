@@ -99,8 +99,8 @@ class DraftTree:
         scores (`torch.Tensor` of shape `[batch, parents, vocab]`, float, *optional*):
             log q, up to a constant per distribution, of the distributions from which children were *drawn* without
             replacement, in the order of `score_index`. None if the children were chosen deterministically.
-        score_index (`list` of shape `[1 or batch][nodes + 1]`, *optional*): for every node, its place in `scores`, or
-            -1.
+        score_index (`torch.Tensor` of shape `[1 or batch, nodes + 1]`, int64, *optional*): for every node, its place
+            in `scores`, or -1.
         vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*):
             The token that every column of `scores` stands for, where these are not all of the target's.
         vocab_size (`int`, *optional*): the target's, where there is a `vocabulary`.
@@ -110,7 +110,7 @@ class DraftTree:
     topology: Topology
     valid: torch.Tensor | None = None
     scores: torch.Tensor | None = None
-    score_index: list[list[int]] | None = field(default=None, repr=False)
+    score_index: torch.Tensor | None = field(default=None, repr=False)
     vocabulary: torch.Tensor | None = None
     vocab_size: int | None = None
 
@@ -130,6 +130,11 @@ class DraftTree:
         """Per row, the token of every node from 1 on, -1 where it does not count. Waits for the device."""
         tokens = self.tokens if self.valid is None else self.tokens.masked_fill(~self.valid, -1)
         return tokens.tolist()
+
+    @cached_property
+    def _score_places(self) -> list[list[int]]:
+        """`score_index` on the host. Waits for the device."""
+        return [] if self.score_index is None else self.score_index.tolist()
 
     def child_with(self, row: int, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, if there is one."""
@@ -151,7 +156,7 @@ class DraftTree:
         """
         if self.scores is None or self.score_index is None:
             raise ValueError("`scores`: the children of this tree were not drawn.")
-        scores = self.scores[row, self.score_index[row if len(self.score_index) > 1 else 0][node]]
+        scores = self.scores[row, self._score_places[row if len(self.score_index) > 1 else 0][node]]
         if self.vocabulary is None or self.vocab_size is None:
             return scores
         return scores.new_full((self.vocab_size,), -torch.inf).scatter(0, self.vocabulary, scores)

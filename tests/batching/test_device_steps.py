@@ -12,15 +12,14 @@ from support.exact import SIGNIFICANCE, Fit, combine, enumerate_tokens, fit
 from support.graphs import StandIn, install_stand_in
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
-from support.sampling import ALL_SETTINGS, LENGTH, TREE, a_draft, a_head, the_target
+from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, TREE, a_draft, a_head, the_target
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import distribution
 from hf_specdec.batching.device_steps import rows, runner
 from hf_specdec.batching.device_steps.step import InFlightStep
-from hf_specdec.device_steps import drawing
-from hf_specdec.drafters import DraftModelDrafter
+from hf_specdec.drafters import DraftModelDrafter, growth
 from hf_specdec.drafters.growth import LevelNodes
 from hf_specdec.trees.auto import TreeMenu
 
@@ -138,6 +137,7 @@ METHODS = {
     "target, drawn": {"tree": TREE, "draft_sampling": "sample", "verification": "target"},
     "target": {"tree": TREE, "verification": "target"},
     "target, dynamic": {"tree": DYNAMIC, "draft_sampling": "greedy"},
+    "rejection, budgets": {"tree": LIMITS, "draft_sampling": "sample"},
     "off": {"tree": TREE, "disable_by_batch_size": 0},
 }
 
@@ -212,7 +212,8 @@ def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(rows.InFlightRows, "load", alike)
         assert fit_requests("noisy", "target", False, ("plain", "low temperature")).p_value < 1e-6
     else:
-        monkeypatch.setattr(drawing, "score_index", lambda tree: [0] * (tree.num_nodes + 1))
+        index = growth._score_index
+        monkeypatch.setattr(growth, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
         assert fit_requests("noisy", "rejection", False, ("plain",)).p_value < 1e-6
 
 

@@ -11,12 +11,12 @@ import torch
 from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.models import noisy_copy, prompts, tiny_model
-from support.sampling import LENGTH, PROMPT, ROWS, SETTINGS, TREE, a_draft, a_head, expected_tokens, the_target
+from support.sampling import LENGTH, LIMITS, PROMPT, ROWS, SETTINGS, TREE, a_draft, a_head, expected_tokens, the_target
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
-from hf_specdec.device_steps import drawing
 from hf_specdec.device_steps.verdicts import Verdict
+from hf_specdec.drafters import growth
 from hf_specdec.trees import DraftTree
 from hf_specdec.verification import DraftTemperature
 
@@ -26,6 +26,7 @@ METHODS = {
     "target, best tokens": TARGET_WALK,
     "target, drawn": SpeculativeConfig(tree=TREE, draft_sampling="sample", verification="target", cuda_graphs=True),
     "rejection": SpeculativeConfig(tree=TREE, cuda_graphs=True),
+    "rejection, budgets": SpeculativeConfig(tree=LIMITS, draft_sampling="sample", cuda_graphs=True),
 }
 
 
@@ -78,7 +79,8 @@ def test_children_of_another_distribution_do_not_fit(
 ) -> None:
     """All tested with the root's q; or drawn at one temperature and tested at another."""
     if wrong == "index":
-        monkeypatch.setattr(drawing, "score_index", lambda tree: [0] * (tree.num_nodes + 1))
+        index = growth._score_index
+        monkeypatch.setattr(growth, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
     else:
         walk = Verdict.walk
 

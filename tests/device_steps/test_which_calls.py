@@ -17,10 +17,7 @@ from support.parity import IRREGULAR
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_specdec
-from hf_specdec import DynamicTree, SpeculativeConfig, graphs
-
-
-DYNAMIC = DynamicTree(depth=3, top_k=2, num_nodes=4)
+from hf_specdec import SpeculativeConfig, graphs
 
 
 class Halved(LogitsProcessor):
@@ -43,7 +40,6 @@ class Never(StoppingCriteria):
         {"return_dict_in_generate": True, "output_scores": True},
         {"speculative_config": SpeculativeConfig(tree=IRREGULAR, disable_by_batch_size=3)},
         {"speculative_config": SpeculativeConfig(tree="auto")},
-        {"speculative_config": SpeculativeConfig(tree=DYNAMIC, draft_sampling="sample"), "do_sample": True},
         {"do_sample": True, "min_p": 0.1},
         {"assistant_model": hf_specdec.NgramDraft()},
     ],

@@ -173,7 +173,7 @@ class DeviceSteps:
         parts: dict[Any, Part] = {}
         for group in groups:
             plan: Any = group.request.plan
-            if not self._drafting.has_part or (plan.draws_children and not isinstance(plan.tree, TokenTree)):
+            if not self._drafting.has_part:
                 return None
             part = parts.setdefault((plan.tree, plan.draws_children), Part(plan.tree, plan.draws_children))
             part.groups.append(group)

@@ -68,8 +68,7 @@ class InFlightStep:
         filters = {"top_k": rows.top_k, "top_p": rows.top_p} if kind.is_filtered else {}
         self._warpers: dict[str, torch.Tensor] = {"temperature": rows.temperature} | filters
         if kind.draws:
-            assert isinstance(kind.tree, TokenTree)  # the budgets of dynamic ones are the host's
-            self._drawing = Drawing(self.part.drafter, kind.tree, rows.sharpness, **self._warpers)
+            self._drawing = Drawing(self.part.drafter, rows.sharpness, **self._warpers)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=device)
         self._compactions = Compaction.of(target.cache.layers)
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
