@@ -51,9 +51,9 @@ class SpeculativeConfig:
             that can be done: on one CUDA device, without forward hooks of the user, and outside of autocast. `True`
             refuses other models.
         compile (`bool`, *optional*, defaults to `False`):
-            Whether the forwards of steps that are whole on the device (greedy calls, or the draft's best tokens with
-            plain sampling, on CUDA) are compiled before they are captured. That takes a minute or two per model, batch
-            size and tree; other calls run as without it, with a warning.
+            Whether the forwards of steps that are whole on the device (on CUDA: greedy calls, or sampling with no more
+            than temperature, top-k and top-p) are compiled before they are captured. That takes a minute or two per
+            model, batch size and tree; other calls run as without it, with a warning.
 
     Raises:
         ValueError: for values that are none of these, for `"greedy"` with `"rejection"`, and for an invalid tree.

@@ -66,7 +66,7 @@ class Verdict:
         options |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         if self.kind == "target":
             return target_walk(logits, tokens, topology.parents, uniforms, **options)
-        assert self.drawing is not None and draft.scores is not None
+        assert self.drawing is not None and draft.scores is not None and isinstance(draft.score_index, torch.Tensor)
         return rejection_walk(
             logits,
             draft.scores,

@@ -99,8 +99,8 @@ class DraftTree:
         scores (`torch.Tensor` of shape `[batch, parents, vocab]`, float, *optional*):
             log q, up to a constant per distribution, of the distributions from which children were *drawn* without
             replacement, in the order of `score_index`. None if the children were chosen deterministically.
-        score_index (`torch.Tensor` of shape `[1 or batch, nodes + 1]`, int64, *optional*): for every node, its place
-            in `scores`, or -1.
+        score_index (`torch.Tensor` of shape `[1 or batch, nodes + 1]`, int64, or the same as lists, *optional*): for
+            every node, its place in `scores`, or -1.
         vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*):
             The token that every column of `scores` stands for, where these are not all of the target's.
         vocab_size (`int`, *optional*): the target's, where there is a `vocabulary`.
@@ -110,7 +110,7 @@ class DraftTree:
     topology: Topology
     valid: torch.Tensor | None = None
     scores: torch.Tensor | None = None
-    score_index: torch.Tensor | None = field(default=None, repr=False)
+    score_index: torch.Tensor | list[list[int]] | None = field(default=None, repr=False)
     vocabulary: torch.Tensor | None = None
     vocab_size: int | None = None
 
@@ -133,8 +133,9 @@ class DraftTree:
 
     @cached_property
     def _score_places(self) -> list[list[int]]:
-        """`score_index` on the host. Waits for the device."""
-        return [] if self.score_index is None else self.score_index.tolist()
+        """`score_index` on the host. Waits for the device if it is there."""
+        index = self.score_index
+        return index.tolist() if isinstance(index, torch.Tensor) else index or []
 
     def child_with(self, row: int, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, if there is one."""
