@@ -9,7 +9,9 @@ import pytest
 import torch
 from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
 from support.exact import SIGNIFICANCE, Fit, combine, enumerate_tokens, fit
+from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
+from support.heads import trained_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, TREE, a_draft, a_head, the_target
@@ -278,6 +280,34 @@ def test_one_that_fails_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     for prompt, output in zip(prompts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
+
+
+def test_the_second_part_of_a_step_fails_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first has done does not count, and a head still has the features that it needs."""
+    capture, captured = InFlightStep.capture, []
+
+    def fails_for_chains(self: InFlightStep, *args: Any) -> None:
+        if self.kind.tree == CHAIN:
+            assert captured
+            raise RuntimeError("out of memory")
+        captured.append(self)
+        capture(self, *args)
+
+    monkeypatch.setattr(InFlightStep, "capture", fails_for_chains)
+    target, prompts = trained_target(), trained_prompts()["prompts"][:2]
+    with (
+        pytest.warns(UserWarning, match="could not be captured"),
+        target.init_continuous_batching(
+            assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits()
+        ) as manager,
+    ):
+        names = [manager.add_request(prompts[0], max_new_tokens=60)]
+        manager.get_result(manager.add_request(prompts[0], max_new_tokens=8))
+        names.append(manager.add_request(prompts[1], max_new_tokens=30, tree=CHAIN))
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+    for prompt, output, length in zip(prompts, outputs, (60, 30), strict=True):
+        assert output.error is None
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=length)
 
 
 # --------------------------------------------------------------------------------------------------------------- sizes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,33 +114,30 @@ class InFlightRows:
     def load(
         self,
         requests: list[Request],
-        kinds: Iterable[Kind],
-        room: Iterable[int],
-        counts: Iterable[int],
-        sharpness: Iterable[float],
+        kinds: list[Kind],
+        room: list[int],
+        counts: list[int],
+        sharpness: list[float],
     ) -> None:
         """Takes the rows of a step; for the lists see the attributes."""
-        host, most = self._host, self.size.depth + 1
-        lists = zip(requests, kinds, room, counts, sharpness, strict=True)
-        for row, (request, kind, levels, count, value) in enumerate(lists):
-            tokens, blocks = request.tokens, request.table.blocks
-            host["lengths"][row] = len(tokens)
-            host["room"][row] = levels
-            host["kinds"][row] = kind
-            host["counts"][row] = count
-            host["tail"][row, :count] = tokens[-count:]
-            host["tail"][row, count:] = tokens[-1]
-            values = {} if request.options.device_warpers is None else request.options.device_warpers.values
-            host["temperature"][row] = values.get("temperature", 1.0)
-            host["top_k"][row] = values.get("top_k", 0)
-            host["top_p"][row] = values.get("top_p", 1.0)
-            host["sharpness"][row] = value
-            seed = request.options.seed if request.options.do_sample else None
-            for depth in range(most):
-                host["uniforms"][row, depth] = -1.0 if seed is None else uniform(seed, len(tokens) + depth)
-            host["tables"][row, : len(blocks)] = blocks
-            host["tables"][row, len(blocks) :] = ZERO_BLOCK
-        self._clear(len(requests))
+        host, number = self._host, len(requests)
+        host["lengths"][:number] = [request.length for request in requests]
+        lists: dict[str, Any] = {"kinds": kinds, "room": room, "counts": counts, "sharpness": sharpness}
+        for name, values in lists.items():
+            host[name][:number] = values
+        warpers = [request.options.device_warpers for request in requests]
+        for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
+            host[name][:number] = [without if one is None else one.values.get(name, without) for one in warpers]
+        host["uniforms"][:number] = -1.0
+        host["tables"][:number] = ZERO_BLOCK
+        for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
+            host["tail"][row] = request.tokens[-1]
+            host["tail"][row, :count] = request.tokens[-count:]
+            host["tables"][row, : len(request.table.blocks)] = request.table.blocks
+            if request.options.seed is not None and request.options.do_sample:
+                places = range(request.length, request.length + self.size.depth + 1)
+                host["uniforms"][row] = [uniform(request.options.seed, place) for place in places]
+        self._clear(number)
         self._told.copy_(self._staged, non_blocking=True)
 
     @property

@@ -35,6 +35,8 @@ logger = logging.get_logger(__name__)
 
 MOST_STEPS = 128
 """Captured steps that are kept."""
+MOST_SEEN = 1024
+"""Sizes and kinds of steps that are counted."""
 MOST_PARTS = 3
 """Parts of a step, of requests that ask for different trees: each is a forward of the target."""
 PATIENCE = 8
@@ -158,6 +160,8 @@ class DeviceSteps:
         for part in parts:
             if not self._run_part(requests, part, outcome):
                 return None
+        for part in parts:
+            self._drafting.note_proposed([requests[row] for row in part.drafted])
         if captures == self._captures:
             outcome.seconds = time.perf_counter() - start
         return outcome
@@ -208,9 +212,7 @@ class DeviceSteps:
         step = self._step_for(kind, size, part, values, drafted)
         if step is None:
             return False
-        report = step.run()
-        self._drafting.note_proposed(drafted)
-        self._take(part, step, report, outcome)
+        self._take(part, step, step.run(), outcome)
         return True
 
     def _step_for(
@@ -219,6 +221,8 @@ class DeviceSteps:
         """A step with these values in it."""
         size, key = wanted, (kind, wanted)
         if key not in self._steps:
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
             self._seen[key] += 1
             larger = [
                 other
