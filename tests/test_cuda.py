@@ -101,12 +101,17 @@ def test_compiled_steps(kind: str, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [{"draft_sampling": "greedy"}, {}, {"tree": hf_specdec.DynamicTree(depth=2, top_k=2, num_nodes=3)}],
+    ids=str,
+)
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}], ids=str)
-def test_whole_steps_that_draw(options: dict[str, Any]) -> None:
+def test_whole_steps_that_draw(options: dict[str, Any], drawn: dict[str, Any]) -> None:
     """The second tokens of 40,000 rows, drawn in a step, against the target's own probabilities; and seeds."""
     target, draft = pair(0.3, vocab_size=12, dtype=torch.float32)
     ids = torch.tensor([[3, 5, 7, 4]], device="cuda").expand(20_000, -1)
-    config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", draft_sampling="greedy")
+    config = hf_specdec.SpeculativeConfig(**({"tree": "[(0,), (1,), (0, 0)]"} | drawn))
     found = []
     for _ in range(2):
         torch.manual_seed(3)
