@@ -162,6 +162,8 @@ def running_manager(
         }
     attention = model.config._attn_implementation
     manager = model.init_continuous_batching(**call)
+    if isinstance(manager, SpeculativeBatchingManager):
+        manager.warmup()
     manager.start()
     try:
         yield manager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,12 @@ class Admission:
         if check is not None:
             check.stop_strings = None  # they need the tokenizer that requests bring along
         self.request("check", [0], {"max_new_tokens": 1}, generation_config=check)
+
+    @property
+    def most_tokens(self) -> int:
+        """That the text of a request may have."""
+        bounds = [self.max_positions, None if self.pool is None else self.pool.num_slots]
+        return min((bound for bound in bounds if bound is not None), default=sys.maxsize)
 
     def request(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from .blocks import BlockPool
 from .device_steps import DeviceSteps, Outcome
 from .distribution import RowDistributions
 from .draft_temperatures import DraftTemperatures
+from .graphs import SIZES
 from .joining import join_drafts
 from .model_drafting import drafting_of
 from .policy import LoadPolicy
@@ -98,6 +100,29 @@ class Engine:
             self.device_steps.renew()
             self.ranks.share_random_state()
             yield
+
+    def warm_up(self, new_requests: Callable[[int, bool, bool], list[Request]]) -> None:
+        """
+        Captures the steps of all sizes, by requests of nobody, which leave nothing behind: not in the counts either.
+
+        Args:
+            new_requests (`Callable`): makes so many requests, sampled or not, that speculate or do not, and end after
+                a few steps.
+        """
+        if not self.device_steps.works:
+            return
+        with self.device_steps.capturing_every_size():
+            sizes = [size for size in SIZES if size <= self.scheduler.max_requests]
+            for size, do_sample, speculate in product(reversed(sizes), (False, True), (True, False)):
+                for request in new_requests(size, do_sample, speculate):
+                    self.scheduler.add(request)
+                while self.scheduler.has_work:
+                    for request in self.step():
+                        if request.is_over:
+                            self.end(request)
+        self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
+        self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
+        self.choices.forget_texts()
 
     # -------------------------------------------------------------------------------------------------------- a step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 import torch
 from transformers.utils import logging
@@ -28,6 +29,8 @@ class RequestLoop:
         self.engine, self.results = engine, Results()
         self.fatal_error: BaseException | None = None
         """What ended the thread, if it did not end by itself."""
+        self.prepare: Callable[[], None] | None = None
+        """What the thread is to do when it starts, once, before it takes requests."""
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
@@ -118,6 +121,9 @@ class RequestLoop:
             if device.type == "cuda" and device.index is not None:
                 torch.cuda.set_device(device)
             with self.engine.running():
+                prepare, self.prepare = self.prepare, None
+                if prepare is not None:
+                    prepare()
                 while self._go_on():
                     pass
             self._end_all("The manager was stopped before the request was done.")

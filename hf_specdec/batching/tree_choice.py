@@ -34,6 +34,11 @@ class TreeChoices:
         self._acceptance: dict[AutoTree, AcceptanceTable] = {}
         self._asked: dict[AutoTree, list[int]] = {}
 
+    def forget_texts(self) -> None:
+        """Forgets what is known of acceptance; times belong to the machine, and stay."""
+        for of_texts in (self._auto, self._acceptance, self._menus, self._asked):
+            of_texts.clear()
+
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
         """The tree of every row of the step that begins; None for those that take none."""
         self._batch_size = _bucket(len(requests))

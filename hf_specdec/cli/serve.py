@@ -102,6 +102,7 @@ def serve(
     )
     manager = or_bad_parameter("--draft", _manager, model, assistant, config, limits)
     app = build_app(manager, tokenizer, model_name or target or loading.SMOLLM2)
+    manager.warmup()
     manager.start()
     try:
         uvicorn.Server(uvicorn.Config(app, host=host, port=port)).run()

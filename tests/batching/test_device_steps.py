@@ -334,6 +334,42 @@ def test_a_larger_graph_serves_until_a_size_has_come_often(
     assert sizes[0] > 1 and sizes[-1] == 1 and sorted(sizes, reverse=True) == sizes
 
 
+@pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
+def test_warming_up(tree: Any, kind: str) -> None:
+    """All sizes are there before the first request, which finds nothing else changed."""
+    target = copy.deepcopy(the_target()).float()
+    draft = (a_head(None) if kind == "head" else noisy_copy(target, 0.05)).float()
+    manager = target.init_continuous_batching(
+        assistant_model=draft, tree=tree, continuous_batching_config=limits(400, max_requests_per_batch=8)
+    )
+    manager.warmup()
+    with manager:
+        name = manager.add_request([4, 5, 6], max_new_tokens=12)
+        output = manager.get_result(name, timeout=120)
+        assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=12)
+        state, steps = manager.state, set(manager.engine.device_steps._steps)
+        assert state.num_generation_tokens == 12 and state.speculation.num_drafts == output.speculation.num_drafts
+        for count in (8, 3, 1):
+            manager.add_requests([[4, 5, 6]] * count, max_new_tokens=12, **({"do_sample": True} if count == 3 else {}))
+            for _ in range(count):
+                assert manager.get_result(timeout=60).error is None
+        assert {size.rows for _, size in steps} == {1, 2, 3, 4, 6, 8}
+        assert tree == "auto" or set(manager.engine.device_steps._steps) == steps
+        with pytest.raises(RuntimeError, match="`warmup`: the manager is running already"):
+            manager.warmup()
+    assert_nothing_left(manager)
+
+
+def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model()  # in float64
+    manager = target.init_continuous_batching(assistant_model=NgramDraft(), continuous_batching_config=limits())
+    manager.warmup()
+    with manager:
+        assert manager.get_result(manager.add_request([4, 5], max_new_tokens=3)).error is None
+        assert manager.engine.num_steps < 5
+
+
 def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MOST_STEPS", 2)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -129,6 +129,16 @@ class DeviceSteps:
         self.works = False
         """Whether there are any."""
         self._captures = 0
+        self._patience = PATIENCE
+
+    @contextmanager
+    def capturing_every_size(self) -> Iterator[None]:
+        """Inside no larger graph stands in for one of the right size."""
+        self._patience = 0
+        try:
+            yield
+        finally:
+            self._patience = PATIENCE
 
     def renew(self) -> None:
         """Forgets steps over weights that have been moved since; goes without if something has come in the way."""
@@ -231,7 +241,7 @@ class DeviceSteps:
                 and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
                 and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks
             ]
-            if larger and self._seen[key] < PATIENCE:
+            if larger and self._seen[key] < self._patience:
                 size = min(larger, key=lambda other: (other.rows, other.blocks))
         step = self._steps.pop((kind, size), None)
         is_new = step is None
