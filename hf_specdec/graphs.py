@@ -50,11 +50,11 @@ _capturing = threading.Lock()
 
 
 def record_cuda_graph(
-    run: Callable[[], list[torch.Tensor]], device: torch.device, pool: Any = None
+    run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None = None
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """
     Captures `run` after a first run for what is done once; returns what replays it, and its tensors. Graphs that share
-    a `pool` (see `new_graph_pool`) must never run at the same time, nor read what another left there.
+    a `pool` must never run at the same time, nor read what another left there.
     """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -67,11 +67,15 @@ def record_cuda_graph(
     try:
         with _capturing, torch.cuda.stream(stream), _without_collection():
             torch.cuda.synchronize(device)
-            graph.capture_begin(pool, "thread_local")
+            graph.capture_begin(None if pool is None else pool.handle(), "thread_local")
             try:
                 tensors = run()
             finally:
                 graph.capture_end()
+    except BaseException:
+        if pool is not None:
+            pool.leave()
+        raise
     finally:
         torch._C._cuda_clearCublasWorkspaces()
     return graph.replay, tensors
@@ -92,9 +96,24 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def new_graph_pool(device: torch.device) -> Any:
-    """Memory for graphs that take turns; None where there are none."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+class GraphPool:
+    """
+    Memory for graphs that take turns. Where a capture has failed, or all graphs may be gone, nothing more can be
+    captured into the same: those to come get another.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def handle(self) -> Any:
+        """What torch knows the memory by."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def leave(self) -> None:
+        """Lets it to those that are captured already."""
+        self._handle = None
 
 
 RECORDERS: dict[str, Record] = {"cuda": record_cuda_graph}

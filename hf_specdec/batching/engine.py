@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
 from ..drafters import Drafter, DraftRequest
-from ..forward import execution_device
-from ..graphs import new_graph_pool
+from ..graphs import GraphPool
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree, DynamicTree, TokenTree
@@ -72,7 +71,7 @@ class Engine:
     ):
         self.model, self.pool, self.policy = model, pool, policy
         self.ranks = Ranks.of(model)
-        graph_pool = new_graph_pool(execution_device(model))
+        graph_pool = GraphPool()
         self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
         self.drafting = drafting_of(drafter, model, pool, cuda_graphs, graph_pool)
         self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool, compiles)
@@ -101,19 +100,24 @@ class Engine:
             self.ranks.share_random_state()
             yield
 
-    def warm_up(self, new_requests: Callable[[int, bool, bool], list[Request]]) -> None:
+    def warm_up(
+        self, new_requests: Callable[[int, bool, bool], list[Request]], goes_on: Callable[[], bool] = lambda: True
+    ) -> None:
         """
         Captures the steps of all sizes, by requests of nobody, which leave nothing behind: not in the counts either.
 
         Args:
             new_requests (`Callable`): makes so many requests, sampled or not, that speculate or do not, and end after
                 a few steps.
+            goes_on (`Callable`, *optional*): asked before every size.
         """
         if not self.device_steps.works:
             return
         with self.device_steps.capturing_every_size():
             sizes = [size for size in SIZES if size <= self.scheduler.max_requests]
             for size, do_sample, speculate in product(reversed(sizes), (False, True), (True, False)):
+                if not goes_on():
+                    break
                 for request in new_requests(size, do_sample, speculate):
                     self.scheduler.add(request)
                 while self.scheduler.has_work:
@@ -182,7 +186,7 @@ class Engine:
         with phase("commit"):
             self._commit(requests, draft, groups, walk)
         if self.speculates:
-            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
+            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items() if name != "steps"}
             propose = spent.pop("propose")
             self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
         return requests
@@ -212,7 +216,8 @@ class Engine:
             trees = {group.request.plan.tree for group in groups}
             tree = trees.pop() if len(trees) == 1 else None
             if not trees and (tree is None or isinstance(tree, TokenTree)):
-                self.choices.end_device_step(tree, walk.paths, outcome.seconds)
+                paths = [path if row in drafted else None for row, path in enumerate(walk.paths)]
+                self.choices.end_device_step(tree, paths, outcome.seconds)
         self._soil_failed(requests)
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:

@@ -17,6 +17,7 @@ from ..attention import TreeContext
 from ..forward import NodeInputs, TreeForward
 from ..graphs import (
     RECORDERS,
+    GraphPool,
     Record,
     RecordedForward,
     fingerprint_of,
@@ -49,17 +50,19 @@ class PagedGraphs:
 
     Args:
         model (`PreTrainedModel`): the model.
-        pool: memory that the graphs of several models share; see `new_graph_pool`.
+        pool (`GraphPool`, *optional*): memory that the graphs of several models share.
     """
 
-    def __init__(self, model: PreTrainedModel, pool: Any = None):
+    def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):
         self.model, self.works, self._failed, self._pool = model, True, False, pool
         self._graphs: dict[Any, PagedForward] = {}
         self._seen: set[Any] = set()
         self._fingerprint: Any = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, wanted: bool | Literal["auto"], pool: Any = None) -> PagedGraphs | None:
+    def of(
+        cls, model: PreTrainedModel, wanted: bool | Literal["auto"], pool: GraphPool | None = None
+    ) -> PagedGraphs | None:
         """
         Those of a model that can be captured, if they are wanted and there are kernels, which alone read blocks where
         they are; `wanted` is `SpeculativeConfig.cuda_graphs`.
@@ -78,6 +81,8 @@ class PagedGraphs:
         if fingerprint != self._fingerprint:
             self._graphs.clear()
             self._seen.clear()
+            if self._pool is not None:
+                self._pool.leave()
         self._fingerprint = fingerprint
 
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -45,6 +46,11 @@ class RequestLoop:
     def is_running(self) -> bool:
         """Whether the thread has been started and is alive."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def stops_at_once(self) -> bool:
+        """Whether the thread is to end as soon as it can."""
+        return self._stops == "at once"
 
     @property
     def is_stopping(self) -> bool:
@@ -122,8 +128,8 @@ class RequestLoop:
                 torch.cuda.set_device(device)
             with self.engine.running():
                 prepare, self.prepare = self.prepare, None
-                if prepare is not None:
-                    prepare()
+                if prepare is not None and self._stops != "at once":
+                    self._prepare(prepare)
                 while self._go_on():
                     pass
             self._end_all("The manager was stopped before the request was done.")
@@ -133,6 +139,17 @@ class RequestLoop:
             self._end_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
         finally:
             self.results.close()
+
+    def _prepare(self, prepare: Callable[[], None]) -> None:
+        """What goes wrong in it is no request's fault: they can do without."""
+        try:
+            prepare()
+        except Exception as error:
+            warnings.warn(
+                f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
+            )
+            for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:
+                self.engine.end(request)
 
     def _go_on(self) -> bool:
         """One step, or a wait for news. False if the thread is to end."""

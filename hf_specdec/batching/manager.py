@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import queue
 from collections.abc import Callable, Iterator
@@ -128,14 +129,21 @@ class SpeculativeBatchingManager:
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
-        self._loop.prepare = lambda: self.engine.warm_up(self._requests_of_nobody)
+        self._loop.prepare = lambda: self.engine.warm_up(
+            self._requests_of_nobody, lambda: not self._loop.stops_at_once
+        )
 
     def _requests_of_nobody(self, count: int, do_sample: bool, speculate: bool) -> list[Request]:
         """Short ones, as far as the model and the memory go."""
         most = self._admission.most_tokens - len(WARM_UP_PROMPT)
         options = {"max_new_tokens": min(24, most), "eos_token_id": -1, "do_sample": do_sample}
+        config = copy.copy(self._admission.generation_config)
+        if config is not None:
+            config.stop_strings = None  # they need the tokenizer that requests bring along
         return [
-            self._admission.request(f"warm-up {number}", WARM_UP_PROMPT, options, speculate=speculate)
+            self._admission.request(
+                f"warm-up {number}", WARM_UP_PROMPT, options, speculate=speculate, generation_config=config
+            )
             for number in range(count if most > 1 else 0)
         ]
 

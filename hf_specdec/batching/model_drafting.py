@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..drafters import Drafter, DraftModelDrafter, DraftRequest, EagleDrafter, MedusaDrafter
 from ..forward import TreeForward, causal_chain, execution_device
+from ..graphs import GraphPool
 from ..kernels import DTYPES
 from ..trees import DraftTree
 from .blocks import BlockPool
@@ -39,11 +40,10 @@ def drafting_of(
     target: PreTrainedModel,
     pool: BlockPool,
     cuda_graphs: bool | Literal["auto"] = False,
-    graph_pool: Any = None,
+    graph_pool: GraphPool | None = None,
 ) -> Drafting:
     """
-    How a drafter serves requests that come and go; for `cuda_graphs` see `SpeculativeConfig`, for `graph_pool`
-    `new_graph_pool`.
+    How a drafter serves requests that come and go; for `cuda_graphs` see `SpeculativeConfig`.
 
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
@@ -70,7 +70,7 @@ class DraftModelDrafting(Drafting):
         drafter: DraftModelDrafter,
         pool: BlockPool,
         cuda_graphs: bool | Literal["auto"] = False,
-        graph_pool: Any = None,
+        graph_pool: GraphPool | None = None,
     ):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
         device = execution_device(drafter.model)
@@ -143,7 +143,7 @@ class EagleDrafting(Drafting):
         drafter: EagleDrafter,
         pool: BlockPool,
         cuda_graphs: bool | Literal["auto"] = False,
-        graph_pool: Any = None,
+        graph_pool: GraphPool | None = None,
     ):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
         device = execution_device(drafter.head)
@@ -173,7 +173,10 @@ class EagleDrafting(Drafting):
         for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
             if request.options.plan is None or not nodes:
                 continue
-            self._waiting.setdefault(request, []).append(features[row : row + 1, : len(nodes)])
+            pieces = self._waiting.setdefault(request, [])
+            pieces.append(features[row : row + 1, : len(nodes)])
+            if len(pieces) > FEW:  # each keeps those of all rows of its step
+                self._waiting[request] = [torch.cat(pieces, dim=1)]
         self._read([request for request in requests if self._num_waiting(request) >= LONGEST_FORWARD])
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 
 from ..features import Features, watch_features
 from ..forward import TreeForward, causal_chain, execution_device
+from ..graphs import GraphPool
 from ..trees import DraftTree
 from .blocks import BlockPool
 from .graphs import PagedGraphs
@@ -25,7 +26,7 @@ class InFlightTarget:
         model (`PreTrainedModel`): the target.
         pool (`BlockPool`): the blocks of its K/V.
         cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
-        graph_pool: see `new_graph_pool`.
+        graph_pool (`GraphPool`, *optional*): what its graphs share with others.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class InFlightTarget:
         model: PreTrainedModel,
         pool: BlockPool,
         cuda_graphs: bool | Literal["auto"] = False,
-        graph_pool: Any = None,
+        graph_pool: GraphPool | None = None,
     ):
         self.model, self.device = model, execution_device(model)
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers

@@ -63,7 +63,10 @@ class TreeChoices:
             self._auto_choice(tree).end_step(draft, own, propose, rest)
 
     def end_device_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float) -> None:
-        """The same of a step that the device has done as a whole, with one tree, or none, for all that speculate."""
+        """
+        The same of a step that the device has done as a whole, with one tree, or none, for all that speculate; rows
+        that were not drafted for have None for a path.
+        """
         for asked, rows in self._asked.items():
             choice = self._auto_choice(asked)
             if isinstance(choice, AutoChoice):

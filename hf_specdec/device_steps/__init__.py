@@ -9,7 +9,7 @@ commit, and the draft's catching up.
 - `loop`: the host's part: which calls run like this, launching steps, reading behind what they did.
 """
 
-from .loop import MOST_SHAPES, run_device_steps
+from .loop import any_number_of_shapes, run_device_steps
 
 
-__all__ = ["MOST_SHAPES", "run_device_steps"]
+__all__ = ["any_number_of_shapes", "run_device_steps"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,8 +30,13 @@ logger = logging.get_logger(__name__)
 
 MOST_STEPS = 8
 """Captured steps that the store of a target keeps."""
-MOST_SHAPES = 256
+MOST_SHAPES = 2**14
 """Of a model's inputs, for which it is compiled."""
+
+
+def any_number_of_shapes() -> AbstractContextManager[None]:
+    """Inside, a model is compiled for every shape that comes: each is captured, and seldom comes again."""
+    return torch._dynamo.config.patch(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
 
 
 def run_device_steps(call: SpeculativeCall) -> bool:
@@ -165,7 +171,7 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
             logger.warning(f"Compiling the steps of {name}. This takes a minute or two, once.")
         try:
             # A level of a tree after the other runs the same code on other shapes.
-            with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):
+            with any_number_of_shapes():
                 return DeviceStep(target, *rest, with_compiler, record)  # type: ignore[call-arg]
         except Exception as error:  # whatever stands against it, the call can do without
             what = "compiled" if with_compiler else "captured in a CUDA graph"

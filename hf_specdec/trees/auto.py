@@ -148,6 +148,8 @@ class AutoChoice(TreeChoice):
 
     REPLAN = 4
     """Steps between two plans."""
+    ROUNDS = 3
+    """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
     GAIN = 1.03
     """How much better another tree must promise to be."""
     PROBE = 16
@@ -166,23 +168,25 @@ class AutoChoice(TreeChoice):
         # On a new machine every kind of step twice: the first is slow for reasons of its own.
         self._trials = [None, self._small, None, self._small, middling, middling]
         self._to_try = [] if times.are_known else list(self._trials)
+        self._rounds = 1
         self.menu: TreeMenu | None = None
         """Where it chooses from few trees only."""
         self._planned: TokenTree | None = None
         self._steps_to_plan = self._without = 0
 
     def begin_step(self, length: int) -> TokenTree | None:
-        if not self._to_try and not self.times.are_known:
+        if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
+            self._rounds += 1
             self._to_try = list(self._trials)  # nobody has timed them
         if self._to_try:
             self.tree = self._to_try.pop(0)
             return self.tree
-        if self._steps_to_plan == 0:
+        if self._steps_to_plan == 0 and self.times.rest.largest >= 0:
             self._steps_to_plan = self.REPLAN
             plan = self.plan()
             if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
                 self._planned = plan.tree
-        self._steps_to_plan -= 1
+        self._steps_to_plan = max(self._steps_to_plan - 1, 0)
         self.tree = self._planned
         self._without = self._without + 1 if self.tree is None else 0
         if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():

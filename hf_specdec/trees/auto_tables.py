@@ -94,8 +94,10 @@ class TimeTable:
     def up_to(self, number: int) -> list[float]:
         """
         What is expected for 0 … `number`: on the line between the measured neighbours; beyond the last measured, as
-        much more as it rose so far.
+        much more as it rose so far. Nothing, if nothing was measured.
         """
+        if not self._recent:
+            return [0.0] * (number + 1)
         known = sorted((key, statistics.median(values)) for key, values in self._recent.items())
         (first, start), (last, end) = known[0], known[-1]
         slope = max(end - start, 0.0) / (last - first) if last > first else 0.0

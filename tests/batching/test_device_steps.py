@@ -361,6 +361,43 @@ def test_warming_up(tree: Any, kind: str) -> None:
     assert_nothing_left(manager)
 
 
+def test_warming_up_with_stop_strings() -> None:
+    """They need the tokenizer that requests bring along."""
+    target = tiny_model(dtype=torch.float32)
+    config = copy.deepcopy(target.generation_config)
+    config.stop_strings = ["stop"]
+    manager = target.init_continuous_batching(
+        config,
+        assistant_model=noisy_copy(target),
+        tree=CHAIN,
+        continuous_batching_config=limits(400, max_requests_per_batch=2),
+    )
+    manager.warmup()
+    with manager:
+        manager.request_id_iter  # noqa: B018  (it is running)
+        while manager.engine.device_steps._patience == 0 or not manager.engine.device_steps._steps:
+            assert manager.is_running()
+    assert manager.background_thread_status.fatal_error is None
+
+
+def test_warming_up_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, and a manager that serves all the same."""
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("nothing works")
+
+    target = tiny_model(dtype=torch.float32)
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target), tree=CHAIN, continuous_batching_config=limits(400)
+    )
+    monkeypatch.setattr(manager, "_requests_of_nobody", fails)
+    manager.warmup()
+    with pytest.warns(UserWarning, match="could not warm up, and starts cold: RuntimeError: nothing works"), manager:
+        output = manager.get_result(manager.add_request([4, 5], max_new_tokens=9), timeout=60)
+    assert output.generated_tokens == text_alone(target, [4, 5], max_new_tokens=9)
+    assert_nothing_left(manager)
+
+
 def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_model()  # in float64
     manager = target.init_continuous_batching(assistant_model=NgramDraft(), continuous_batching_config=limits())
@@ -368,6 +405,43 @@ def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -
     with manager:
         assert manager.get_result(manager.add_request([4, 5], max_new_tokens=3)).error is None
         assert manager.engine.num_steps < 5
+
+
+@pytest.mark.parametrize("others, least", [(CHAIN, 0.9), (DYNAMIC, 0.6)], ids=["static", "dynamic"])
+def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any, least: float) -> None:
+    """It plans, by its first guess at least, and rows that were not drafted for count as no refusals."""
+    target = tiny_model(dtype=torch.float32)
+    draft = copy.deepcopy(target)
+    with target.init_continuous_batching(
+        assistant_model=draft, tree="auto", continuous_batching_config=limits()
+    ) as manager:
+        names = [manager.add_request([4, 5, 6], max_new_tokens=200, **own) for own in ({}, {"tree": others})]
+        for name in names:
+            assert manager.get_result(name, timeout=120).error is None
+        choices = manager.engine.choices
+        assert all(table.chances()[0][0] >= least for table in choices._acceptance.values())
+        assert all(not choice._to_try for (_, size), choice in choices._auto.items() if size == 2)
+
+
+def test_weights_that_move_between_two_sessions() -> None:
+    """Nothing is captured into memory whose graphs are gone."""
+    target, (prompt,) = tiny_model(dtype=torch.float32), ragged_prompts((9,))
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree=CHAIN, continuous_batching_config=limits()
+    )
+    for seed in (5, 6):
+        with manager:
+            output = manager.get_result(manager.add_request(prompt, max_new_tokens=24), timeout=60)
+            assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
+            assert manager.engine.device_steps._steps
+        pool = manager.engine.device_steps._pool
+        pool._handle = "used"
+        for parameter, source in zip(
+            target.parameters(), tiny_model(seed=seed, dtype=torch.float32).parameters(), strict=True
+        ):
+            parameter.data = source.data.clone()
+    with manager:
+        assert pool._handle is None
 
 
 def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from transformers.utils import logging
 
-from ...device_steps import MOST_SHAPES
+from ...device_steps import any_number_of_shapes
 from ...device_steps.drawing import mean_overlaps
 from ...device_steps.verdicts import NOTHING_TO_DRAW
-from ...graphs import RECORDERS, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...kernels import DTYPES, are_installed
 from ...trees import DynamicTree, TokenTree
-from ...verification import Walk
+from ...verification import DraftTemperature, Walk
 from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
 from ..graphs import FEWEST_BLOCKS, SIZES, next_power_of_two, next_size
 from ..request import Request
@@ -92,6 +92,7 @@ class Outcome:
             of some rows; with their numbers.
         errors (`dict[int, str]`): rows that fail.
         seconds (`float`, *optional*): what the step took; None if it was captured first.
+        learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
     """
 
     walk: Walk
@@ -99,6 +100,7 @@ class Outcome:
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     seconds: float | None = None
+    learnt: set[DraftTemperature] = field(default_factory=set)
 
 
 class DeviceSteps:
@@ -108,7 +110,7 @@ class DeviceSteps:
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's.
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
-        pool: the memory that all graphs of the engine share.
+        pool (`GraphPool`, *optional*): the memory that all graphs of the engine share.
         compiles (`bool`): whether steps are compiled first; where that fails, they are only captured.
     """
 
@@ -117,7 +119,7 @@ class DeviceSteps:
         target: InFlightTarget,
         drafting: Drafting,
         wanted: bool | Literal["auto"] = False,
-        pool: Any = None,
+        pool: GraphPool | None = None,
         compiles: bool = False,
     ):
         self._compiles = compiles
@@ -156,12 +158,17 @@ class DeviceSteps:
         fingerprint = [fingerprint_of(model) for model in models]
         if fingerprint != self._fingerprint:
             self._steps.clear()
+            self._seen.clear()
+            if self._pool is not None:
+                self._pool.leave()
         self._fingerprint = fingerprint
 
     # ---------------------------------------------------------------------------------------------------- which steps
 
     def run(self, requests: list[Request], groups: Sequence[Group]) -> Outcome | None:
-        """A step of all these requests; None, and nothing has happened, if it is not to be whole on the device."""
+        """
+        A step of all these requests; None, and no request or draft knows of it, if the device cannot do it as a whole.
+        """
         parts = self._parts(requests, groups)
         if parts is None:
             return None
@@ -264,16 +271,17 @@ class DeviceSteps:
         """Captures a step with rows in it. If it cannot, there are none any more, or none that are compiled."""
         compiles = step.kind.compiles
         if compiles and self._captures == 0:
-            logger.warning(f"Compiling the steps of {type(self._target.model).__name__}. This takes a minute, once.")
+            name = type(self._target.model).__name__
+            logger.warning(f"Compiling the steps of {name}: up to a minute for each number of requests and tree.")
         try:
-            with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES) if compiles else nullcontext():
+            with any_number_of_shapes() if compiles else nullcontext():
                 step.capture(RECORDERS[self._target.device.type], self._pool)
         except Exception as error:  # whatever stands against it, the requests can do without
             if compiles:
                 self._compiles = False
             else:
                 self.works, self._failed = False, True
-            self._steps.clear()
+                self._steps.clear()
             what = "compiled" if compiles else "captured in a CUDA graph"
             warn_of_failed_capture(self._target.model, error, "A step", what)
             return False
@@ -299,9 +307,11 @@ class DeviceSteps:
             outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
         first = 0
         for group in part.groups if part.draws else ():
-            if group.request.temperature.begin_step():
+            temperature = group.request.temperature
+            if temperature not in outcome.learnt and temperature.begin_step():
                 own = report[first : first + len(group.rows)]
-                group.request.temperature.learn(mean_overlaps([row[3 + 2 * new :] for row in own]))
+                temperature.learn(mean_overlaps([row[3 + 2 * new :] for row in own]))
+            outcome.learnt.add(temperature)
             first += len(group.rows)
 
 

@@ -110,7 +110,8 @@ class InFlightStep:
         counts = topology.depths <= rows.room[:, None]
         if draft.valid is not None:
             counts = counts & torch.nn.functional.pad(draft.valid, (1, 0), value=True)
-        tokens = torch.cat([rows.roots, draft.tokens], dim=1)
+        # Nodes that do not count are the root again: what was drafted there may be any token.
+        tokens = torch.where(counts, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
         features = None
         with self._target.recorded_features(self.kind.compiles) as watched:

@@ -1,0 +1,99 @@
+"""Random requests side by side, with graphs and without: whole steps and steps in parts take turns."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, text_alone
+from support.goldens import trained_target
+from support.graphs import install_stand_in
+from support.heads import trained_head
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR
+from transformers import PreTrainedModel
+
+from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
+from hf_specdec.batching.device_steps import runner
+from hf_specdec.batching.device_steps.step import InFlightStep
+
+
+TREES: list[Any] = [
+    "[(0,)]",
+    IRREGULAR,
+    TokenTree.chain(5),
+    DynamicTree(depth=3, top_k=3, num_nodes=7),
+    [(0, "[(0,)]"), (14, None), (22, IRREGULAR)],
+    "auto",
+]
+
+
+@cache
+def models(kind: str) -> tuple[PreTrainedModel, Any]:
+    """A target and its draft; one that is `short` knows few positions."""
+    if kind == "head":
+        return trained_target(), trained_head()
+    target = tiny_model(dtype=torch.float32)
+    if kind == "noisy":
+        return target, noisy_copy(target, 0.05)
+    draft = copy.deepcopy(target)
+    draft.config.max_position_embeddings = 40
+    return target, draft
+
+
+def random_request(choice: random.Random, vocab_size: int) -> tuple[list[int], dict[str, Any], dict[str, Any]]:
+    """A prompt, options that `generate` knows, and others."""
+    prompt = [choice.randrange(3, vocab_size) for _ in range(choice.choice([1, 2, 5, 9, 20]))]
+    options: dict[str, Any] = {"max_new_tokens": choice.choice([1, 2, 5, 12, 25, 40])}
+    if choice.random() < 0.2:
+        options["repetition_penalty"] = 1.3  # the host's
+    if choice.random() < 0.2:
+        options["eos_token_id"] = choice.randrange(3, vocab_size)
+    own: dict[str, Any] = {}
+    if choice.random() < 0.15:
+        own["speculate"] = False
+    elif choice.random() < 0.6:
+        own["tree"] = choice.choice(TREES)
+    if choice.random() < 0.2:
+        own |= {"do_sample": True, "temperature": 0.8, "top_k": choice.choice([0, 9])}
+    return prompt, options, own
+
+
+@pytest.mark.filterwarnings("error:.*could not be captured")
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["noisy", "head", "short"])
+def test_greedy_texts(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `generate`, whatever is beside them, and however often they lose their blocks."""
+    install_stand_in(monkeypatch, with_kernel=True)
+    monkeypatch.setattr(runner, "PATIENCE", 3)
+    runs, run = [], InFlightStep.run
+    monkeypatch.setattr(InFlightStep, "run", lambda self: runs.append(self) or run(self))
+    (target, draft), choice = models(kind), random.Random(f"{kind} {seed}")
+    requests = [random_request(choice, target.config.vocab_size) for _ in range(choice.randint(4, 9))]
+    speculation = SpeculativeConfig(
+        tree=IRREGULAR,
+        disable_by_batch_size=choice.choice([None, None, 1, 3]),
+        max_step_nodes=choice.choice([None, 12]),
+    )
+    manager = target.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=speculation,
+        continuous_batching_config=limits(
+            choice.choice([24, 40, 200]), max_requests_per_batch=choice.choice([2, 4, 8])
+        ),
+    )
+    torch.manual_seed(seed)
+    with manager:
+        names = [manager.add_request(prompt, **(options | own)) for prompt, options, own in requests]
+        outputs = [manager.get_result(name, timeout=120) for name in names]
+    for (prompt, options, own), output in zip(requests, outputs, strict=True):
+        assert output.error is None
+        if not own.get("do_sample"):
+            assert output.generated_tokens == text_alone(target, prompt, **options)
+    assert sum(len(output.generated_tokens) for output in outputs) == manager.engine.num_tokens_generated
+    assert runs or any("repetition_penalty" in options for _, options, _ in requests)
+    assert_nothing_left(manager)
