@@ -213,11 +213,8 @@ class Engine:
         if not outcome.features:
             self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         if self.speculates and outcome.seconds is not None:
-            trees = {group.request.plan.tree for group in groups}
-            tree = trees.pop() if len(trees) == 1 else None
-            if not trees and (tree is None or isinstance(tree, TokenTree)):
-                paths = [path if row in drafted else None for row, path in enumerate(walk.paths)]
-                self.choices.end_device_step(tree, paths, outcome.seconds)
+            trees = {row: group.request.plan.tree for group in groups for row in group.rows}
+            self.choices.end_device_step(trees, walk.paths, outcome.seconds)
         self._soil_failed(requests)
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:

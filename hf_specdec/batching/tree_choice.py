@@ -62,15 +62,18 @@ class TreeChoices:
             own = [path if row in asked else None for row, path in enumerate(paths)]
             self._auto_choice(tree).end_step(draft, own, propose, rest)
 
-    def end_device_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float) -> None:
+    def end_device_step(self, trees: dict[int, Any], paths: list[list[int] | None], seconds: float) -> None:
         """
-        The same of a step that the device has done as a whole, with one tree, or none, for all that speculate; rows
-        that were not drafted for have None for a path.
+        The same of a step that the device has done as a whole. `trees` are those of the rows that were drafted for:
+        the others, where there was no room, are no refusals. What rows with trees of their own add to the time is the
+        same whatever "auto" takes.
         """
         for asked, rows in self._asked.items():
+            drafted = [row for row in rows if row in trees]
             choice = self._auto_choice(asked)
             if isinstance(choice, AutoChoice):
-                choice.end_whole_step(tree, [paths[row] for row in rows], seconds)
+                tree = trees[drafted[0]] if drafted else None
+                choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         key = (tree, self._batch_size)

@@ -226,7 +226,8 @@ class AutoChoice(TreeChoice):
 
     def _cost_of_probe(self) -> float:
         """The time that a probe wastes if nothing is accepted, in steps without a tree."""
-        return self.times.of(self._small) / self.times.of(None) - 1.0
+        without = self.times.of(None)
+        return self.times.of(self._small) / without - 1.0 if without > 0 else 0.0
 
 
 class TreeMenu:

@@ -407,9 +407,9 @@ def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -
         assert manager.engine.num_steps < 5
 
 
-@pytest.mark.parametrize("others, least", [(CHAIN, 0.9), (DYNAMIC, 0.6)], ids=["static", "dynamic"])
-def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any, least: float) -> None:
-    """It plans, by its first guess at least, and rows that were not drafted for count as no refusals."""
+@pytest.mark.parametrize("others", [CHAIN, DYNAMIC], ids=["static", "dynamic"])
+def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
+    """It plans, and rows that were not drafted for count as no refusals."""
     target = tiny_model(dtype=torch.float32)
     draft = copy.deepcopy(target)
     with target.init_continuous_batching(
@@ -419,7 +419,7 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any, least: float)
         for name in names:
             assert manager.get_result(name, timeout=120).error is None
         choices = manager.engine.choices
-        assert all(table.chances()[0][0] >= least for table in choices._acceptance.values())
+        assert all(table.chances()[0][0] > 0.9 for table in choices._acceptance.values())
         assert all(not choice._to_try for (_, size), choice in choices._auto.items() if size == 2)
 
 
