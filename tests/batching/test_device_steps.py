@@ -133,7 +133,7 @@ def test_a_users_criterion_ends_a_text_within_a_step(runs: list[InFlightStep]) -
 # ------------------------------------------------------------------------------------------------------------- sampled
 
 PROMPTS = ([6], [5, 3, 7], [4, 6, 4, 5])
-SAMPLES = 2_000
+SAMPLES = 1_500
 METHODS = {
     "rejection": {"tree": TREE},
     "target, drawn": {"tree": TREE, "draft_sampling": "sample", "verification": "target"},
