@@ -290,7 +290,22 @@ class TreeCache(Cache):
             target.values = layer.values[:, :, start:length].clone()
 
 
-class DeviceCache(TreeCache):
+class LengthsOnDevice:
+    """What caches have in common whose lengths only the device knows."""
+
+    lengths_are_on_device = is_on_device = True
+
+    @property
+    def uniform_length(self) -> None:
+        """The host knows of none."""
+        return None
+
+    def at(self, lengths: torch.Tensor) -> None:
+        """Says where the following forwards write: behind these lengths, `[batch]` int64."""
+        self._lengths_tensor = lengths
+
+
+class DeviceCache(LengthsOnDevice, TreeCache):
     """
     The slots of another cache, whose lengths only the device knows: for steps that the host does not follow. It has
     all its slots already, and tree forwards alone use it.
@@ -305,17 +320,6 @@ class DeviceCache(TreeCache):
             layer.keys, layer.values, layer.is_initialized = held.keys, held.values, held.is_initialized
             if held.is_initialized:
                 layer.dtype, layer.device = held.dtype, held.device
-
-    lengths_are_on_device = is_on_device = True
-
-    @property
-    def uniform_length(self) -> None:
-        """The host knows of none."""
-        return None
-
-    def at(self, lengths: torch.Tensor) -> None:
-        """Says where the following forwards write: behind these lengths, `[batch]` int64."""
-        self._lengths_tensor = lengths
 
     def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
         nodes = torch.arange(offset, offset + num_nodes, device=self.device)

@@ -78,8 +78,11 @@ class Drafting(ABC):
         return request.room
 
     def lags(self, requests: list[Request], most: int) -> list[int]:
-        """How many tokens it has not seen of each, the root included, once it has read those beyond `most`."""
-        raise NotImplementedError
+        """
+        How many tokens it has not seen of each, the root included, once it has read those beyond `most`. Only asked of
+        what has a part.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no part in steps on the device.")
 
     def fill(self, part: Any, requests: list[Request]) -> None:
         """Gives its part of a step what that needs beside the tokens not seen."""

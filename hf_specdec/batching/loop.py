@@ -141,10 +141,10 @@ class RequestLoop:
             self.results.close()
 
     def _prepare(self, prepare: Callable[[], None]) -> None:
-        """What goes wrong in it is no request's fault: they can do without."""
+        """Runs what is to be done first, which requests can do without."""
         try:
             prepare()
-        except Exception as error:
+        except Exception as error:  # whatever stands against it
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
             )

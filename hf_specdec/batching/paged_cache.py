@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..cache import TreeCache
+from ..cache import LengthsOnDevice, TreeCache
 from ..kernels import Compaction
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 
@@ -272,7 +272,7 @@ class PagedCache(TreeCache):
             compaction(self.lengths_tensor, path, accepted_tensor, self._tables_tensor)
 
 
-class DevicePagedCache(PagedCache):
+class DevicePagedCache(LengthsOnDevice, PagedCache):
     """
     The blocks of another cache, for rows whose lengths and tables only the device knows: for steps that run there as a
     whole. Tree forwards alone use it, and attend in place.
@@ -282,8 +282,6 @@ class DevicePagedCache(PagedCache):
         tables (`torch.Tensor` of shape `[rows, blocks]`, int64): the blocks of every row; the last one is nobody's.
     """
 
-    is_on_device = True
-
     def __init__(self, source: PagedCache, tables: torch.Tensor):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in source.layers])
         self.pool, self.device, self.graphs = source.pool, source.device, None
@@ -291,15 +289,6 @@ class DevicePagedCache(PagedCache):
         for layer, held in zip(self.layers, source.layers, strict=True):
             for name in ("keys", "values", "dtype", "device", "_slots", "_blocks", "is_initialized"):
                 setattr(layer, name, getattr(held, name))
-
-    @property
-    def uniform_length(self) -> None:
-        """The host knows of none."""
-        return None
-
-    def at(self, lengths: torch.Tensor) -> None:
-        """Says where the following forwards write: behind these lengths, `[rows]` int64."""
-        self._lengths_tensor = lengths
 
     def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
         slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
