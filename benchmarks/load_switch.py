@@ -44,7 +44,10 @@ WAYS = {"by load": None, "never": 0, "always": sys.maxsize}
 
 @dataclass(frozen=True)
 class Sample:
-    """What a manager did since the sample before, and what it does now. `time` is in seconds from the start."""
+    """
+    What a manager did since the sample before (`speculates`: whether any step had a draft), and how many requests it
+    has now. `time` is in seconds from the start.
+    """
 
     time: float
     phase: int
@@ -89,7 +92,7 @@ def put_load(manager: Any, prompts: list[list[int]], options: argparse.Namespace
                 phase=phase,
                 running=state.num_running,
                 waiting=state.num_waiting,
-                speculates=state.speculates,
+                speculates=new_counts[0] > counts[0],
                 tokens_per_second=(state.num_generation_tokens - before.num_generation_tokens) / (now - looked),
                 drafts=new_counts[0] - counts[0],
                 accepted=new_counts[1] - counts[1],

@@ -12,11 +12,11 @@ Every contender gets the same prompts: `--input-len` random tokens (or the built
 results come out of the manager. TTFT: time to the first token; TPOT: time per token after the first; ITL: time between
 two results.
 
-A first round of requests warms up and does not count; with `--warm-up`, as many as fit into so many seconds, at the
-full load: where steps are captured in CUDA graphs, each size and tree is captured when it first comes. What is left of
-`--seconds` is shared out evenly to what is still to be measured; requests that are open when the time of a measurement
-ends count with the tokens they have. Greedy texts are compared with those of the first contender. Prints a table, then
-one JSON line. A trial on a CPU:
+One manager of each contender serves all its loads, as a server would; it captures its CUDA graphs first
+(`manager.warmup()`). Before each load a few requests do not count; with `--warm-up`, as many as fit into so many
+seconds, at the full load. What is left of `--seconds` is shared out evenly to what is still to be measured; requests
+that are open when the time of a measurement ends count with the tokens they have. Greedy texts are compared with those
+of the first contender. Prints a table, then one JSON line. A trial on a CPU:
 
     python benchmarks/manager_load.py --concurrency 1 4 --input-len 40 --output-len 20 --seconds 60
 """
@@ -31,7 +31,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
 
 
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
+BLOCK_SIZE = 32
 CONTENDERS = ("off", "auto", "tree", "transformers")
 
 
@@ -78,10 +79,17 @@ class Outcome:
 # ---------------------------------------------------------------------------------------------------------------- load
 
 
-def put_load(manager: Any, prompts: list[list[int]], length: int, concurrency: int, deadline: float) -> Outcome:
+def put_load(
+    manager: Any,
+    prompts: list[list[int]],
+    length: int,
+    concurrency: int,
+    deadline: float,
+    sampling: dict[str, Any] | None = None,
+) -> Outcome:
     """
     Asks for all prompts, with so many open at a time, until all are done or it is `deadline` (of
-    `time.perf_counter`).
+    `time.perf_counter`). `sampling` are options of the requests.
     """
     outcome, waiting, running = Outcome(), list(enumerate(prompts))[::-1], {}
 
@@ -89,7 +97,9 @@ def put_load(manager: Any, prompts: list[list[int]], length: int, concurrency: i
         if waiting:
             number, prompt = waiting.pop()
             begun = time.perf_counter()
-            name = manager.add_request(prompt, max_new_tokens=length, streaming=True, eos_token_id=-1)
+            name = manager.add_request(
+                prompt, max_new_tokens=length, streaming=True, eos_token_id=-1, **(sampling or {})
+            )
             running[name] = Open(number, begun)
 
     start = time.perf_counter()
@@ -140,18 +150,26 @@ def counters(manager: Any) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------------ managers
 
 
+def sampling_at(temperature: float) -> dict[str, Any]:
+    """Options for it."""
+    return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+
+
 @contextmanager
 def running_manager(
     contender: str, model: PreTrainedModel, draft: Any, temperature: float, options: argparse.Namespace
 ) -> Iterator[Any]:
-    """A contender's manager while inside."""
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-    config = GenerationConfig(**sampling, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0)
-    memory = {} if options.num_blocks is None else {"num_blocks": options.num_blocks}
+    """A contender's manager while inside, for requests that say nothing of sampling at this temperature."""
+    config = GenerationConfig(
+        **sampling_at(temperature), top_k=0, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0
+    )
+    # The second name is that of transformers before 5.23.
+    size = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
+    memory = {} if options.num_blocks is None else {"num_blocks": options.num_blocks, size: BLOCK_SIZE}
     if options.max_requests is not None:
         memory["max_requests_per_batch"] = options.max_requests
     call: dict[str, Any] = {"generation_config": config}
-    if memory:
+    if memory and contender != "transformers":
         call["continuous_batching_config"] = ContinuousBatchingConfig(**memory)
     if contender != "transformers":
         tree = "auto" if contender == "auto" else ways.parse_tree(options.tree)
@@ -191,6 +209,11 @@ def load_models(options: argparse.Namespace) -> tuple[PreTrainedModel, Any]:
     return model, loading.load_draft(draft, dtype, options.device)
 
 
+def longest_prompt(options: argparse.Namespace, vocab_size: int) -> int:
+    """Tokens."""
+    return max(map(len, prompts_of(options, vocab_size, 64)))
+
+
 def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list[list[int]]:
     """The prompts' tokens: the same for every contender."""
     if options.prompts == "real":
@@ -225,35 +248,76 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds of each measurement, before it begins")
     parser.add_argument("--max-requests", type=int)
-    parser.add_argument("--num-blocks", type=int)
+    parser.add_argument(
+        "--num-blocks", type=int, help="of 32 tokens, of our managers; default: what the largest load needs"
+    )
     parser.add_argument("--device", default=device)
     parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
     return parser.parse_args()
 
 
+class Managers:
+    """
+    Those that serve the loads: ours one for all of them, transformers', whose requests cannot say how they are
+    sampled, one for each temperature, with none of the others there: it switches the model's attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, draft: Any, options: argparse.Namespace):
+        self._model, self._draft, self._options = model, draft, options
+        self._running: dict[tuple[str, float], Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Managers:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._running.clear()
+        self._stack.close()
+
+    def of(self, contender: str, temperature: float) -> Any:
+        """One that runs, and has done all that it does first."""
+        is_theirs = contender == "transformers"
+        key = contender, temperature if is_theirs else 0.0
+        if key not in self._running:
+            if is_theirs:
+                self.__exit__()
+            manager = self._stack.enter_context(
+                running_manager(contender, self._model, self._draft, key[1], self._options)
+            )
+            put_load(manager, [[5, 6, 7]], 2, 1, time.perf_counter() + 600)
+            self._running[key] = manager
+        return self._running[key]
+
+
 def measure(
-    contender: str,
-    model: PreTrainedModel,
-    draft: Any,
+    manager: Any,
     prompts: list[list[int]],
     temperature: float,
     concurrency: int,
     seconds: float,
     options: argparse.Namespace,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """One contender under one load, for so many seconds at most."""
-    with running_manager(contender, model, draft, temperature, options) as manager:
-        torch.manual_seed(0)
-        few = prompts[: min(concurrency, 8)]
-        put_load(manager, few, min(options.output_len, 16), len(few), time.perf_counter() + 60)  # warms up
-        warm = time.perf_counter() + options.warm_up
-        while time.perf_counter() < warm:
-            put_load(manager, prompts, options.output_len, concurrency, warm)
-        before = counters(manager)
-        outcome = put_load(manager, prompts, options.output_len, concurrency, time.perf_counter() + seconds)
-        figures = summary(outcome.seconds, outcome.timings, before, counters(manager))
-    figures = {"contender": contender, "temperature": temperature, "concurrency": concurrency} | figures
-    return outcome, figures | {"was_cut": outcome.is_cut}
+    """One manager under one load, for so many seconds at most."""
+    sampling = sampling_at(temperature) if isinstance(manager, SpeculativeBatchingManager) else None
+    torch.manual_seed(0)
+    few = prompts[: min(concurrency, 8)]
+    put_load(manager, few, min(options.output_len, 16), len(few), time.perf_counter() + 60, sampling)
+    warm = time.perf_counter() + options.warm_up
+    while time.perf_counter() < warm:
+        put_load(manager, prompts, options.output_len, concurrency, warm, sampling)
+    wait_for_none(manager)
+    before = counters(manager)
+    end = time.perf_counter() + seconds
+    outcome = put_load(manager, prompts, options.output_len, concurrency, end, sampling)
+    figures = summary(outcome.seconds, outcome.timings, before, counters(manager))
+    wait_for_none(manager)
+    return outcome, {"temperature": temperature, "concurrency": concurrency} | figures | {"was_cut": outcome.is_cut}
+
+
+def wait_for_none(manager: Any) -> None:
+    """Until requests that were cancelled are gone, and their results taken."""
+    while manager.get_result(timeout=0.2) is not None:
+        pass
 
 
 def main() -> None:
@@ -264,25 +328,31 @@ def main() -> None:
     cells.sort(key=lambda cell: cell[2] == "transformers")  # last: it may take long to start
     table, results, expected = new_table(), [], {}
     end = time.perf_counter() + options.seconds
-    for number, (temperature, concurrency, contender) in enumerate(cells):
-        left = end - time.perf_counter()
-        share = left / (len(cells) - number)
-        prompts = prompts_of(options, vocab_size, max(4, concurrency * options.requests_per_place))
-        case = {"contender": contender, "temperature": temperature, "concurrency": concurrency}
-        try:
-            if left <= 0:
-                raise TimeoutError("no time was left")
-            outcome, figures = measure(contender, model, draft, prompts, temperature, concurrency, share, options)
-        except Exception as error:  # whatever a contender does: the others are measured all the same
-            results.append(case | {"error": f"{type(error).__name__}: {error}"})
-        else:
-            if temperature == 0:
-                texts = expected.setdefault(concurrency, outcome.texts)
-                both = texts.keys() & outcome.texts.keys()
-                figures["same_texts"] = sum(texts[one] == outcome.texts[one] for one in both) / max(len(both), 1)
-            add_row(table, figures)
-            results.append(figures)
-        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    if options.num_blocks is None and set(options.contenders) != {"transformers"}:  # our managers share the memory
+        most = max(max(options.concurrency), 8) * (longest_prompt(options, vocab_size) + options.output_len + 128)
+        options.num_blocks = -(-most // BLOCK_SIZE)
+    with Managers(model, draft, options) as managers:
+        for number, (temperature, concurrency, contender) in enumerate(cells):
+            case = {"contender": contender}
+            try:
+                manager = managers.of(contender, temperature)
+                left = end - time.perf_counter()
+                if left <= 0:
+                    raise TimeoutError("no time was left")
+                prompts = prompts_of(options, vocab_size, max(4, concurrency * options.requests_per_place))
+                share = left / (len(cells) - number)
+                outcome, figures = measure(manager, prompts, temperature, concurrency, share, options)
+            except Exception as error:  # whatever a contender does: the others are measured all the same
+                case |= {"temperature": temperature, "concurrency": concurrency}
+                results.append(case | {"error": f"{type(error).__name__}: {error}"})
+            else:
+                if temperature == 0:
+                    texts = expected.setdefault(concurrency, outcome.texts)
+                    both = texts.keys() & outcome.texts.keys()
+                    figures["same_texts"] = sum(texts[one] == outcome.texts[one] for one in both) / max(len(both), 1)
+                results.append(case | figures)
+                add_row(table, results[-1])
+            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     Console().print(table)
     print(json.dumps({**environment(options.device), **vars(options), "results": results}))
 

@@ -61,6 +61,18 @@ def record_cuda_graph(
     with torch.cuda.stream(stream):
         run()
     torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        return _capture_on(stream, run, device, pool)
+    except torch.cuda.OutOfMemoryError:
+        # Elsewhere torch would have given back what it holds for later; while a graph is captured it cannot.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return _capture_on(stream, run, device, pool)
+
+
+def _capture_on(
+    stream: torch.cuda.Stream, run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None
+) -> tuple[Callable[[], None], list[torch.Tensor]]:
     graph = torch.cuda.CUDAGraph()
     # The graph gets a cuBLAS workspace of its own: that of the stream goes when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
@@ -476,7 +488,7 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
     adapters = tuple(
         str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
         for module in model.modules()
-        if hasattr(module, "disable_adapters")
+        if isinstance(getattr(module, "disable_adapters", None), bool)  # a model has a method of that name
     )
     return hash(places), implementation_of(model), adapters
 

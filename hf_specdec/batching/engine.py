@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -30,6 +29,12 @@ from .request import Request
 from .scheduler import Scheduler
 from .target import InFlightTarget
 from .tree_choice import TreeChoices
+
+
+WARM_UP_STEPS = 4
+"""Of every kind."""
+MOST_WARM_NODES = 4096
+"""Of all rows: steps with larger trees are not captured before they are wanted, except for the manager's own tree."""
 
 
 @dataclass(eq=False)
@@ -101,32 +106,51 @@ class Engine:
             yield
 
     def warm_up(
-        self, new_requests: Callable[[int, bool, bool], list[Request]], goes_on: Callable[[], bool] = lambda: True
+        self, new_requests: Callable[[int, bool], list[Request]], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
         """
-        Captures the steps of all sizes, by requests of nobody, which leave nothing behind: not in the counts either.
+        Captures steps by requests of nobody, which leave nothing behind: not in the counts either. Numbers of rows are
+        powers of two and the most there may be; for others the graph of the next larger one will do.
 
         Args:
-            new_requests (`Callable`): makes so many requests, sampled or not, that speculate or do not, and end after
-                a few steps.
-            goes_on (`Callable`, *optional*): asked before every size.
+            new_requests (`Callable`): makes so many requests, sampled or not, that end after some steps.
+            goes_on (`Callable`, *optional*): asked before every kind of step.
         """
         if not self.device_steps.works:
             return
+        most = self.scheduler.max_requests
         with self.device_steps.capturing_every_size():
-            sizes = [size for size in SIZES if size <= self.scheduler.max_requests]
-            for size, do_sample, speculate in product(reversed(sizes), (False, True), (True, False)):
-                if not goes_on():
-                    break
-                for request in new_requests(size, do_sample, speculate):
-                    self.scheduler.add(request)
-                while self.scheduler.has_work:
-                    for request in self.step():
-                        if request.is_over:
-                            self.end(request)
+            for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
+                for do_sample in (False, True):
+                    for tree in self._trees_of_warm_up(new_requests, size, do_sample):
+                        if not goes_on():
+                            return
+                        with self.choices.always(tree):
+                            self._run_in_vain(new_requests(size, do_sample))
         self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
         self.choices.forget_texts()
+
+    def _trees_of_warm_up(
+        self, new_requests: Callable[[int, bool], list[Request]], size: int, do_sample: bool
+    ) -> list[TokenTree | DynamicTree | None]:
+        """Those of the steps that so many requests will take; None: without one."""
+        if not self.policy.speculates(size, 0):
+            return [None]
+        trees = [tree for request in new_requests(1, do_sample) for tree in self.choices.first_trees(request)]
+        return [None] + [tree for tree in trees if size * (tree.num_nodes + 1) <= MOST_WARM_NODES or tree == trees[0]]
+
+    def _run_in_vain(self, requests: list[Request]) -> None:
+        """Runs requests of nobody for a few steps: one to be captured, the others to be timed."""
+        for request in requests:
+            self.scheduler.add(request)
+        first = self.num_steps
+        while self.scheduler.has_work and self.num_steps < first + WARM_UP_STEPS:
+            for request in self.step():
+                if request.is_over:
+                    self.end(request)
+        for request in [*self.scheduler.active, *self.scheduler.waiting]:
+            self.end(request)
 
     # -------------------------------------------------------------------------------------------------------- a step
 

@@ -29,7 +29,7 @@ from .request import SpeculativeGenerationOutput as Output
 
 logger = logging.get_logger(__name__)
 
-WARM_UP_PROMPT = [0, 0, 0, 0]
+WARM_UP_PROMPT, WARM_UP_TOKENS = [0, 0, 0, 0], 24
 _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
 
 
@@ -120,9 +120,10 @@ class SpeculativeBatchingManager:
 
     def warmup(self) -> None:
         """
-        Lets the thread, when it starts, capture the CUDA graphs of steps of all sizes first, for greedy requests and
-        for sampled ones, with the manager's own tree and without: up to half a second each, which else the first step
-        of a size takes. Without graphs there is nothing to do.
+        Lets the thread, when it starts, capture the CUDA graphs of steps first: for greedy requests and for sampled
+        ones, for numbers of requests up to the most there may be, by powers of two, without a tree and with those of
+        the manager (under "auto" those that it begins with, whose steps it times). Up to half a second each, which
+        else the first step of a kind takes. Without graphs there is nothing to do.
 
         Raises:
             RuntimeError: if the manager is running.
@@ -133,17 +134,15 @@ class SpeculativeBatchingManager:
             self._requests_of_nobody, lambda: not self._loop.stops_at_once
         )
 
-    def _requests_of_nobody(self, count: int, do_sample: bool, speculate: bool) -> list[Request]:
+    def _requests_of_nobody(self, count: int, do_sample: bool) -> list[Request]:
         """Short ones, as far as the model and the memory go."""
         most = self._admission.most_tokens - len(WARM_UP_PROMPT)
-        options = {"max_new_tokens": min(24, most), "eos_token_id": -1, "do_sample": do_sample}
+        options = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1, "do_sample": do_sample}
         config = copy.copy(self._admission.generation_config)
         if config is not None:
             config.stop_strings = None  # they need the tokenizer that requests bring along
         return [
-            self._admission.request(
-                f"warm-up {number}", WARM_UP_PROMPT, options, speculate=speculate, generation_config=config
-            )
+            self._admission.request(f"warm-up {number}", WARM_UP_PROMPT, options, generation_config=config)
             for number in range(count if most > 1 else 0)
         ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +34,28 @@ class TreeChoices:
         self._auto: dict[tuple[AutoTree, int], TreeChoice] = {}
         self._acceptance: dict[AutoTree, AcceptanceTable] = {}
         self._asked: dict[AutoTree, list[int]] = {}
+        self._always: tuple[TokenTree | DynamicTree | None] | None = None
+
+    @contextmanager
+    def always(self, tree: TokenTree | DynamicTree | None) -> Iterator[None]:
+        """Inside every request takes this tree, or none. Under "auto" what comes of it is learnt all the same."""
+        self._always = (tree,)
+        try:
+            yield
+        finally:
+            self._always = None
+
+    def first_trees(self, request: Request) -> list[TokenTree | DynamicTree]:
+        """Those that a request may take soon: its own, all of its schedule, the first among which "auto" chooses."""
+        tree = None if request.options.plan is None else request.options.plan.tree
+        entries = [entry for _, entry in tree.entries] if isinstance(tree, TreeSchedule) else [tree]
+        found: dict[Any, None] = {}
+        for entry in entries:
+            if isinstance(entry, AutoTree):
+                found |= dict.fromkeys(TreeMenu(entry).first)
+            elif entry is not None:
+                found[entry] = None
+        return list(found)
 
     def forget_texts(self) -> None:
         """Forgets what is known of acceptance; times belong to the machine, and stay."""
@@ -50,6 +73,8 @@ class TreeChoices:
         longest = max((request.length for request in requests), default=0)
         chosen = {tree: self._auto_choice(tree).begin_step(longest) for tree in self._asked}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
+        if self._always is not None:
+            trees = [self._always[0]] * len(trees)
         if self.max_step_nodes is None:
             return trees
         share = self.max_step_nodes // max(len(requests), 1)

@@ -240,7 +240,7 @@ class TreeMenu:
     """
 
     SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)
-    KEPT_FOR = (32, 512, 4096)
+    KEPT_FOR = (64, 1024, 16384)
     """Plans for which the first menu stays, the second, and each after them."""
 
     def __init__(self, limits: AutoTree):
@@ -253,11 +253,19 @@ class TreeMenu:
         if self._left == 0:
             self._left = self.KEPT_FOR[min(self._number, len(self.KEPT_FOR) - 1)]
             self._number += 1
-            likeliest = likeliest_paths(chances, self.limits.max_nodes, self.limits.max_depth)
-            sizes = [size for size in self.SIZES if size <= len(likeliest)]
-            self._trees = [TokenTree([path for _, path in likeliest[:size]]) for size in sizes]
+            self._trees = self._likeliest(chances)
         self._left -= 1
         return self._trees
+
+    @property
+    def first(self) -> list[TokenTree]:
+        """The menu before anything is known of acceptance."""
+        return self._likeliest(AcceptanceTable(self.limits.max_depth, self.limits.max_children).chances())
+
+    def _likeliest(self, chances: list[list[float]]) -> list[TokenTree]:
+        likeliest = likeliest_paths(chances, self.limits.max_nodes, self.limits.max_depth)
+        sizes = [size for size in self.SIZES if size <= len(likeliest)]
+        return [TokenTree([path for _, path in likeliest[:size]]) for size in sizes]
 
 
 _times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[int, StepTimes]]] = (

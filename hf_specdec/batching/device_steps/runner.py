@@ -39,8 +39,11 @@ MOST_SEEN = 1024
 """Sizes and kinds of steps that are counted."""
 MOST_PARTS = 3
 """Parts of a step, of requests that ask for different trees: each is a forward of the target."""
-PATIENCE = 8
-"""How often a size comes until it gets a graph of its own, where a larger one can do."""
+PATIENCE = 256
+"""
+How often a size comes until it gets a graph of its own, where a larger one can do: to capture one takes as long as
+some fifty steps, and a graph with a third more rows a few percent longer.
+"""
 LARGEST_DETOUR = 4
 """How many times the rows that are needed a graph may have that stands in for one of the right size."""
 
@@ -220,7 +223,7 @@ class DeviceSteps:
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
         values = own, kinds, room, counts, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
-        kind = StepKind(part.tree, frozenset(kinds), is_filtered, part.draws, self._compiles)
+        kind = StepKind(part.tree, _walks_for(kinds, part.draws), is_filtered, part.draws, self._compiles)
         blocks = max(len(one.table.blocks) for one in own) + 1
         size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth)
         for cache in (self._target.cache, self._drafting.cache):
@@ -320,6 +323,16 @@ def _kind_of(request: Request, draws_children: bool) -> Kind:
         return Kind.GREEDY
     plan = request.options.plan
     return Kind.REJECTION if draws_children and plan is not None and plan.uses_rejection else Kind.TARGET
+
+
+def _walks_for(kinds: list[Kind], draws_children: bool) -> frozenset[Kind]:
+    """
+    The walks of a step with such rows. Where any draws, all that could come: another walk costs less than another
+    graph for every mix of rows.
+    """
+    if set(kinds) == {Kind.GREEDY}:
+        return frozenset({Kind.GREEDY})
+    return frozenset({Kind.GREEDY, Kind.TARGET} | ({Kind.REJECTION} if draws_children else set()))
 
 
 def _is_filtered(request: Request) -> bool:
