@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -26,7 +28,7 @@ from .joining import join_drafts
 from .model_drafting import drafting_of
 from .policy import LoadPolicy
 from .request import Request
-from .scheduler import Scheduler
+from .scheduler import Chunk, Scheduler
 from .target import InFlightTarget
 from .tree_choice import TreeChoices
 
@@ -56,6 +58,7 @@ class Engine:
         policy (`LoadPolicy`): when to speculate.
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens of a step.
+        busy_at (`int`, *optional*): see `Scheduler`.
         max_step_nodes (`int`, *optional*): most draft tokens of a step.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`): see `SpeculativeConfig`.
         compiles (`bool`, *optional*, defaults to `False`): likewise, `compile` there.
@@ -70,6 +73,7 @@ class Engine:
         *,
         max_requests: int,
         chunk_size: int,
+        busy_at: int = sys.maxsize,
         max_step_nodes: int | None = None,
         cuda_graphs: bool | Literal["auto"] = "auto",
         compiles: bool = False,
@@ -80,7 +84,9 @@ class Engine:
         self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
         self.drafting = drafting_of(drafter, model, pool, cuda_graphs, graph_pool)
         self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool, compiles)
-        self.scheduler = Scheduler(pool, self.target.cache, max_requests, chunk_size, self.drafting.forget)
+        self.scheduler = Scheduler(
+            pool, self.target.cache, max_requests, chunk_size, self.drafting.forget, self.target.widths, busy_at
+        )
         draft = drafter.models[0] if drafter.models else type(drafter)
         self.choices = TreeChoices(model, draft, max_step_nodes, lambda: self.device_steps.works)
         self.metrics = SpeculationMetrics()
@@ -105,40 +111,48 @@ class Engine:
             self.ranks.share_random_state()
             yield
 
-    def warm_up(
-        self, new_requests: Callable[[int, bool], list[Request]], goes_on: Callable[[], bool] = lambda: True
-    ) -> None:
+    def warm_up(self, new_requests: Callable[..., list[Request]], goes_on: Callable[[], bool] = lambda: True) -> None:
         """
         Captures steps by requests of nobody, which leave nothing behind: not in the counts either. Numbers of rows are
         powers of two and the most there may be; for others the graph of the next larger one will do.
 
         Args:
-            new_requests (`Callable`): makes so many requests, sampled or not, that end after some steps.
+            new_requests (`Callable`): makes so many requests, sampled or not, that end after some steps; with prompts
+                of so many tokens, if it is told.
             goes_on (`Callable`, *optional*): asked before every kind of step.
         """
         if not self.device_steps.works:
             return
-        most = self.scheduler.max_requests
         with self.device_steps.capturing_every_size():
-            for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
-                for do_sample in (False, True):
-                    for tree in self._trees_of_warm_up(new_requests, size, do_sample):
-                        if not goes_on():
-                            return
-                        with self.choices.always(tree):
-                            self._run_in_vain(new_requests(size, do_sample))
+            for tree, *kind in chain(self._steps_to_warm_up(new_requests), self._prompts_to_warm_up()):
+                if not goes_on():
+                    return
+                with self.choices.always(tree):
+                    self._run_in_vain(new_requests(*kind))
         self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
         self.choices.forget_texts()
 
-    def _trees_of_warm_up(
-        self, new_requests: Callable[[int, bool], list[Request]], size: int, do_sample: bool
-    ) -> list[TokenTree | DynamicTree | None]:
-        """Those of the steps that so many requests will take; None: without one."""
-        if not self.policy.speculates(size, 0):
-            return [None]
-        trees = [tree for request in new_requests(1, do_sample) for tree in self.choices.first_trees(request)]
-        return [None] + [tree for tree in trees if size * (tree.num_nodes + 1) <= MOST_WARM_NODES or tree == trees[0]]
+    def _steps_to_warm_up(self, new_requests: Callable[..., list[Request]]) -> Iterator[tuple]:
+        """Tree, number of requests, and whether they are sampled: of every kind of step."""
+        most = self.scheduler.max_requests
+        for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
+            for do_sample in (False, True):
+                yield None, size, do_sample
+                if not self.policy.speculates(size, 0):
+                    continue
+                trees = [tree for one in new_requests(1, do_sample) for tree in self.choices.first_trees(one)]
+                for tree in trees:
+                    if tree == trees[0] or size * (tree.num_nodes + 1) <= MOST_WARM_NODES:
+                        yield tree, size, do_sample
+
+    def _prompts_to_warm_up(self) -> Iterator[tuple]:
+        """No tree, number of requests, whether they are sampled, and the length of their prompts, each twice."""
+        for width in self.target.widths():
+            number = 1
+            while number <= self.scheduler.max_requests and number * width <= self.scheduler.chunk_size:
+                yield from [(None, number, False, width)] * 2  # a forward is captured when it comes again
+                number *= 2
 
     def _run_in_vain(self, requests: list[Request]) -> None:
         """Runs requests of nobody for a few steps: one to be captured, the others to be timed."""
@@ -158,22 +172,23 @@ class Engine:
     def step(self) -> Iterator[Request]:
         """One step. Yields requests that have new tokens or are over, as soon as they do."""
         self.scheduler.admit()
-        with self.metrics.phase("prefill"):
-            begun = self._read_prompts()
-        yield from begun
+        for chunk in self.scheduler.chunks():
+            with self.metrics.phase("prefill"):
+                begun = self._read(chunk)
+            yield from begun
         yield from self._decode(self.scheduler.running)
 
     def end(self, request: Request) -> None:
         """Takes a request that is over out of the batch."""
         self.scheduler.remove(request)
 
-    def _read_prompts(self) -> list[Request]:
+    def _read(self, chunk: Chunk) -> list[Request]:
         """Reads on. Returns the requests whose texts were read to their end, with a token each from there."""
-        requests, counts = self.scheduler.next_chunk()
-        if not requests:
-            return []
-        logits = self.target.read(requests, counts)
-        self.drafting.observe(requests, [list(range(count)) for count in counts])
+        requests, counts = chunk.requests, chunk.counts
+        logits = self.target.read(chunk)
+        first = [0 if chunk.width is None else chunk.width - count for count in counts]
+        nodes = [list(range(start, start + count)) for start, count in zip(first, counts, strict=True)]
+        self.drafting.observe(requests, nodes)
         self.num_tokens_read += sum(counts)
         rows = self.scheduler.read(requests)
         begun = [requests[row] for row in rows]

@@ -53,6 +53,9 @@ class PagedGraphs:
         pool (`GraphPool`, *optional*): memory that the graphs of several models share.
     """
 
+    prompt_widths = (64, 256)
+    """Tokens of prompts that graphs are made for, besides up to `MOST_QUERIES`."""
+
     def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):
         self.model, self.works, self._failed, self._pool = model, True, False, pool
         self._graphs: dict[Any, PagedForward] = {}
@@ -92,7 +95,7 @@ class PagedGraphs:
             self.works
             and context.uses_kernel
             and forward.can_be_captured
-            and queries <= MOST_QUERIES
+            and (queries <= MOST_QUERIES or queries in self.prompt_widths)
             and batch <= SIZES[-1]
             and not isinstance(nodes.logits_to_keep, torch.Tensor)
             and (nodes.positions is None or nodes.positions.dim() == 2)

@@ -20,7 +20,7 @@ from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool
 from .engine import Engine
-from .limits import Limits
+from .limits import Limits, busy_at
 from .loop import RequestLoop
 from .policy import LoadPolicy
 from .request import Request
@@ -29,7 +29,7 @@ from .request import SpeculativeGenerationOutput as Output
 
 logger = logging.get_logger(__name__)
 
-WARM_UP_PROMPT, WARM_UP_TOKENS = [0, 0, 0, 0], 24
+WARM_UP_TOKENS = 24
 _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
 
 
@@ -100,6 +100,7 @@ class SpeculativeBatchingManager:
             ),
             max_requests=self._limits.max_requests,
             chunk_size=self._limits.chunk_size,
+            busy_at=busy_at(model.num_parameters()),
             max_step_nodes=config.max_step_nodes,
             cuda_graphs=config.cuda_graphs,
             compiles=config.compile,
@@ -122,8 +123,8 @@ class SpeculativeBatchingManager:
         """
         Lets the thread, when it starts, capture the CUDA graphs of steps first: for greedy requests and for sampled
         ones, for numbers of requests up to the most there may be, by powers of two, without a tree and with those of
-        the manager (under "auto" those that it begins with, whose steps it times). Up to half a second each, which
-        else the first step of a kind takes. Without graphs there is nothing to do.
+        the manager (under "auto" those that it begins with, whose steps it times), and those of forwards of prompts.
+        Up to half a second each, which else the first step of a kind takes. Without graphs there is nothing to do.
 
         Raises:
             RuntimeError: if the manager is running.
@@ -134,15 +135,15 @@ class SpeculativeBatchingManager:
             self._requests_of_nobody, lambda: not self._loop.stops_at_once
         )
 
-    def _requests_of_nobody(self, count: int, do_sample: bool) -> list[Request]:
-        """Short ones, as far as the model and the memory go."""
-        most = self._admission.most_tokens - len(WARM_UP_PROMPT)
+    def _requests_of_nobody(self, count: int, do_sample: bool, length: int = 4) -> list[Request]:
+        """Short ones behind prompts of this length, as far as the model and the memory go."""
+        most = self._admission.most_tokens - length
         options = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1, "do_sample": do_sample}
         config = copy.copy(self._admission.generation_config)
         if config is not None:
             config.stop_strings = None  # they need the tokenizer that requests bring along
         return [
-            self._admission.request(f"warm-up {number}", WARM_UP_PROMPT, options, generation_config=config)
+            self._admission.request(f"warm-up {number}", [0] * length, options, generation_config=config)
             for number in range(count if most > 1 else 0)
         ]
 

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from .blocks import BlockPool
 from .paged_cache import PagedCache
 from .request import Request
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """
+    Parts of texts that are forwarded together.
+
+    Args:
+        requests (`list[Request]`): whose they are, oldest first.
+        counts (`list[int]`): how many tokens of each.
+        width (`int`, *optional*): tokens of each that are forwarded, the last of which count: those before have been
+            forwarded already. None: all rows are padded to the longest.
+    """
+
+    requests: list[Request]
+    counts: list[int]
+    width: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Forwarded in all."""
+        return len(self.requests) * (self.width or max(self.counts))
 
 
 class Scheduler:
@@ -25,6 +48,10 @@ class Scheduler:
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens of a step.
         on_release (`Callable`): told which request gives its blocks back.
+        widths (`Callable`, *optional*): the numbers of tokens, rising, for which there are graphs of forwards of
+            prompts; none if there are no graphs.
+        busy_at (`int`, *optional*): prompt tokens which the device takes longer to forward than the host to launch it:
+            so many go without a graph.
     """
 
     def __init__(
@@ -34,9 +61,12 @@ class Scheduler:
         max_requests: int,
         chunk_size: int,
         on_release: Callable[[Request], None],
+        widths: Callable[[], tuple[int, ...]] = tuple,
+        busy_at: int = 0,
     ):
         self.pool, self.cache = pool, cache
         self.max_requests, self.chunk_size, self.on_release = max_requests, chunk_size, on_release
+        self._widths, self._busy_at = widths, busy_at
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         """Those with blocks, the oldest first."""
@@ -68,20 +98,62 @@ class Scheduler:
             self.active.append(self.waiting.popleft())
             request.status = RequestStatus.PREFILLING
 
-    def next_chunk(self) -> tuple[list[Request], list[int]]:
-        """Requests whose texts are to be forwarded next, oldest first, and how many tokens of each."""
+    def chunks(self) -> Iterator[Chunk]:
+        """
+        What of the texts is to be forwarded in a step, each chunk after the one before has been read: one that is
+        padded, or several of the widths for which there are graphs.
+        """
+        left, widths = self.chunk_size, [width for width in self._widths() if width <= self.chunk_size]
+        if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self._busy_at:
+            chunk = self._padded_chunk(self._unread, left)
+            if chunk is not None:
+                yield chunk
+            return
+        while (chunk := self._piece(widths, left)) is not None:
+            left -= chunk.num_tokens
+            yield chunk
+
+    @property
+    def _unread(self) -> list[Request]:
+        return [request for request in self.active if request.status == RequestStatus.PREFILLING]
+
+    def _num_unread(self, request: Request) -> int:
+        return request.length - self.cache.length_of(request.table)
+
+    def _padded_chunk(self, unread: list[Request], most: int) -> Chunk | None:
+        """As many of these requests, oldest first, as make so many tokens."""
         requests: list[Request] = []
         counts: list[int] = []
-        for request in self.active:
-            if request.status != RequestStatus.PREFILLING:
-                continue
-            count = min(request.length - self.cache.length_of(request.table), self.chunk_size)
-            # All rows are padded to the longest.
-            if (len(requests) + 1) * max([count, *counts]) > self.chunk_size:
+        for request in unread:
+            count = min(self._num_unread(request), self.chunk_size)
+            if (len(requests) + 1) * max([count, *counts]) > most:
                 break
             requests.append(request)
             counts.append(count)
-        return requests, counts
+        return Chunk(requests, counts) if requests else None
+
+    def _piece(self, widths: list[int], most: int) -> Chunk | None:
+        """
+        The next tokens of the oldest request, and of others with as many. Their number is a power of two, so that
+        there are few sizes and no row is computed for nobody.
+        """
+        unread = self._unread
+        pieces = [_next_piece(request.length, self._num_unread(request), widths) for request in unread]
+        same = [
+            (request, count)
+            for request, (width, count) in zip(unread, pieces, strict=True)
+            if width == pieces[0][0] and width is not None
+        ]
+        if not same:  # too short for any width, or nothing
+            short = [request for request, (width, _) in zip(unread, pieces, strict=True) if width is None]
+            return self._padded_chunk(short, most)
+        width = pieces[0][0]
+        assert width is not None
+        number = min(len(same), most // width)
+        if number == 0:
+            return None
+        requests, counts = zip(*same[: 1 << (number.bit_length() - 1)], strict=True)
+        return Chunk(list(requests), list(counts), width)
 
     def read(self, requests: list[Request]) -> list[int]:
         """Notes that chunks have been forwarded. Returns which of these rows have been read to their end."""
@@ -116,3 +188,16 @@ class Scheduler:
         self.on_release(request)
         self.cache.forget(request.table)
         self.pool.release(request.table)
+
+
+def _next_piece(length: int, unread: int, widths: list[int]) -> tuple[int | None, int]:
+    """
+    How many tokens of a text of this length to forward next, and how many of them are unread: those before are
+    forwarded once more, if that is a quarter at most, or there is no smaller width. None, and all, of a text that is
+    shorter than any width.
+    """
+    for width in widths:
+        if unread <= width <= length and (width == widths[0] or 4 * unread > 3 * width):
+            return width, unread
+    fitting = [width for width in widths if width <= unread]
+    return (fitting[-1], fitting[-1]) if fitting else (None, unread)

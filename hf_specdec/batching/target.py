@@ -18,6 +18,11 @@ from .blocks import BlockPool
 from .graphs import PagedGraphs
 from .paged_cache import PagedCache
 from .request import Request
+from .scheduler import Chunk
+
+
+MOST_LOGITS = 512
+"""Tokens of short prompts of which all logits are computed for the sake of a graph."""
 
 
 class InFlightTarget:
@@ -52,9 +57,28 @@ class InFlightTarget:
             finally:
                 self.forward.features = None
 
-    def read(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
-        """Forwards the next `counts` tokens of some texts; the logits at the last of each, `[batch, vocab]`."""
-        self.cache.seat([request.table for request in requests])
+    def widths(self) -> tuple[int, ...]:
+        """Numbers of tokens of prompts that graphs forward; none without graphs."""
+        graphs = self.cache.graphs
+        works = graphs is not None and graphs.works and self.forward.can_be_captured and self.forward.has_kernel
+        return graphs.prompt_widths if graphs is not None and works else ()
+
+    def read(self, chunk: Chunk) -> torch.Tensor:
+        """Forwards the next tokens of some texts; the logits at the last of each, `[batch, vocab]`."""
+        self.cache.seat([request.table for request in chunk.requests])
+        if chunk.width is None:
+            return self._read_padded(chunk.requests, chunk.counts)
+        ends = [start + count for start, count in zip(self.cache.lengths, chunk.counts, strict=True)]
+        starts = [end - chunk.width for end in ends]
+        parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, starts, ends, strict=True)]
+        tokens = torch.tensor(parts, device=self.device)
+        self.cache.set_lengths(starts)
+        with self._running():
+            outputs = self.forward(tokens, *causal_chain(chunk.width, self.device), logits_to_keep=1)
+        self.cache.set_lengths(ends)
+        return outputs.logits[:, -1]
+
+    def _read_padded(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
         starts, most = self.cache.lengths, max(counts)
         parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
         tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
@@ -63,6 +87,8 @@ class InFlightTarget:
         last = [count - 1 for count in counts]
         wanted = sorted(set(last))
         kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted)
+        if self.widths() and len(requests) * most <= MOST_LOGITS:
+            kept = 0  # of all, so that prompts of other lengths can share the graph
         with self._running():
             outputs = self.forward(
                 tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.batching.device_steps import runner
 from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.batching.graphs import PagedGraphs
 
 
 TREES: list[Any] = [
@@ -70,6 +71,7 @@ def test_greedy_texts(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     """Those of `generate`, whatever is beside them, and however often they lose their blocks."""
     install_stand_in(monkeypatch, with_kernel=True)
     monkeypatch.setattr(runner, "PATIENCE", 3)
+    monkeypatch.setattr(PagedGraphs, "prompt_widths", [(), (4,), (4, 8, 16)][seed % 3])
     runs, run = [], InFlightStep.run
     monkeypatch.setattr(InFlightStep, "run", lambda self: runs.append(self) or run(self))
     (target, draft), choice = models(kind), random.Random(f"{kind} {seed}")
