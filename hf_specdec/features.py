@@ -36,6 +36,12 @@ class Features:
         if self._is_recording or (threading.get_ident() == self._thread and self._listens()):
             self._states[place].append(states)
 
+    def keep_of_last(self, start: int, end: int) -> None:
+        """Keeps of the last forward the states of these of its tokens."""
+        for states in self._states:
+            if states:
+                states[-1] = states[-1][:, start:end]
+
     def close(self) -> None:
         """Listens no more, and knows nothing of who asked it to."""
         self._listens = _never

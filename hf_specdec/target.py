@@ -17,6 +17,7 @@ from .cache import TreeCache
 from .features import Features, watch_features
 from .forward import TreeForward, causal_chain
 from .graphs import GraphLoans
+from .prompts import can_read_in_pieces, read_in_pieces
 from .sequences import Sequences
 from .trees import DraftTree
 
@@ -67,7 +68,7 @@ class Target:
             if loans is None
             else loans.store(model, sequences.batch_size, self._last_capacity(num_nodes)),
         )
-        if self._was_given_a_cache:
+        if self.was_given_a_cache:
             self.cache.load(self.users_cache)
 
     @contextmanager
@@ -80,6 +81,14 @@ class Target:
 
     def prefill(self) -> ModelOutput:
         """Forwards the whole prompt, as plain `generate` does; logits are those of its last position at least."""
+        if self.cache.storage is not None:
+            before = self.cache.lengths
+            self.cache.set_lengths([self._prompt_slots()] * self.sequences.batch_size)
+            self._begin_steps()
+            if can_read_in_pieces(self):
+                with self._running():
+                    return read_in_pieces(self)
+            self.cache.set_lengths(before)
         with self._running():
             outputs = self.model._prefill(
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
@@ -87,6 +96,11 @@ class Target:
                 self.model_kwargs | {"past_key_values": self.cache},
             )
         self.cache.adopt_prefill()
+        self._begin_steps()
+        return outputs
+
+    def _begin_steps(self) -> None:
+        """Prepares for forwards behind the prompt."""
         # Slots before the prompt's: those of a cache that was handed in without their tokens, or of `inputs_embeds`.
         self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
         self.forward = TreeForward(
@@ -98,7 +112,6 @@ class Target:
             prepares_inputs=True,
             features=self.features,
         )
-        return outputs
 
     def _config_of_prefill(self) -> GenerationConfig:
         """
@@ -112,7 +125,8 @@ class Target:
         return config
 
     @property
-    def _was_given_a_cache(self) -> bool:
+    def was_given_a_cache(self) -> bool:
+        """Whether `generate` was given a cache, rather than having made its own."""
         return getattr(self.users_cache, "_is_user_defined", False)
 
     def _first_capacity(self, num_nodes: int) -> int:
@@ -132,7 +146,7 @@ class Target:
 
     def _prompt_slots(self) -> int:
         embeds = self.model_kwargs.get("inputs_embeds")
-        past = self.users_cache.get_seq_length() if self._was_given_a_cache else 0
+        past = self.users_cache.get_seq_length() if self.was_given_a_cache else 0
         return past + max(self.sequences.prompt_length, 0 if embeds is None else embeds.shape[1])
 
     def _position_shift(self) -> torch.Tensor:

@@ -77,6 +77,18 @@ def test_whole_steps(family: str, batch_size: int) -> None:
                 assert end is not None or ("steps" in metrics.seconds and metrics.num_accepted_tokens > 0)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+def test_prompts_by_graphs(family: str) -> None:
+    """Of lengths between the widths of the graphs; three calls each: eager, captured, replayed."""
+    target, draft = pair(0.05, family, dtype=torch.float32)
+    for length in (1, 40, 64, 100, 128, 200):
+        for seed in range(3):
+            inputs = {name: value.cuda() for name, value in prompts(1, length, seed=seed).items()}
+            plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+            text = target.generate(**inputs, max_new_tokens=20, do_sample=False, assistant_model=draft, tree=TREES[0])
+            assert torch.equal(plain, text)
+
+
 def test_whole_steps_of_heads() -> None:
     target, head = copy.deepcopy(trained_target()).cuda(), trained_head().cuda()
     for rows in (1, 3, 1):

@@ -25,6 +25,7 @@ from ..graphs import (
     warn_of_failed_capture,
 )
 from ..kernels import KernelInputs, are_installed
+from ..prompts import WIDTHS
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
 from .paged_cache import PagedWindow
 
@@ -53,7 +54,7 @@ class PagedGraphs:
         pool (`GraphPool`, *optional*): memory that the graphs of several models share.
     """
 
-    prompt_widths = (64, 256)
+    prompt_widths = WIDTHS
     """Tokens of prompts that graphs are made for, besides up to `MOST_QUERIES`."""
 
     def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):

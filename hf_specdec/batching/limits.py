@@ -18,11 +18,6 @@ TOKENS_TIMES_PARAMETERS = 10**13
 """Two operations for each, at 400 TFLOP/s: 50 ms."""
 
 
-def busy_at(num_parameters: int) -> int:
-    """Tokens that a model of so many parameters forwards in about 25 ms, as long as the host takes to launch them."""
-    return TOKENS_TIMES_PARAMETERS // (2 * max(num_parameters, 1))
-
-
 _KEPT = frozenset(
     {
         "page_size",

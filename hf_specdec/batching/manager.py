@@ -16,11 +16,12 @@ from transformers.utils import logging
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..metrics import SpeculationMetrics
+from ..prompts import busy_at
 from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool
 from .engine import Engine
-from .limits import Limits, busy_at
+from .limits import Limits
 from .loop import RequestLoop
 from .policy import LoadPolicy
 from .request import Request

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
+from ..prompts import next_piece
 from .blocks import BlockPool
 from .paged_cache import PagedCache
 from .request import Request
@@ -138,7 +139,7 @@ class Scheduler:
         there are few sizes and no row is computed for nobody.
         """
         unread = self._unread
-        pieces = [_next_piece(request.length, self._num_unread(request), widths) for request in unread]
+        pieces = [next_piece(request.length, self._num_unread(request), widths) for request in unread]
         same = [
             (request, count)
             for request, (width, count) in zip(unread, pieces, strict=True)
@@ -188,16 +189,3 @@ class Scheduler:
         self.on_release(request)
         self.cache.forget(request.table)
         self.pool.release(request.table)
-
-
-def _next_piece(length: int, unread: int, widths: list[int]) -> tuple[int | None, int]:
-    """
-    How many tokens of a text of this length to forward next, and how many of them are unread: those before are
-    forwarded once more, if that is a quarter at most, or there is no smaller width. None, and all, of a text that is
-    shorter than any width.
-    """
-    for width in widths:
-        if unread <= width <= length and (width == widths[0] or 4 * unread > 3 * width):
-            return width, unread
-    fitting = [width for width in widths if width <= unread]
-    return (fitting[-1], fitting[-1]) if fitting else (None, unread)

@@ -13,16 +13,13 @@ from transformers.utils import ModelOutput
 from ..features import Features, watch_features
 from ..forward import TreeForward, causal_chain, execution_device
 from ..graphs import GraphPool
+from ..prompts import MOST_PADDED
 from ..trees import DraftTree
 from .blocks import BlockPool
 from .graphs import PagedGraphs
 from .paged_cache import PagedCache
 from .request import Request
 from .scheduler import Chunk
-
-
-MOST_LOGITS = 512
-"""Tokens of short prompts of which all logits are computed for the sake of a graph."""
 
 
 class InFlightTarget:
@@ -87,7 +84,7 @@ class InFlightTarget:
         last = [count - 1 for count in counts]
         wanted = sorted(set(last))
         kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted)
-        if self.widths() and len(requests) * most <= MOST_LOGITS:
+        if self.widths() and len(requests) * most <= MOST_PADDED:
             kept = 0  # of all, so that prompts of other lengths can share the graph
         with self._running():
             outputs = self.forward(

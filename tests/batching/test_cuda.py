@@ -49,6 +49,27 @@ def test_greedy_texts(family: str, tree: Any, dtype: torch.dtype) -> None:
     assert sum(output.speculation.num_accepted_tokens for output in outputs.values()) > 0
 
 
+def test_prompts_by_graphs() -> None:
+    """Of lengths between the widths of the graphs, with a head, which sees all features."""
+    target, head = trained_target().cuda(), trained_head().cuda()
+    try:
+        prompts = [(one * 30)[: 20 + 17 * number] for number, one in enumerate(trained_prompts()["prompts"][:12])]
+        found = []
+        for cuda_graphs in (False, "auto"):
+            config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
+            for _ in range(2):
+                outputs = target.generate_batch(
+                    prompts, assistant_model=head, speculative_config=config, max_new_tokens=20
+                )
+            found.append([(one.generated_tokens, one.speculation.num_accepted_tokens) for one in outputs.values()])
+        for prompt, (tokens, _) in zip(prompts, found[1], strict=True):
+            assert tokens == alone_on_device(target, prompt, max_new_tokens=20)
+        accepted = [sum(count for _, count in texts) for texts in found]
+        assert abs(accepted[0] - accepted[1]) <= 0.1 * accepted[0]
+    finally:
+        target.cpu()
+
+
 @pytest.mark.parametrize("assistant", ["head", "head on the CPU", "ngram"])
 def test_others(assistant: str) -> None:
     """A trained target and a trained head, in float32."""

@@ -16,8 +16,8 @@ from support.parity import IRREGULAR
 from hf_specdec import MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig
 from hf_specdec.attention import supports_switching
 from hf_specdec.batching.graphs import PagedForward, PagedGraphs
-from hf_specdec.batching.scheduler import _next_piece
 from hf_specdec.batching.target import InFlightTarget
+from hf_specdec.prompts import next_piece
 
 
 WIDTHS = (4, 16)
@@ -136,7 +136,7 @@ def test_pieces() -> None:
         for first in (0, 3, 17, length - 1):
             unread = length - first
             while unread > 0:
-                width, count = _next_piece(length - unread + min(unread, length), unread, widths)
+                width, count = next_piece(length - unread + min(unread, length), unread, widths)
                 if width is None:
                     assert count == unread and length < widths[0]
                 else:
