@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ from .tree_choice import TreeChoices
 
 WARM_UP_STEPS = 4
 """Of every kind."""
-MOST_WARM_NODES = 4096
+MOST_WARM_NODES = 2048
 """Of all rows: steps with larger trees are not captured before they are wanted, except for the manager's own tree."""
 
 
@@ -206,7 +207,7 @@ class Engine:
         requests = self.scheduler.running  # others may have lost their blocks
         if not requests:
             return []
-        before = dict(seconds)
+        before, begun = dict(seconds), time.perf_counter()
         self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
         with phase("propose"):
             groups = self._groups(requests) if self.speculates else []
@@ -214,7 +215,7 @@ class Engine:
         with phase("steps"):
             outcome = self.device_steps.run(requests, groups)
             if outcome is not None:
-                self._take_outcome(requests, groups, outcome)
+                self._take_outcome(requests, groups, outcome, begun)
                 return requests
         with phase("propose"):
             draft = self._propose(requests, groups)
@@ -230,8 +231,8 @@ class Engine:
             self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
         return requests
 
-    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
-        """What `_accept` and `_commit` do, for a step that the device has done both in."""
+    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome, begun: float) -> None:
+        """What `_accept` and `_commit` do, for a step that the device has done both in; when it `begun`."""
         walk = outcome.walk
         for row, error in outcome.errors.items():
             requests[row].fail(error)
@@ -251,9 +252,9 @@ class Engine:
             self.drafting.observe([requests[row] for row in rows], kept, features)
         if not outcome.features:
             self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        if self.speculates and outcome.seconds is not None:
+        if self.speculates and not outcome.was_captured:
             trees = {row: group.request.plan.tree for group in groups for row in group.rows}
-            self.choices.end_device_step(trees, walk.paths, outcome.seconds)
+            self.choices.end_device_step(trees, walk.paths, time.perf_counter() - begun)
         self._soil_failed(requests)
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:

@@ -17,7 +17,8 @@ class TreeChoices:
     """
     Trees by request. A tree, or one of a schedule by the length of the text, is the request's own. Under "auto" all
     requests share a choice, since they share the step's time: one for every size of batch, by powers of two, while
-    what is learnt about acceptance is common to all.
+    what is learnt about acceptance is common to all. Steps in which any of them is sampled have choices of their own:
+    they take longer, and accept less.
 
     Args:
         target, draft: whose step times are remembered under "auto"; see `choice_of`.
@@ -29,10 +30,9 @@ class TreeChoices:
         self, target: Any, draft: Any, max_step_nodes: int | None, takes_few: Callable[[], bool] = lambda: False
     ):
         self._takes_few = takes_few
-        self._menus: dict[AutoTree, TreeMenu] = {}
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
-        self._auto: dict[tuple[AutoTree, int], TreeChoice] = {}
-        self._acceptance: dict[AutoTree, AcceptanceTable] = {}
+        self._auto: dict[Any, TreeChoice] = {}
+        self._acceptance: dict[tuple[AutoTree, bool], AcceptanceTable] = {}
         self._asked: dict[AutoTree, list[int]] = {}
         self._always: tuple[TokenTree | DynamicTree | None] | None = None
 
@@ -46,20 +46,20 @@ class TreeChoices:
             self._always = None
 
     def first_trees(self, request: Request) -> list[TokenTree | DynamicTree]:
-        """Those that a request may take soon: its own, all of its schedule, the first among which "auto" chooses."""
+        """Those that a request may take soon: its own, all of its schedule, those among which "auto" chooses."""
         tree = None if request.options.plan is None else request.options.plan.tree
         entries = [entry for _, entry in tree.entries] if isinstance(tree, TreeSchedule) else [tree]
         found: dict[Any, None] = {}
         for entry in entries:
             if isinstance(entry, AutoTree):
-                found |= dict.fromkeys(TreeMenu(entry).first)
+                found |= dict.fromkeys(TreeMenu(entry).trees)
             elif entry is not None:
                 found[entry] = None
         return list(found)
 
     def forget_texts(self) -> None:
         """Forgets what is known of acceptance; times belong to the machine, and stay."""
-        for of_texts in (self._auto, self._acceptance, self._menus, self._asked):
+        for of_texts in (self._auto, self._acceptance, self._asked):
             of_texts.clear()
 
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
@@ -70,6 +70,7 @@ class TreeChoices:
         for row, tree in enumerate(wanted):
             if isinstance(tree, AutoTree):
                 self._asked.setdefault(tree, []).append(row)
+        self._draws = any(requests[row].options.do_sample for rows in self._asked.values() for row in rows)
         longest = max((request.length for request in requests), default=0)
         chosen = {tree: self._auto_choice(tree).begin_step(longest) for tree in self._asked}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
@@ -101,14 +102,13 @@ class TreeChoices:
                 choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
-        key = (tree, self._batch_size)
-        if key not in self._auto:
-            choice: Any = choice_of(tree, self.target, self.draft, self._batch_size)
-            choice.acceptance = self._acceptance.setdefault(tree, choice.acceptance)
-            self._auto[key] = choice
-        choice = self._auto[key]
-        choice.menu = self._menus.setdefault(tree, TreeMenu(tree)) if self._takes_few() else None
-        return choice
+        kind = "in flight", self._batch_size, self._draws
+        if (tree, kind) not in self._auto:
+            choice: Any = choice_of(tree, self.target, self.draft, kind)
+            choice.acceptance = self._acceptance.setdefault((tree, self._draws), choice.acceptance)
+            choice.menu = TreeMenu(tree) if self._takes_few() else None
+            self._auto[tree, kind] = choice
+        return self._auto[tree, kind]
 
 
 def _bucket(batch_size: int) -> int:

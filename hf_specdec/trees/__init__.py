@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from .auto import AutoChoice, AutoTree, times_of
@@ -78,16 +78,16 @@ def _as_schedule(entries: Any) -> TreeSchedule:
     return TreeSchedule(tuple(read))
 
 
-def choice_of(tree: Tree | None, target: Any, draft: Any, batch_size: int) -> TreeChoice:
+def choice_of(tree: Tree | None, target: Any, draft: Any, kind: Hashable) -> TreeChoice:
     """
     Which tree each step of a call takes.
 
     Args:
         target, draft: whose step times are remembered under "auto": models, or the kind of a drafter without one.
-        batch_size (`int`): rows of the call.
+        kind (`Hashable`): steps of one kind take as long: the number of the call's rows, say.
     """
     if isinstance(tree, AutoTree):
-        return AutoChoice(times_of(target, draft, batch_size), tree)
+        return AutoChoice(times_of(target, draft, kind), tree)
     if isinstance(tree, TreeSchedule):
-        return ScheduledChoice(tree, [choice_of(entry, target, draft, batch_size) for _, entry in tree.entries])
+        return ScheduledChoice(tree, [choice_of(entry, target, draft, kind) for _, entry in tree.entries])
     return TreeChoice(tree)

@@ -10,7 +10,10 @@ tokens per second is taken.
 
 from __future__ import annotations
 
+import statistics
 import weakref
+from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,10 +105,12 @@ class StepTimes:
     Args:
         propose (`TimeTable`): drafting, by the tree's depth.
         rest (`TimeTable`): the rest of the step, by draft nodes.
+        whole (`dict`): of steps whose parts nobody has timed, the last times with each tree.
     """
 
     propose: TimeTable = field(default_factory=TimeTable)
     rest: TimeTable = field(default_factory=TimeTable)
+    whole: dict[TokenTree | None, deque[float]] = field(default_factory=dict)
 
     @property
     def are_known(self) -> bool:
@@ -120,6 +125,7 @@ class StepTimes:
         Adds what a step took in all: with few nodes drafting is what it takes more than one without a tree, with more
         it is what is known of the depth.
         """
+        self.whole.setdefault(tree, deque(maxlen=TimeTable.RECENT)).append(seconds)
         if tree is None:
             self.propose.add(0, 0.0)
             self.rest.add(0, seconds)
@@ -133,6 +139,8 @@ class StepTimes:
 
     def of(self, tree: TokenTree | None) -> float:
         """What a step with this tree takes."""
+        if tree in self.whole:
+            return statistics.median(self.whole[tree])
         depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
         return self.propose.up_to(depth)[-1] + self.rest.up_to(nodes)[-1]
 
@@ -210,10 +218,10 @@ class AutoChoice(TreeChoice):
 
     def plan(self) -> Plan:
         """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
-        reach, chances = max(2 * self.times.rest.largest, 4), self.acceptance.chances()
+        reach = max(2 * self.times.rest.largest, 4)
         if self.menu is None:
-            return best_plan(chances, self.times, self.limits, reach)
-        plans = [Plan(tree, self.rate(tree)) for tree in (None, *self.menu.trees(chances))]
+            return best_plan(self.acceptance.chances(), self.times, self.limits, reach)
+        plans = [Plan(tree, self.rate(tree)) for tree in (None, *self.menu.trees)]
         return max(
             (plan for plan in plans if plan.tree is None or plan.tree.num_nodes <= reach),
             key=lambda plan: plan.tokens_per_second,
@@ -232,51 +240,39 @@ class AutoChoice(TreeChoice):
 
 class TreeMenu:
     """
-    A few trees of rising size for steps that are captured: every other one would cost a capture. They are the
-    likeliest paths by what is known of acceptance, looked at again now and then.
+    A few trees for steps that are captured: every other one would cost a capture. They are the likeliest paths of
+    drafts that are sure of themselves (deep trees), middling, and unsure (broad ones).
 
     Args:
         limits (`AutoTree`): how large a tree may be.
     """
 
-    SIZES = (2, 4, 8, 12, 16, 24, 32, 48, 64)
-    KEPT_FOR = (64, 1024, 16384)
-    """Plans for which the first menu stays, the second, and each after them."""
+    DRAFTS = (
+        ((0.85, 0.06, 0.03, 0.02, 0.01), (1, 2, 4, 8, 16, 32)),
+        (AcceptanceTable.FIRST_GUESS, (8, 16, 32, 64)),
+        ((0.35, 0.15, 0.1, 0.07, 0.05), (2, 4)),
+    )
+    """The chances of the ranks, and the numbers of nodes of trees for them."""
 
     def __init__(self, limits: AutoTree):
-        self.limits = limits
-        self._trees: list[TokenTree] = []
-        self._left = self._number = 0
-
-    def trees(self, chances: list[list[float]]) -> list[TokenTree]:
-        """The menu for another plan; see `best_plan` for `chances`."""
-        if self._left == 0:
-            self._left = self.KEPT_FOR[min(self._number, len(self.KEPT_FOR) - 1)]
-            self._number += 1
-            self._trees = self._likeliest(chances)
-        self._left -= 1
-        return self._trees
-
-    @property
-    def first(self) -> list[TokenTree]:
-        """The menu before anything is known of acceptance."""
-        return self._likeliest(AcceptanceTable(self.limits.max_depth, self.limits.max_children).chances())
-
-    def _likeliest(self, chances: list[list[float]]) -> list[TokenTree]:
-        likeliest = likeliest_paths(chances, self.limits.max_nodes, self.limits.max_depth)
-        sizes = [size for size in self.SIZES if size <= len(likeliest)]
-        return [TokenTree([path for _, path in likeliest[:size]]) for size in sizes]
+        found: dict[TokenTree, None] = {}
+        for chances, sizes in self.DRAFTS:
+            table = [list(chances[: limits.max_children])] * limits.max_depth
+            for size in sizes:
+                likeliest = likeliest_paths(table, min(size, limits.max_nodes), limits.max_depth)
+                found[TokenTree([path for _, path in likeliest])] = None
+        self.trees = sorted(found, key=lambda tree: (tree.num_nodes, tree.depth))
 
 
-_times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[int, StepTimes]]] = (
+_times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hashable, StepTimes]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def times_of(target: Any, draft: Any, batch_size: int) -> StepTimes:
+def times_of(target: Any, draft: Any, kind: Hashable) -> StepTimes:
     """
-    The step times that calls of one target and draft (a model, or a kind of drafter without one) share, for one batch
-    size. They go when either does.
+    The step times that calls of one target and draft (a model, or a kind of drafter without one) share, for one kind
+    of steps: a batch size, say. They go when either does.
     """
     of_target = _times.setdefault(target, weakref.WeakKeyDictionary())
-    return of_target.setdefault(draft, {}).setdefault(batch_size, StepTimes())
+    return of_target.setdefault(draft, {}).setdefault(kind, StepTimes())

@@ -23,7 +23,7 @@ from hf_specdec.batching.device_steps import rows, runner
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import DraftModelDrafter, growth
 from hf_specdec.drafters.growth import LevelNodes
-from hf_specdec.trees.auto import TreeMenu
+from hf_specdec.trees.auto import AutoTree, TreeMenu
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -462,4 +462,4 @@ def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:
             manager.add_request([4, 5, 6], max_new_tokens=100)
             manager.get_result(timeout=60)
         kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
-    assert 2 < len(kinds) <= len(TreeMenu.SIZES) + 3 and len(runs) > 60
+    assert 2 < len(kinds) <= len(TreeMenu(AutoTree()).trees) + 2 and len(runs) > 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-MOST_STEPS = 128
+MOST_STEPS = 512
 """Captured steps that are kept."""
 MOST_SEEN = 1024
 """Sizes and kinds of steps that are counted."""
@@ -94,7 +93,7 @@ class Outcome:
         features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
             of some rows; with their numbers.
         errors (`dict[int, str]`): rows that fail.
-        seconds (`float`, *optional*): what the step took; None if it was captured first.
+        was_captured (`bool`): whether any part was captured first, which takes long.
         learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
     """
 
@@ -102,7 +101,7 @@ class Outcome:
     drafted: list[int]
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    seconds: float | None = None
+    was_captured: bool = False
     learnt: set[DraftTemperature] = field(default_factory=set)
 
 
@@ -175,15 +174,14 @@ class DeviceSteps:
         parts = self._parts(requests, groups)
         if parts is None:
             return None
-        start, captures = time.perf_counter(), self._captures
+        captures = self._captures
         outcome = Outcome(Walk.start(len(requests), []), [0] * len(requests))
         for part in parts:
             if not self._run_part(requests, part, outcome):
                 return None
         for part in parts:
             self._drafting.note_proposed([requests[row] for row in part.drafted])
-        if captures == self._captures:
-            outcome.seconds = time.perf_counter() - start
+        outcome.was_captured = captures != self._captures
         return outcome
 
     def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[Part] | None:
