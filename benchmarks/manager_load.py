@@ -49,6 +49,7 @@ from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.suite.pair import Pair
 from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
+from hf_specdec.cli.serve import SWITCH_INTERVAL
 
 
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
@@ -322,6 +323,7 @@ def wait_for_none(manager: Any) -> None:
 
 def main() -> None:
     options = parse_arguments()
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as `hf-specdec serve` does
     model, draft = load_models(options)
     vocab_size = model.config.get_text_config().vocab_size
     cells = [(t, c, name) for t in options.temperature for c in options.concurrency for name in options.contenders]

@@ -24,7 +24,7 @@ TOKENS_TIMES_PARAMETERS = 5 * 10**12
 
 
 MOST_PADDED = 512
-"""Tokens of prompts shorter than any width, padding included: the logits of all of them are computed."""
+"""Tokens of short prompts, padding included, that are forwarded as one piece: the logits of all are computed."""
 
 
 def busy_at(num_parameters: int) -> int:
@@ -66,7 +66,7 @@ def can_read_in_pieces(target: Target) -> bool:
         and target.visible is None
         and target.generation_config.prefill_chunk_size is None
         and target.model_kwargs.get("inputs_embeds") is None
-        and max(length, WIDTHS[0]) <= storage.capacity
+        and max(length, WIDTHS[-1]) <= storage.capacity
         and (length >= WIDTHS[0] or sequences.batch_size * WIDTHS[0] <= MOST_PADDED)
         and sequences.batch_size * length < busy_at(target.model.num_parameters())
         and (positions is None or _are_counted(positions, length))
@@ -86,14 +86,14 @@ def read_in_pieces(target: Target) -> ModelOutput:
     """
     tokens, cache = target.sequences.columns(target.sequences.prompt_length), target.cache
     batch_size, length = tokens.shape
+    padded = [width for width in WIDTHS if length <= width and batch_size * width <= MOST_PADDED]
+    if padded:
+        return _read_padded(target, tokens, padded[0])
     outputs: Any = None
     end = 0
     while end < length:
         width, count = next_piece(length, length - end, WIDTHS)
-        if width is None:
-            outputs = _read_padded(target, tokens)
-            end = length
-            continue
+        assert width is not None  # `can_read_in_pieces`
         end += count
         cache.set_lengths([end - width] * batch_size)
         chain = causal_chain(width, tokens.device)
@@ -105,15 +105,16 @@ def read_in_pieces(target: Target) -> ModelOutput:
     return outputs
 
 
-def _read_padded(target: Target, tokens: torch.Tensor) -> ModelOutput:
-    """Prompts shorter than any width: behind them, their last token again, which nobody attends to."""
-    length, width = tokens.shape[1], WIDTHS[0]
+def _read_padded(target: Target, tokens: torch.Tensor, width: int) -> ModelOutput:
+    """Prompts no longer than a width: behind them, their last token again, which nobody attends to."""
+    length = tokens.shape[1]
     target.cache.set_lengths([0] * len(tokens))
     depths = torch.arange(width, device=tokens.device).clamp(max=length - 1)
     outputs = target.forward(
         tokens[:, depths], *causal_chain(width, tokens.device), position_depths=depths[None], logits_to_keep=0
     )
     outputs.logits = outputs.logits[:, length - 1 : length]
+    target.cache.set_lengths([length] * len(tokens))
     if target.features is not None:
         target.features.keep_of_last(0, length)
     return outputs

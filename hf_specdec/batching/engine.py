@@ -161,7 +161,7 @@ class Engine:
             self.scheduler.add(request)
         first = self.num_steps
         while self.scheduler.has_work and self.num_steps < first + WARM_UP_STEPS:
-            for request in self.step():
+            for request in chain.from_iterable(self.step()):
                 if request.is_over:
                     self.end(request)
         for request in [*self.scheduler.active, *self.scheduler.waiting]:
@@ -170,14 +170,15 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------- a step
 
     @torch.no_grad()
-    def step(self) -> Iterator[Request]:
-        """One step. Yields requests that have new tokens or are over, as soon as they do."""
+    def step(self) -> Iterator[list[Request]]:
+        """One step. Yields requests that have new tokens or are over, as soon as they do, together."""
         self.scheduler.admit()
         for chunk in self.scheduler.chunks():
             with self.metrics.phase("prefill"):
                 begun = self._read(chunk)
-            yield from begun
-        yield from self._decode(self.scheduler.running)
+            if begun:
+                yield begun
+        yield self._decode(self.scheduler.running)
 
     def end(self, request: Request) -> None:
         """Takes a request that is over out of the batch."""

@@ -158,11 +158,12 @@ class RequestLoop:
         if self._stops == "at once":
             return False
         if self.engine.scheduler.has_work:
-            for request in self.engine.step():
-                if request.is_over:
-                    self._end(request)
-                elif request.streaming:
-                    self.results.deliver(request.to_generation_output())
+            for requests in self.engine.step():
+                for request in requests:
+                    if request.is_over:
+                        self._forget(request)
+                told = (request for request in requests if request.is_over or request.streaming)
+                self.results.deliver([request.to_generation_output() for request in told])
         elif self._stops is not None:
             return not self._inbox.empty()  # left before the stop, and after the look
         else:
@@ -181,10 +182,13 @@ class RequestLoop:
                 self._end(request)
 
     def _end(self, request: Request) -> None:
+        self._forget(request)
+        self.results.deliver([request.to_generation_output()])
+
+    def _forget(self, request: Request) -> None:
         self.engine.end(request)
         with self._lock:
             self._requests.pop(request.request_id, None)
-        self.results.deliver(request.to_generation_output())
 
     def _end_all(self, error: str) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .request import SpeculativeGenerationOutput as Output
 
@@ -34,14 +34,18 @@ class Results:
         with self._changed:
             self._handlers.pop(request_id, None)
 
-    def deliver(self, output: Output) -> None:
-        """Hands an output to its handler, or keeps it until somebody asks."""
+    def deliver(self, outputs: Iterable[Output]) -> None:
+        """
+        Hands outputs to their handlers, or keeps them until somebody asks. (All of a step at once: who waits for them
+        in another thread is woken once, and does not take turns with the next step for every one.)
+        """
         with self._changed:  # all along, so that outputs stay in order
-            if output.request_id in self._handlers:
-                self._call_handler(output)
-            else:
-                self._outputs.append(output)
-                self._changed.notify_all()
+            for output in outputs:
+                if output.request_id in self._handlers:
+                    self._call_handler(output)
+                else:
+                    self._outputs.append(output)
+            self._changed.notify_all()
 
     def _call_handler(self, output: Output) -> None:
         callback, loop = self._handlers[output.request_id]
