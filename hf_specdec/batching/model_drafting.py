@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -199,7 +199,8 @@ class EagleDrafting(Drafting):
             requests = [row for row in requests if row not in own]
             features = [torch.cat(self._waiting[row], dim=1) for row in own]
             self._seat(own, [[states[:, :-1]] for states in features])
-            self.drafter.catch_up(self.drafter.sequences)
+            with nullcontext() if self.cache.graphs is None else self.cache.graphs.resting():
+                self.drafter.catch_up(self.drafter.sequences)
             self.drafter.sequences = None
             for row, states in zip(own, features, strict=True):
                 self._waiting[row] = [states[:, -1:].clone()]

@@ -147,7 +147,7 @@ class Scheduler:
         ]
         if not same:  # too short for any width, or nothing
             short = [request for request, (width, _) in zip(unread, pieces, strict=True) if width is None]
-            return self._padded_chunk(short, most)
+            return self._padded_chunk(short[: 1 << (len(short).bit_length() - 1)] if short else [], most)
         width = pieces[0][0]
         assert width is not None
         number = min(len(same), most // width)

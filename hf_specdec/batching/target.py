@@ -77,6 +77,9 @@ class InFlightTarget:
 
     def _read_padded(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
         starts, most = self.cache.lengths, max(counts)
+        widths = [width for width in self.widths()[:1] if most <= width and len(requests) * width <= MOST_PADDED]
+        if widths:  # so that prompts of all lengths share a graph, which gives all logits
+            most = widths[0]
         parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
         tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
         # Where a row has fewer tokens, the last is repeated, at its own position: there may be none behind it.
@@ -84,8 +87,8 @@ class InFlightTarget:
         last = [count - 1 for count in counts]
         wanted = sorted(set(last))
         kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted)
-        if self.widths() and len(requests) * most <= MOST_PADDED:
-            kept = 0  # of all, so that prompts of other lengths can share the graph
+        if widths:
+            kept = 0
         with self._running():
             outputs = self.forward(
                 tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept

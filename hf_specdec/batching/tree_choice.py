@@ -106,7 +106,7 @@ class TreeChoices:
         if (tree, kind) not in self._auto:
             choice: Any = choice_of(tree, self.target, self.draft, kind)
             choice.acceptance = self._acceptance.setdefault((tree, self._draws), choice.acceptance)
-            choice.menu = TreeMenu(tree) if self._takes_few() else None
+            choice.menu = TreeMenu(tree, choice.times) if self._takes_few() else None
             self._auto[tree, kind] = choice
         return self._auto[tree, kind]
 

@@ -245,8 +245,12 @@ class TreeMenu:
 
     Args:
         limits (`AutoTree`): how large a tree may be.
+        times (`StepTimes`): of steps with them. Once some have been timed, when graphs were captured, the others are
+            not worth a capture.
     """
 
+    FEWEST = 3
+    """Trees that have been timed, of which it can choose."""
     DRAFTS = (
         ((0.85, 0.06, 0.03, 0.02, 0.01), (1, 2, 4, 8, 16, 32)),
         (AcceptanceTable.FIRST_GUESS, (8, 16, 32, 64)),
@@ -254,14 +258,16 @@ class TreeMenu:
     )
     """The chances of the ranks, and the numbers of nodes of trees for them."""
 
-    def __init__(self, limits: AutoTree):
+    def __init__(self, limits: AutoTree, times: StepTimes | None = None):
         found: dict[TokenTree, None] = {}
         for chances, sizes in self.DRAFTS:
             table = [list(chances[: limits.max_children])] * limits.max_depth
             for size in sizes:
                 likeliest = likeliest_paths(table, min(size, limits.max_nodes), limits.max_depth)
                 found[TokenTree([path for _, path in likeliest])] = None
-        self.trees = sorted(found, key=lambda tree: (tree.num_nodes, tree.depth))
+        timed = [] if times is None else [tree for tree in found if tree in times.whole]
+        trees = timed if len(timed) >= self.FEWEST else found
+        self.trees = sorted(trees, key=lambda tree: (tree.num_nodes, tree.depth))
 
 
 _times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hashable, StepTimes]]] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from hf_specdec.batching.device_steps import rows, runner
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import DraftModelDrafter, growth
 from hf_specdec.drafters.growth import LevelNodes
-from hf_specdec.trees.auto import AutoTree, TreeMenu
+from hf_specdec.trees.auto import AutoChoice, AutoTree, TreeMenu
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -463,3 +464,43 @@ def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:
             manager.get_result(timeout=60)
         kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
     assert 2 < len(kinds) <= len(TreeMenu(AutoTree()).trees) + 2 and len(runs) > 60
+
+
+def test_auto_captures_nothing_once_it_is_warm(
+    runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it changes to, however far a head is behind, and however long prompts are."""
+    target = trained_target()
+    manager = target.init_continuous_batching(
+        assistant_model=trained_head(),
+        tree="auto",
+        continuous_batching_config=limits(400, max_requests_per_batch=4, max_batch_tokens=256),
+    )
+    manager.warmup()
+    with manager:
+        manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
+        captures, choice = stand_in.captures, random.Random(0)
+        menu = [None, *TreeMenu(AutoTree()).trees]
+        monkeypatch.setattr(AutoChoice, "begin_step", lambda self, length: choice.choice(menu))
+        prompts = [(prompt * 9)[: 5 + 30 * number] for number, prompt in enumerate(trained_prompts()["prompts"][:6])]
+        for prompt in prompts:
+            manager.add_request(prompt, max_new_tokens=60)
+        for _ in prompts:
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
+    assert stand_in.captures == captures
+    assert len({step.kind.tree for step in runs[-40:]}) > 4
+
+
+def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:
+    """They accept less: what greedy ones accept is not believed of them, nor the other way round."""
+    target = tiny_model(dtype=torch.float32)
+    with target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
+    ) as manager:
+        acceptance, found = manager.engine.choices._acceptance, []
+        for options in ({"do_sample": False}, {"do_sample": True, "temperature": 3.0}):
+            manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=100, **options), timeout=120)
+            found.append({draws: table.chances() for (_, draws), table in acceptance.items()})
+    assert found[0].keys() == {False} and found[1].keys() == {False, True}
+    assert found[0][False] == found[1][False] != found[1][True]

@@ -67,7 +67,7 @@ class _GrowingPart(InFlightPart):
         self.tree, drafter = tree, drafting.drafter
         self.cache = DevicePagedCache(drafting.cache, rows.tables)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
-        self.chain = causal_chain(tree.depth + 1, rows.device)
+        self.chain = causal_chain(rows.size.lag, rows.device)
         # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
         self.held = held_levels(tree, rows.device)
         self.drafter = copy.copy(drafter)
@@ -97,9 +97,9 @@ class HeadPart(_GrowingPart):
         super().__init__(drafting, tree, rows, request)
         drafter = self.drafter
         self.features = torch.zeros(
-            rows.size.rows, tree.depth + 1, drafting.num_features, dtype=drafter.head.dtype, device=rows.device
+            rows.size.rows, rows.size.lag, drafting.num_features, dtype=drafter.head.dtype, device=rows.device
         )
-        """The target's, before each token of the rows' tails, `[rows, depth + 1, size]`."""
+        """The target's, before each token of the rows' tails, `[rows, lag, size]`."""
         self.held = [self.held, drafter.held_rows, drafter.target_ids]
 
     def propose(self, warp: Warp | None) -> DraftTree:

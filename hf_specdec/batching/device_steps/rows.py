@@ -31,12 +31,14 @@ class Size:
     Args:
         rows (`int`): requests.
         blocks (`int`): blocks of a request; the last is nobody's.
-        depth (`int`): levels of the tree; a draft catches up with as many tokens and one.
+        depth (`int`): levels of the tree.
+        lag (`int`): tokens that a draft can catch up with.
     """
 
     rows: int
     blocks: int
     depth: int
+    lag: int
 
 
 class InFlightRows:
@@ -57,7 +59,7 @@ class InFlightRows:
             "room": (rows,),
             "kinds": (rows,),
             "counts": (rows,),
-            "tail": (rows, new),
+            "tail": (rows, size.lag),
             "temperature": (rows,),
             "top_k": (rows,),
             "top_p": (rows,),
@@ -86,7 +88,7 @@ class InFlightRows:
         self.counts: torch.Tensor = told["counts"]
         """How many tokens the draft has not seen, the root included, `[rows]` int64."""
         self.tail: torch.Tensor = told["tail"]
-        """These tokens, the root again behind them, `[rows, depth + 1]` int64."""
+        """These tokens, the root again behind them, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = told["temperature"]
         """`[rows]` float64, like `top_p`; 1 where there is none."""
         self.top_k: torch.Tensor = told["top_k"]

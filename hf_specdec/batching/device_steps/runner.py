@@ -214,16 +214,19 @@ class DeviceSteps:
         """Runs some rows, and notes what came of them. False if the step could not be captured."""
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
+        # The tree before may have been deeper, where a request takes one after another.
+        plans = [one.options.plan for one in drafted]
+        lag = 1 + max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
         behind = [0] * len(part.plain)
         kinds = [_kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
         room = [self._drafting.room(one) for one in drafted] + behind
-        counts = (self._drafting.lags(drafted, depth + 1) if drafted else []) + [1 for _ in behind]
+        counts = (self._drafting.lags(drafted, lag) if drafted else []) + [1 for _ in behind]
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
         values = own, kinds, room, counts, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
         kind = StepKind(part.tree, _walks_for(kinds, part.draws), is_filtered, part.draws, self._compiles)
         blocks = max(len(one.table.blocks) for one in own) + 1
-        size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth)
+        size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth, lag)
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
                 cache.clean([one.table for one in own])
@@ -246,11 +249,12 @@ class DeviceSteps:
                 other
                 for kind_of_other, other in self._steps
                 if kind_of_other == kind
+                and wanted.lag <= other.lag
                 and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
                 and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks
             ]
             if larger and self._seen[key] < self._patience:
-                size = min(larger, key=lambda other: (other.rows, other.blocks))
+                size = min(larger, key=lambda other: (other.rows, other.blocks, other.lag))
         step = self._steps.pop((kind, size), None)
         is_new = step is None
         if step is None:
