@@ -86,7 +86,7 @@ def main() -> None:
     note("10 plain calls")
     how = {"assistant_model": draft, "tree": ways.parse_tree(options.tree)}
     done = 0
-    for until in sorted({1, options.calls // 20, options.calls // 4, options.calls // 2, options.calls}):
+    for until in sorted({max(options.calls // share, 1) for share in (1000, 20, 4, 2, 1)}):
         while done < until:
             one_call(model, choice, options, **how)
             done += 1

@@ -64,10 +64,11 @@ def record_cuda_graph(
     try:
         return _capture_on(stream, run, device, pool)
     except torch.cuda.OutOfMemoryError:
-        # Elsewhere torch would have given back what it holds for later; while a graph is captured it cannot.
-        gc.collect()
-        torch.cuda.empty_cache()
-        return _capture_on(stream, run, device, pool)
+        pass  # what the failed capture has made is known to the exception: it must be gone first
+    # Elsewhere torch would have given back what it holds for later; while a graph is captured it cannot.
+    gc.collect()
+    torch.cuda.empty_cache()
+    return _capture_on(stream, run, device, pool)
 
 
 def _capture_on(

@@ -12,6 +12,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from .forward import causal_chain
+from .rope import length_dependent_ropes
 
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | N
 def can_read_in_pieces(target: Target) -> bool:
     """
     Whether the prompts of a call can be read so: tokens alone, behind no cache, without padding, by a model whose
-    layers attend by the kernel.
+    layers attend by the kernel, and for which a piece is the same as a part of a longer forward.
     """
     sequences, storage, forward = target.sequences, target.cache.storage, target.forward
     positions = target.model_kwargs.get("position_ids")
@@ -68,6 +69,8 @@ def can_read_in_pieces(target: Target) -> bool:
         and target.model_kwargs.get("inputs_embeds") is None
         and max(length, WIDTHS[-1]) <= storage.capacity
         and (length >= WIDTHS[0] or sequences.batch_size * WIDTHS[0] <= MOST_PADDED)
+        and forward.takes_positions  # else padding would be numbered past the end
+        and not length_dependent_ropes(target.model.config.get_text_config(decoder=True))
         and sequences.batch_size * length < busy_at(target.model.num_parameters())
         and (positions is None or _are_counted(positions, length))
     )

@@ -16,12 +16,11 @@ from .drafters import DraftModelDrafter, as_drafter
 from .forward import forward_parameters
 from .generation import plan_of_call
 from .ranks import is_pipeline, is_sharded
+from .rope import length_dependent_ropes
 
 
 # Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all.
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "moe", "mlp", "dense", "sparse", "dummy"})
-# Rotary embeddings that depend on the longest position of a forward, so that tree nodes change those of other tokens.
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _BELONGS_TO_ASSISTED_GENERATION = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -120,11 +119,7 @@ def _check_rotary_embedding(
     shares_steps: bool,
 ) -> None:
     text_config = model.config.get_text_config(decoder=True)
-    parameters = getattr(text_config, "rope_parameters", None) or {}
-    nested = [values for values in parameters.values() if isinstance(values, dict)]
-    for rope in nested or [parameters]:
-        if rope.get("rope_type") not in _LENGTH_DEPENDENT_ROPE:
-            continue
+    for rope in length_dependent_ropes(text_config):
         boundary = (
             rope.get("original_max_position_embeddings")
             or getattr(text_config, "original_max_position_embeddings", None)

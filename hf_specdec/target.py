@@ -96,6 +96,12 @@ class Target:
                 self.model_kwargs | {"past_key_values": self.cache},
             )
         self.cache.adopt_prefill()
+        if self.cache.lengths[0] == 0:
+            raise ValueError(
+                f"`assistant_model`: the target {type(self.model).__name__} has read the prompt past the cache that "
+                "it was given, as some do behind a length at which their rotary embedding changes. Call `generate` "
+                "without `assistant_model`."
+            )
         self._begin_steps()
         return outputs
 

@@ -113,18 +113,51 @@ def test_which_prompts_are_read_at_once(read: list[int], monkeypatch: pytest.Mon
         if more.get("return_dict_in_generate"):
             plain, ours = plain.sequences, ours.sequences
         assert ours.tolist() == plain.tolist()
-    for way in ("", "assistant"):
+    draft, texts = {"assistant_model": noisy_copy(target, 0.05), "tree": IRREGULAR}, []
+    for more in ({}, draft):
         cache = DynamicCache(config=target.config)
-        more = {"assistant_model": noisy_copy(target, 0.05), "tree": IRREGULAR} if way else {}
         first = target.generate(**inputs, **options, past_key_values=cache)
-        text = target.generate(first, **options, past_key_values=cache, **more)
-        if not way:
-            plain = text
-    assert text.tolist() == plain.tolist()
+        texts.append(target.generate(first, **options, past_key_values=cache, **more).tolist())
+        positions = torch.arange(21)[None] + 5
+        texts.append(target.generate(**inputs, position_ids=positions, **options, **more).tolist())
+    assert texts[:2] == texts[2:]
     monkeypatch.setattr(pieces, "busy_at", lambda num_parameters: 21)
     ours = target.generate(**inputs, **options, assistant_model=noisy_copy(target, 0.05), tree=IRREGULAR)
     assert ours.tolist() == target.generate(**inputs, **options).tolist()
     assert read == []
+
+
+@pytest.mark.parametrize("length", [17, 18, 30, 41])
+def test_rotary_embeddings_that_change_with_the_length(length: int, read: list[int]) -> None:
+    """Behind its boundary a prompt must be one forward: a piece before it would be embedded otherwise."""
+    rope = {
+        "rope_type": "longrope",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0, 8.0, 16.0, 32.0],
+        "rope_theta": 10000.0,
+    }
+    target = tiny_model("llama", dtype=torch.float32, rope_parameters=rope)
+    inputs, options = prompts(1, length), {"do_sample": False, "max_new_tokens": 8}
+    ours = target.generate(**inputs, **options, assistant_model=noisy_copy(target, 0.05), tree=IRREGULAR)
+    assert ours.tolist() == target.generate(**inputs, **options).tolist() and read == []
+
+
+def test_a_target_that_passes_its_cache_by_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi-3 reads a prompt behind the boundary of its rotary embedding without any."""
+    monkeypatch.setattr(pieces, "busy_at", lambda num_parameters: 1)
+    target = tiny_model("llama", dtype=torch.float32)
+    prepare = target.prepare_inputs_for_generation
+
+    def without_cache(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return prepare(*args, **kwargs) | {"past_key_values": None}
+
+    target.prepare_inputs_for_generation = without_cache
+    with pytest.raises(
+        ValueError, match="`assistant_model`: the target LlamaForCausalLM has read the prompt past the"
+    ):
+        target.generate(**prompts(1, 21), max_new_tokens=4, assistant_model=noisy_copy(target), tree=IRREGULAR)
 
 
 def test_a_wrong_piece_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

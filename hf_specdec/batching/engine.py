@@ -124,15 +124,17 @@ class Engine:
         """
         if not self.device_steps.works:
             return
-        with self.device_steps.capturing_every_size():
-            for tree, *kind in chain(self._steps_to_warm_up(new_requests), self._prompts_to_warm_up()):
-                if not goes_on():
-                    return
-                with self.choices.always(tree):
-                    self._run_in_vain(new_requests(*kind))
-        self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
-        self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
-        self.choices.forget_texts()
+        try:
+            with self.device_steps.capturing_every_size():
+                for tree, *kind in chain(self._steps_to_warm_up(new_requests), self._prompts_to_warm_up()):
+                    if not goes_on():
+                        break
+                    with self.choices.always(tree):
+                        self._run_in_vain(new_requests(*kind))
+        finally:
+            self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
+            self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
+            self.choices.forget_texts()
 
     def _steps_to_warm_up(self, new_requests: Callable[..., list[Request]]) -> Iterator[tuple]:
         """Tree, number of requests, and whether they are sampled: of every kind of step."""
@@ -142,7 +144,7 @@ class Engine:
                 yield None, size, do_sample
                 if not self.policy.speculates(size, 0):
                     continue
-                trees = [tree for one in new_requests(1, do_sample) for tree in self.choices.first_trees(one)]
+                trees = [tree for one in new_requests(1, do_sample) for tree in self.choices.trees_of(one)]
                 for tree in trees:
                     if tree == trees[0] or size * (tree.num_nodes + 1) <= MOST_WARM_NODES:
                         yield tree, size, do_sample
@@ -152,7 +154,8 @@ class Engine:
         for width in self.target.widths():
             number = 1
             while number <= self.scheduler.max_requests and number * width <= self.scheduler.chunk_size:
-                yield from [(None, number, False, width)] * 2  # a forward is captured when it comes again
+                if number * width < self.scheduler.busy_at:
+                    yield from [(None, number, False, width)] * 2  # a forward is captured when it comes again
                 number *= 2
 
     def _run_in_vain(self, requests: list[Request]) -> None:

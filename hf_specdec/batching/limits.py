@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
+from ..prompts import busy_at
 from .blocks import NUM_RESERVED
 from .memory import DEFAULT_SHARES, bytes_per_token, free_memory
 
 
 FEWEST_TOKENS, MOST_TOKENS = 2048, 8192
 """Of prompts, in a step on a GPU."""
-TOKENS_TIMES_PARAMETERS = 10**13
-"""Two operations for each, at 400 TFLOP/s: 50 ms."""
-
 
 _KEPT = frozenset(
     {
@@ -98,7 +96,7 @@ class Limits:
         Raises:
             ValueError: for what it asks for and we do not have.
         """
-        quick = TOKENS_TIMES_PARAMETERS // max(num_parameters, 1)
+        quick = 2 * busy_at(num_parameters)
         defaults = cls(chunk_size=256 if device.type == "cpu" else min(max(quick, FEWEST_TOKENS), MOST_TOKENS))
         if config is None or isinstance(config, Limits):
             return config or defaults

@@ -124,7 +124,7 @@ class SpeculativeBatchingManager:
         """
         Lets the thread, when it starts, capture the CUDA graphs of steps first: for greedy requests and for sampled
         ones, for numbers of requests up to the most there may be, by powers of two, without a tree and with those of
-        the manager (under "auto" those that it begins with, whose steps it times), and those of forwards of prompts.
+        the manager (under "auto" all among which it chooses; their steps are timed), and those of forwards of prompts.
         Up to half a second each, which else the first step of a kind takes. Without graphs there is nothing to do.
 
         Raises:

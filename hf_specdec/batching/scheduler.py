@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,11 +64,11 @@ class Scheduler:
         chunk_size: int,
         on_release: Callable[[Request], None],
         widths: Callable[[], tuple[int, ...]] = tuple,
-        busy_at: int = 0,
+        busy_at: int = sys.maxsize,
     ):
         self.pool, self.cache = pool, cache
         self.max_requests, self.chunk_size, self.on_release = max_requests, chunk_size, on_release
-        self._widths, self._busy_at = widths, busy_at
+        self._widths, self.busy_at = widths, busy_at
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         """Those with blocks, the oldest first."""
@@ -105,7 +106,7 @@ class Scheduler:
         padded, or several of the widths for which there are graphs.
         """
         left, widths = self.chunk_size, [width for width in self._widths() if width <= self.chunk_size]
-        if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self._busy_at:
+        if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self.busy_at:
             chunk = self._padded_chunk(self._unread, left)
             if chunk is not None:
                 yield chunk
@@ -138,7 +139,8 @@ class Scheduler:
         The next tokens of the oldest request, and of others with as many. Their number is a power of two, so that
         there are few sizes and no row is computed for nobody.
         """
-        unread = self._unread
+        widths = [width for width in widths if width <= most]
+        unread = self._unread if widths else []
         pieces = [next_piece(request.length, self._num_unread(request), widths) for request in unread]
         same = [
             (request, count)
@@ -151,8 +153,6 @@ class Scheduler:
         width = pieces[0][0]
         assert width is not None
         number = min(len(same), most // width)
-        if number == 0:
-            return None
         requests, counts = zip(*same[: 1 << (number.bit_length() - 1)], strict=True)
         return Chunk(list(requests), list(counts), width)
 

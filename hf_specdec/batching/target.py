@@ -57,8 +57,9 @@ class InFlightTarget:
     def widths(self) -> tuple[int, ...]:
         """Numbers of tokens of prompts that graphs forward; none without graphs."""
         graphs = self.cache.graphs
-        works = graphs is not None and graphs.works and self.forward.can_be_captured and self.forward.has_kernel
-        return graphs.prompt_widths if graphs is not None and works else ()
+        forward = self.forward
+        can_run = forward.can_be_captured and forward.has_kernel and forward.takes_positions
+        return graphs.prompt_widths if graphs is not None and graphs.works and can_run else ()
 
     def read(self, chunk: Chunk) -> torch.Tensor:
         """Forwards the next tokens of some texts; the logits at the last of each, `[batch, vocab]`."""

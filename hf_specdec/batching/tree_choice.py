@@ -45,8 +45,8 @@ class TreeChoices:
         finally:
             self._always = None
 
-    def first_trees(self, request: Request) -> list[TokenTree | DynamicTree]:
-        """Those that a request may take soon: its own, all of its schedule, those among which "auto" chooses."""
+    def trees_of(self, request: Request) -> list[TokenTree | DynamicTree]:
+        """Those that a request may take: its own, all of its schedule, those among which "auto" chooses."""
         tree = None if request.options.plan is None else request.options.plan.tree
         entries = [entry for _, entry in tree.entries] if isinstance(tree, TreeSchedule) else [tree]
         found: dict[Any, None] = {}

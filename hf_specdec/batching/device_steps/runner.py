@@ -38,6 +38,8 @@ MOST_SEEN = 1024
 """Sizes and kinds of steps that are counted."""
 MOST_PARTS = 3
 """Parts of a step, of requests that ask for different trees: each is a forward of the target."""
+MOST_LAG = 8
+"""Levels that a draft can be behind in a step with a tree that is less deep: those further behind are read before."""
 PATIENCE = 256
 """
 How often a size comes until it gets a graph of its own, where a larger one can do: to capture one takes as long as
@@ -216,7 +218,8 @@ class DeviceSteps:
         depth = 0 if part.tree is None else part.tree.depth
         # The tree before may have been deeper, where a request takes one after another.
         plans = [one.options.plan for one in drafted]
-        lag = 1 + max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
+        deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
+        lag = 1 + max(depth, min(deepest, MOST_LAG))
         behind = [0] * len(part.plain)
         kinds = [_kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
         room = [self._drafting.room(one) for one in drafted] + behind
