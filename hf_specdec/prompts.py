@@ -22,8 +22,6 @@ WIDTHS = (64, 256)
 """Tokens of a piece."""
 TOKENS_TIMES_PARAMETERS = 5 * 10**12
 """Of forwards that take a GPU of today 25 ms, at two operations for each and 400 TFLOP/s."""
-
-
 MOST_PADDED = 512
 """Tokens of short prompts, padding included, that are forwarded as one piece: the logits of all are computed."""
 

@@ -37,7 +37,7 @@ from .tree_choice import TreeChoices
 WARM_UP_STEPS = 4
 """Of every kind."""
 MOST_WARM_NODES = 2048
-"""Of all rows: steps with larger trees are not captured before they are wanted, except for the manager's own tree."""
+"""Of all rows: steps with larger trees are not captured beforehand, except for the manager's own tree."""
 
 
 @dataclass(eq=False)
