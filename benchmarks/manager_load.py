@@ -9,8 +9,9 @@ model of the shape of Llama-3.1-8B and a draft of its first two layers; the larg
 
 Every contender gets the same prompts: `--input-len` random tokens (or the built-in prompts, with `--prompts real`),
 `--output-len` tokens each whatever they say, as many open at a time as `--concurrency` says. Times are those at which
-results come out of the manager. TTFT: time to the first token; TPOT: time per token after the first; ITL: time between
-two results.
+results come out of the manager. Contenders are our manager without a draft model ("plain"), with one whose speculation
+is off ("off"), with a tree ("tree", "auto"), and transformers' manager. TTFT: time to the first token; TPOT: time per
+token after the first; ITL: time between two results.
 
 One manager of each contender serves all its loads, as a server would; it captures its CUDA graphs first
 (`manager.warmup()`). Before each load a few requests do not count; with `--warm-up`, as many as fit into so many
@@ -41,7 +42,7 @@ from load_figures import Timing, add_row, new_table, summary
 from rich.console import Console
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from hf_specdec import SpeculativeConfig
+from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.benchmarking import contenders as ways
 from hf_specdec.benchmarking import loading
@@ -54,7 +55,7 @@ from hf_specdec.cli.serve import SWITCH_INTERVAL
 
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
 BLOCK_SIZE = 32
-CONTENDERS = ("off", "auto", "tree", "transformers")
+CONTENDERS = ("plain", "off", "auto", "tree", "transformers")
 
 
 @dataclass
@@ -174,9 +175,9 @@ def running_manager(
         call["continuous_batching_config"] = ContinuousBatchingConfig(**memory)
     if contender != "transformers":
         tree = "auto" if contender == "auto" else ways.parse_tree(options.tree)
-        most = 0 if contender == "off" else options.disable_by_batch_size
+        most = 0 if contender in ("off", "plain") else options.disable_by_batch_size
         call |= {
-            "assistant_model": draft,
+            "assistant_model": NgramDraft() if contender == "plain" else draft,
             "speculative_config": SpeculativeConfig(tree=tree, disable_by_batch_size=most),
         }
     attention = model.config._attn_implementation

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from transformers.utils import ModelOutput, output_capturing
 from .attention import TreeContext, implementation_of, supports_switching
 from .cache import TreeCache, WriteWindow
 from .kernels import NODES_PER_WORD
+from .prompts import WIDTHS
 
 
 if TYPE_CHECKING:
@@ -282,6 +284,7 @@ class GraphStore:
         self._layers: dict[int, Any] = {}
         self._graphs: dict[Any, CapturedForward] = {}
         self._seen: set[Any] = set()
+        self._pool = GraphPool()
         self.steps: dict[Any, DeviceStep] = {}
         """Whole steps of this target, each with some draft, that were captured over this memory."""
         self.compiles_steps = True
@@ -307,6 +310,7 @@ class GraphStore:
         wanted = [(shape, like.dtype) for shape, like in zip(shapes, likes, strict=True)]
         if held is None or [(tuple(states.shape), states.dtype) for states in held] != wanted:
             self._graphs.clear()
+            self._pool.leave()
             self.steps.clear()
             held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
@@ -319,7 +323,8 @@ class GraphStore:
 
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
         """A forward by its graph; None if it is to run without."""
-        if not self.works or nodes.tokens.shape[1] > MOST_QUERIES or not forward.can_be_captured:
+        queries = nodes.tokens.shape[1]
+        if not self.works or not forward.can_be_captured or (queries > MOST_QUERIES and queries not in WIDTHS):
             return None
         if forward.cache.write_window.end > self.capacity:  # the cache is about to leave
             return None
@@ -334,7 +339,8 @@ class GraphStore:
         context = context.over(self.capacity)
         if captured is None:
             try:
-                captured = CapturedForward(forward, nodes, context, RECORDERS[forward.device.type])
+                record = partial(RECORDERS[forward.device.type], pool=self._pool)
+                captured = CapturedForward(forward, nodes, context, record)
             except RuntimeError as error:
                 self._give_up(forward.model, error)
                 return None
@@ -344,6 +350,7 @@ class GraphStore:
     def _give_up(self, model: PreTrainedModel, error: Exception) -> None:
         self.works = False
         self._graphs.clear()
+        self._pool.leave()
         warn_of_failed_capture(model, error)
 
 

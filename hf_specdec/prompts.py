@@ -18,7 +18,7 @@ from .rope import length_dependent_ropes
 if TYPE_CHECKING:
     from .target import Target
 
-WIDTHS = (64, 256)
+WIDTHS = (64, 256, 512)
 """Tokens of a piece."""
 TOKENS_TIMES_PARAMETERS = 5 * 10**12
 """Of forwards that take a GPU of today 25 ms, at two operations for each and 400 TFLOP/s."""

@@ -83,7 +83,7 @@ def test_what_a_graph_reads_is_kept(stand_in: StandIn, monkeypatch: pytest.Monke
     """A graph knows addresses alone: it does not keep what was made before it was captured, nor the function."""
     captured: list[tuple[ReadFromOutside, Any]] = []
 
-    def record(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Any:
+    def record(run: Callable[[], list[torch.Tensor]], device: torch.device, pool: Any = None) -> Any:
         run()
         with ReadFromOutside() as reads:
             tensors = [tensor.clone() for tensor in run()]
@@ -144,7 +144,7 @@ def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.M
 def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning; the text is right, and later calls go without."""
 
-    def fails(run: Callable, device: torch.device) -> Any:
+    def fails(run: Callable, device: torch.device, pool: Any = None) -> Any:
         run()
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -165,7 +165,8 @@ def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device: (lambda: None, run()))  # keeps no function
+    # Keeps no function.
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device, pool=None: (lambda: None, run()))
     target = tiny_model()
     head = tiny_head(target)
     target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=head, **graphed(TREE))

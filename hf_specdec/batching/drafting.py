@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from ..trees import DraftTree
 from .joining import join_drafts
 from .paged_cache import PagedCache
 from .request import Request
+from .waiting_features import WaitingFeatures
 
 
 if TYPE_CHECKING:
@@ -59,6 +61,10 @@ class Drafting(ABC):
         """
         return
 
+    def observe_prompts(self, requests: list[Request], kept: list[list[int]]) -> None:
+        """The same of parts of texts, whose tokens follow each other."""
+        self.observe(requests, kept)
+
     def forget(self, request: Request) -> None:
         """The request is over, or its K/V are gone."""
         return
@@ -84,8 +90,17 @@ class Drafting(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no part in steps on the device.")
 
-    def fill(self, part: Any, requests: list[Request]) -> None:
-        """Gives its part of a step what that needs beside the tokens not seen."""
+    most_levels = sys.maxsize
+    """Of a tree that it can draft there."""
+    features: WaitingFeatures | None = None
+    """Where the features go of those steps, if it keeps them on the device."""
+
+    def make_room(self, requests: list[Request]) -> None:
+        """There are to be places for another feature of each."""
+        return
+
+    def note_features(self, requests: list[Request], counts: list[int]) -> None:
+        """So many tokens of each are committed, and their features are among `features`."""
         return
 
     def note_proposed(self, requests: list[Request]) -> None:

@@ -83,7 +83,7 @@ class Engine:
         self.ranks = Ranks.of(model)
         graph_pool = GraphPool()
         self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
-        self.drafting = drafting_of(drafter, model, pool, cuda_graphs, graph_pool)
+        self.drafting = drafting_of(drafter, model, pool, max_requests, cuda_graphs, graph_pool)
         self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool, compiles)
         self.scheduler = Scheduler(
             pool, self.target.cache, max_requests, chunk_size, self.drafting.forget, self.target.widths, busy_at
@@ -95,6 +95,8 @@ class Engine:
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""
+        self._last_end: float | None = None
+        """When the last step ended, if nothing but steps has come since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
 
@@ -167,6 +169,8 @@ class Engine:
             for request in chain.from_iterable(self.step()):
                 if request.is_over:
                     self.end(request)
+        if self.drafting.has_part:
+            self.drafting.lags([one for one in self.scheduler.running if self.drafting.knows(one)], 1)
         for request in [*self.scheduler.active, *self.scheduler.waiting]:
             self.end(request)
 
@@ -177,6 +181,7 @@ class Engine:
         """One step. Yields requests that have new tokens or are over, as soon as they do, together."""
         self.scheduler.admit()
         for chunk in self.scheduler.chunks():
+            self._last_end = None
             with self.metrics.phase("prefill"):
                 begun = self._read(chunk)
             if begun:
@@ -193,7 +198,7 @@ class Engine:
         logits = self.target.read(chunk)
         first = [0 if chunk.width is None else chunk.width - count for count in counts]
         nodes = [list(range(start, start + count)) for start, count in zip(first, counts, strict=True)]
-        self.drafting.observe(requests, nodes)
+        self.drafting.observe_prompts(requests, nodes)
         self.num_tokens_read += sum(counts)
         rows = self.scheduler.read(requests)
         begun = [requests[row] for row in rows]
@@ -211,7 +216,7 @@ class Engine:
         requests = self.scheduler.running  # others may have lost their blocks
         if not requests:
             return []
-        before, begun = dict(seconds), time.perf_counter()
+        before = dict(seconds)
         self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
         with phase("propose"):
             groups = self._groups(requests) if self.speculates else []
@@ -219,8 +224,9 @@ class Engine:
         with phase("steps"):
             outcome = self.device_steps.run(requests, groups)
             if outcome is not None:
-                self._take_outcome(requests, groups, outcome, begun)
+                self._take_outcome(requests, groups, outcome)
                 return requests
+        self._last_end = None
         with phase("propose"):
             draft = self._propose(requests, groups)
         with phase("score"):
@@ -235,8 +241,8 @@ class Engine:
             self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
         return requests
 
-    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome, begun: float) -> None:
-        """What `_accept` and `_commit` do, for a step that the device has done both in; when it `begun`."""
+    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
+        """What `_accept` and `_commit` do, for a step that the device has done both in."""
         walk = outcome.walk
         for row, error in outcome.errors.items():
             requests[row].fail(error)
@@ -254,12 +260,25 @@ class Engine:
         for rows, features in outcome.features:
             kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
             self.drafting.observe([requests[row] for row in rows], kept, features)
-        if not outcome.features:
+        kept_of_all = [0 if path is None else len(path) + 1 for path in walk.paths]
+        if self.drafting.features is not None:
+            self.drafting.note_features(requests, kept_of_all)
+        elif not outcome.features:
             self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        if self.speculates and not outcome.was_captured:
+        seconds = self._seconds_of_step(outcome)
+        if self.speculates:
             trees = {row: group.request.plan.tree for group in groups for row in group.rows}
-            self.choices.end_device_step(trees, walk.paths, time.perf_counter() - begun)
+            self.choices.end_device_step(trees, walk.paths, seconds)
         self._soil_failed(requests)
+
+    def _seconds_of_step(self, outcome: Outcome) -> float | None:
+        """
+        What the step that ends has taken, from the end of the one before it; None if that is no measure of a step:
+        prompts were read as well, something was captured, or there was a pause.
+        """
+        now, before = time.perf_counter(), self._last_end
+        self._last_end = now if self.scheduler.has_work else None
+        return None if before is None or outcome.was_captured else now - before
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:
         """Gives a request its tokens, until it ends; returns how many it has taken."""

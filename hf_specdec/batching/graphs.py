@@ -147,7 +147,8 @@ class Size(tuple[int, int, int, int]):
         """The smallest that has room for a forward."""
         batch, queries = nodes.tokens.shape
         # Of the last so many logits only: they have to be the last.
-        room = queries if nodes.logits_to_keep not in (0, None) else next_size(queries)
+        is_exact = queries > MOST_QUERIES or nodes.logits_to_keep not in (0, None)
+        room = queries if is_exact else next_size(queries)
         num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
         window: Any = forward.cache.write_window
         blocks = -(-(window.end + num_nodes) // window.block_size)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from .graphs import PagedGraphs
 from .paged_cache import PagedCache
 from .request import Request
 from .step_rows import StepRows
+from .waiting_features import WaitingFeatures
 
 
 if TYPE_CHECKING:
@@ -39,11 +39,13 @@ def drafting_of(
     drafter: Drafter,
     target: PreTrainedModel,
     pool: BlockPool,
+    max_requests: int,
     cuda_graphs: bool | Literal["auto"] = False,
     graph_pool: GraphPool | None = None,
 ) -> Drafting:
     """
-    How a drafter serves requests that come and go; for `cuda_graphs` see `SpeculativeConfig`.
+    How a drafter serves requests that come and go, `max_requests` at a time; for `cuda_graphs` see
+    `SpeculativeConfig`.
 
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
@@ -51,7 +53,7 @@ def drafting_of(
     if isinstance(drafter, DraftModelDrafter):
         return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
     if isinstance(drafter, EagleDrafter):
-        return EagleDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
+        return EagleDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, MedusaDrafter):
         return MedusaDrafting(drafter.for_call(target))
     if type(drafter).watching is not Drafter.watching:
@@ -101,7 +103,7 @@ class DraftModelDrafting(Drafting):
             own = _fitting(left, [row.length - 1 - self.cache.length_of(row.table) for row in left])
             starts = [self.cache.length_of(row.table) for row in own]
             ends = [min(row.length - 1, start + LONGEST_FORWARD) for row, start in zip(own, starts, strict=True)]
-            most = max(end - start for start, end in zip(starts, ends, strict=True))
+            most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
             parts = [row.tokens[start:end] for row, start, end in zip(own, starts, ends, strict=True)]
             # What rows with fewer tokens repeat lies behind what counts, at the last one's position.
             tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
@@ -110,6 +112,12 @@ class DraftModelDrafting(Drafting):
             self.cache.seat([row.table for row in own])
             forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1)
             self.cache.set_lengths(ends)
+
+    def _width(self, most: int) -> int:
+        """Tokens to forward for so many: with graphs of prompts as many as the next of these has."""
+        graphs = self.cache.graphs
+        widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
+        return min((width for width in widths if width >= most), default=most)
 
     def forget(self, request: Request) -> None:
         self.cache.forget(request.table)
@@ -136,21 +144,25 @@ class DraftModelDrafting(Drafting):
 
 
 class EagleDrafting(Drafting):
-    """An EAGLE head: the target's features wait with their request until the head is asked, or there are many."""
+    """
+    An EAGLE head. What it is to read of a prompt it reads at once, by forwards of the same tokens; of what the target
+    writes the features wait until the head is asked, or there are too many.
+    """
 
     def __init__(
         self,
         drafter: EagleDrafter,
         pool: BlockPool,
+        max_requests: int,
         cuda_graphs: bool | Literal["auto"] = False,
         graph_pool: GraphPool | None = None,
     ):
         self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
+        self._max_requests = max_requests
         device = execution_device(drafter.head)
         num_layers = drafter.head.config.text_config.num_hidden_layers
         cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
         drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device), 0)
-        self._waiting: weakref.WeakKeyDictionary[Request, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 
     @property
     def cache(self) -> PagedCache:
@@ -164,78 +176,143 @@ class EagleDrafting(Drafting):
         return self.drafter.watching(target)
 
     def knows(self, request: Request) -> bool:
-        return bool(self._waiting.get(request))
+        return self._num_waiting(request) > 0
+
+    def observe_prompts(self, requests: list[Request], kept: list[list[int]]) -> None:
+        features, own, kept = self._take(requests, kept)
+        if not own:
+            return
+        assert self.features is not None
+        counts = [len(nodes) for nodes in kept]
+        ends = [self.cache.length_of(row.table) + count for row, count in zip(own, counts, strict=True)]
+        # The last feature of a text goes with the token to come.
+        begin = [row for row, (request, end) in enumerate(zip(own, ends, strict=True)) if end == request.length]
+        self._read(own, features, kept, ends)
+        if begin:
+            last = torch.tensor([kept[row][-1] for row in begin], device=features.device)
+            rows = torch.tensor(begin, device=features.device)
+            self.features.put([own[row] for row in begin], features[rows, last][:, None], [1] * len(begin))
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
-        device, dtype = self.drafter.device, self.drafter.head.dtype
-        taken = self.drafter._features.take(device, dtype) if features is None else features.to(device, dtype)
-        self.num_features, features = taken.shape[2], _nodes_of(taken, kept)
-        for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
-            if request.options.plan is None or not nodes:
-                continue
-            pieces = self._waiting.setdefault(request, [])
-            pieces.append(features[row : row + 1, : len(nodes)])
-            if len(pieces) > FEW:  # each keeps those of all rows of its step
-                self._waiting[request] = [torch.cat(pieces, dim=1)]
-        self._read([request for request in requests if self._num_waiting(request) >= LONGEST_FORWARD])
+        taken, own, kept = self._take(requests, kept)
+        if not own:
+            return
+        store: Any = self.features
+        nodes, size = _nodes_of(taken, kept), store.CAPACITY // 2
+        for start in range(0, nodes.shape[1], size):
+            rows = [row for row, kept_nodes in enumerate(kept) if len(kept_nodes) > start]
+            counts = [min(len(kept[row]) - start, size) for row in rows]
+            these = [own[row] for row in rows]
+            self._make_room(these, max(counts))
+            store.put(these, nodes[rows, start : start + size], counts)
+
+    def _take(
+        self, requests: list[Request], kept: list[list[int]]
+    ) -> tuple[torch.Tensor, list[Request], list[list[int]]]:
+        """
+        What was watched of the target, `[rows, nodes, size]`, of those requests for which something is drafted, these,
+        and what is kept of them.
+        """
+        features = self.drafter._features.take(self.drafter.device, self.drafter.head.dtype)
+        if self.features is None:
+            self.features = WaitingFeatures(
+                self._max_requests, features.shape[2], self.drafter.device, self.drafter.head.dtype
+            )
+        rows = [
+            row
+            for row, (request, nodes) in enumerate(zip(requests, kept, strict=True))
+            if nodes and request.options.plan is not None
+        ]
+        if len(rows) < len(requests):
+            features = features[rows]
+        return features, [requests[row] for row in rows], [kept[row] for row in rows]
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         self.drafter.ask(request)
-        self.lags(requests, FEW)
-        draft = self.drafter.propose(self._seat(requests, [self._waiting[row] for row in requests]))
+        counts = self.lags(requests, FEW)
+        assert self.features is not None
+        self.cache.seat([one.table for one in requests])
+        rows = StepRows(requests, self.drafter.device, self.cache.lengths)
+        self.drafter.root_states = None
+        self.drafter._waiting = [(self.features.of(requests, max(counts)), counts)]
+        draft = self.drafter.propose(rows)
         self.drafter.sequences = None  # nobody is to keep requests that are over
         if not self.drafter._waiting:
             for row in requests:
-                self._waiting[row] = []
+                self.features.set_count(row, 0)
+        self.drafter._waiting = []
         return draft
 
     def _num_waiting(self, request: Request) -> int:
-        return sum(features.shape[1] for features in self._waiting.get(request, ()))
+        return 0 if self.features is None else self.features.count(request)
 
-    def _read(self, requests: list[Request]) -> None:
-        """Forwards all features of some requests but the last, which is left for the next tree."""
-        while requests:
-            own = _fitting(requests, [self._num_waiting(row) for row in requests])
-            requests = [row for row in requests if row not in own]
-            features = [torch.cat(self._waiting[row], dim=1) for row in own]
-            self._seat(own, [[states[:, :-1]] for states in features])
-            with nullcontext() if self.cache.graphs is None else self.cache.graphs.resting():
-                self.drafter.catch_up(self.drafter.sequences)
-            self.drafter.sequences = None
-            for row, states in zip(own, features, strict=True):
-                self._waiting[row] = [states[:, -1:].clone()]
+    def _catch_up(self, requests: list[Request]) -> None:
+        """Reads all that waits but the last, which is left for the next tree."""
+        if not requests:
+            return
+        assert self.features is not None
+        counts = [self._num_waiting(row) for row in requests]
+        ends = [self.cache.length_of(row.table) + count for row, count in zip(requests, counts, strict=True)]
+        features = self.features.of(requests, self.features.CAPACITY)
+        self._read(requests, features, [list(range(count)) for count in counts], [end - 1 for end in ends])
+        self.features.keep_last(requests)
 
-    def _seat(self, requests: list[Request], features: list[list[torch.Tensor]]) -> StepRows:
-        """Makes these requests the drafter's rows, with the features that it is to forward."""
-        self.cache.seat([request.table for request in requests])
-        rows = StepRows(requests, self.drafter.device, self.cache.lengths)
-        self.drafter.sequences, self.drafter.root_states = rows, None
-        self.drafter._waiting = [_padded(features)]
-        return rows
+    def _read(self, requests: list[Request], features: torch.Tensor, nodes: list[list[int]], ends: list[int]) -> None:
+        """
+        Forwards features (`[batch, width, size]`), each with the token behind it. `nodes` are those of each request
+        that are new, one behind the other; with the last of them it has `ends` rows at most, but for the last token
+        of its text, behind which there is none.
+        """
+        width, device = features.shape[1], self.drafter.device
+        starts = [self.cache.length_of(row.table) - new[0] for row, new in zip(requests, nodes, strict=True)]
+        last = torch.tensor([new[-1] for new in nodes], device=device)[:, None]
+        depths = torch.arange(width, device=device).minimum(last)
+        parts = [row.tokens[start + 1 : start + 1 + width] for row, start in zip(requests, starts, strict=True)]
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
+        self.cache.seat([row.table for row in requests])
+        for first in range(0, width, LONGEST_FORWARD):
+            self.cache.set_lengths([start + first for start in starts])
+            piece = slice(first, first + LONGEST_FORWARD)
+            self.drafter.forward_features(tokens[:, piece], features[:, piece], depths[:, piece] - first)
+        self.cache.set_lengths([min(end, row.length - 1) for end, row in zip(ends, requests, strict=True)])
 
     def forget(self, request: Request) -> None:
-        self._waiting.pop(request, None)
+        if self.features is not None:
+            self.features.forget(request)
         self.cache.forget(request.table)
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     part = HeadPart
+    most_levels = WaitingFeatures.CAPACITY - 1
 
     @property
     def has_part(self) -> bool:
         return type(self.drafter) is EagleDrafter and _is_ready(self.drafter.forward)
 
     def lags(self, requests: list[Request], most: int) -> list[int]:
-        self._read([row for row in requests if self._num_waiting(row) > most])
+        self._catch_up([row for row in requests if self._num_waiting(row) > most])
         return [self._num_waiting(row) for row in requests]
 
-    def fill(self, part: HeadPart, requests: list[Request]) -> None:
-        features, _ = _padded([self._waiting[row] for row in requests])
-        part.features[: len(requests), : features.shape[1]] = features
+    def make_room(self, requests: list[Request]) -> None:
+        self._make_room([row for row in requests if row.options.plan is not None], 1)
+
+    def _make_room(self, requests: list[Request], count: int) -> None:
+        """For so many more features of each. Where any has none, those that have little are read with it."""
+        capacity = WaitingFeatures.CAPACITY
+        if any(self._num_waiting(row) + count > capacity for row in requests):
+            self._catch_up([row for row in requests if self._num_waiting(row) > capacity // 2])
+
+    def note_features(self, requests: list[Request], counts: list[int]) -> None:
+        assert self.features is not None
+        for row, count in zip(requests, counts, strict=True):
+            if row.options.plan is not None and count > 0:
+                self.features.set_count(row, self.features.count(row) + count)
 
     def note_proposed(self, requests: list[Request]) -> None:
+        assert self.features is not None
         for row in requests:
-            self._waiting[row] = []
+            self.features.set_count(row, 0)
             self.cache.note_length(row.table, row.length - 1)
 
 
@@ -285,23 +362,6 @@ def _is_ready(forward: TreeForward) -> bool:
     """Whether a draft's forwards can be part of a whole step: it has run before, and attends by the kernel."""
     cache: Any = forward.cache
     return forward.can_be_captured and forward.has_kernel and forward.dtype in DTYPES and cache.has_memory
-
-
-def _padded(features: list[list[torch.Tensor]]) -> tuple[torch.Tensor, list[int]]:
-    """
-    The pieces `[1, tokens, features]` of every row one after the other, `[batch, most, features]`, and how many tokens
-    each row has; those behind are copies. With as few launches for many rows as for one.
-    """
-    counts = [sum(piece.shape[1] for piece in pieces) for pieces in features]
-    flat = torch.cat([piece for pieces in features for piece in pieces], dim=1)[0]
-    most = max(counts)
-    if min(counts) == most:
-        return flat.view(len(counts), most, -1), counts
-    ends = list(itertools.accumulate(counts))
-    places = [
-        [end - count + min(place, count - 1) for place in range(most)] for count, end in zip(counts, ends, strict=True)
-    ]
-    return flat[torch.tensor(places, device=flat.device)], counts
 
 
 def _nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:

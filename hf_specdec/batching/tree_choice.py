@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
-from ..trees.auto import AutoChoice, TreeMenu
+from ..trees.auto import times_of
+from ..trees.auto_menu import MenuChoice, TreeMenu, WholeTimes
 from ..trees.auto_tables import AcceptanceTable
 from .request import Request
 
@@ -88,25 +89,31 @@ class TreeChoices:
             own = [path if row in asked else None for row, path in enumerate(paths)]
             self._auto_choice(tree).end_step(draft, own, propose, rest)
 
-    def end_device_step(self, trees: dict[int, Any], paths: list[list[int] | None], seconds: float) -> None:
+    def end_device_step(self, trees: dict[int, Any], paths: list[list[int] | None], seconds: float | None) -> None:
         """
-        The same of a step that the device has done as a whole. `trees` are those of the rows that were drafted for:
-        the others, where there was no room, are no refusals. What rows with trees of their own add to the time is the
-        same whatever "auto" takes.
+        The same of a step that the device has done as a whole; None for `seconds` that tell nothing of it. `trees` are
+        those of the rows that were drafted for: the others, where there was no room, are no refusals. What rows with
+        trees of their own add to the time is the same whatever "auto" takes.
         """
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
             choice = self._auto_choice(asked)
-            if isinstance(choice, AutoChoice):
+            if isinstance(choice, MenuChoice):
                 tree = trees[drafted[0]] if drafted else None
                 choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         kind = "in flight", self._batch_size, self._draws
         if (tree, kind) not in self._auto:
-            choice: Any = choice_of(tree, self.target, self.draft, kind)
-            choice.acceptance = self._acceptance.setdefault((tree, self._draws), choice.acceptance)
-            choice.menu = TreeMenu(tree, choice.times) if self._takes_few() else None
+            key = tree, self._draws
+            if key not in self._acceptance:
+                self._acceptance[key] = AcceptanceTable(tree.max_depth, tree.max_children)
+            if self._takes_few():
+                times = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
+                choice: Any = MenuChoice(times, tree, self._acceptance[key])
+            else:
+                choice = choice_of(tree, self.target, self.draft, kind)
+                choice.acceptance = self._acceptance[key]
             self._auto[tree, kind] = choice
         return self._auto[tree, kind]
 

@@ -14,6 +14,7 @@ from ..cache import TreeCache
 from ..eagle import EagleHead
 from ..features import decoder_layers
 from ..forward import TreeForward, causal_chain, execution_device
+from ..prompts import WIDTHS
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Tree, as_tree
 from .base import Drafter, DraftRequest
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 LONGEST_FORWARD = 512
 """Rows of a head's forward over a text: bounds its memory."""
+FEW = 16
+"""As many rows as steps leave behind, which have graphs of their own; more are those of texts."""
 MOST_WAITING = 4096
 """Features that may wait for a forward while speculation is off: bounds their memory."""
 
@@ -211,11 +214,14 @@ class EagleDrafter(Drafter):
         """
         lengths = self.sequences.lengths
         starts = [rows + self.first + 1 + start for rows in done]
-        positions = torch.tensor(starts)[:, None] + torch.arange(end - start)
+        self.cache.set_lengths([rows + min(start, count) for rows, count in zip(done, counts, strict=True)])
+        width = self._width(end - start)
+        positions = torch.tensor(starts)[:, None] + torch.arange(width)
         positions = torch.minimum(positions, torch.tensor(lengths)[:, None] - 1).to(self.sequences.device)
         tokens = self.sequences.gather(positions).to(self.device)
-        self.cache.set_lengths([rows + min(start, count) for rows, count in zip(done, counts, strict=True)])
-        states = self.forward_features(tokens, features[:, start:end])
+        features = torch.nn.functional.pad(features[:, start:end], (0, 0, 0, width - (end - start)))
+        depths = torch.arange(width, device=self.device).clamp(max=end - start - 1)[None]
+        states = self.forward_features(tokens, features, depths)
         self.cache.set_lengths([rows + min(end, count) for rows, count in zip(done, counts, strict=True)])
         last = [count - 1 - start if start < count <= end else -1 for count in counts]
         index = torch.tensor(last, device=self.device)[:, None, None]
@@ -226,13 +232,26 @@ class EagleDrafter(Drafter):
         if end == max(counts):
             self.root_logits = self.logits(root_states)[:, 0]
 
-    def forward_features(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def _width(self, count: int) -> int:
+        """Rows to forward for so many that wait: of prompts as many as there are graphs for, where they fit."""
+        storage, forward = self.cache.storage, self.forward
+        if storage is None or not storage.works or count <= FEW:
+            return count
+        if not forward.can_be_captured or not forward.has_kernel or forward.visible is not None:
+            return count
+        room = storage.capacity - max(self.cache.lengths)
+        return min((width for width in WIDTHS if count <= width <= room), default=count)
+
+    def forward_features(
+        self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """
         The states `[batch, rows, H]` of rows that pair tokens (`[batch, rows]` int64) with the target's features
-        before them (`[batch, rows, feature_size]`), one behind the other.
+        before them (`[batch, rows, feature_size]`), one behind the other; see `TreeForward` for `position_depths`.
         """
         inputs = {"features": features, "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
-        return self.forward(tokens, *causal_chain(tokens.shape[1], self.device), inputs=inputs).hidden_states
+        chain = causal_chain(tokens.shape[1], self.device)
+        return self.forward(tokens, *chain, position_depths=position_depths, inputs=inputs).hidden_states
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, draft vocab]` of one level's nodes, from the states of their parents."""

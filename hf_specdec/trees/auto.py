@@ -10,18 +10,14 @@ tokens per second is taken.
 
 from __future__ import annotations
 
-import statistics
 import weakref
-from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from .auto_tables import AcceptanceTable, TimeTable, expected_length, likeliest_paths
 from .choice import TreeChoice
-from .draft_tree import DraftTree, Topology
+from .draft_tree import DraftTree
 from .token_tree import TokenTree
 
 
@@ -105,42 +101,18 @@ class StepTimes:
     Args:
         propose (`TimeTable`): drafting, by the tree's depth.
         rest (`TimeTable`): the rest of the step, by draft nodes.
-        whole (`dict`): of steps whose parts nobody has timed, the last times with each tree.
     """
 
     propose: TimeTable = field(default_factory=TimeTable)
     rest: TimeTable = field(default_factory=TimeTable)
-    whole: dict[TokenTree | None, deque[float]] = field(default_factory=dict)
 
     @property
     def are_known(self) -> bool:
         """Whether steps with and without a tree were measured: else the one would be judged by the other."""
         return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
 
-    FEW_NODES = 4
-    """So many are checked in the time of a root alone."""
-
-    def add_whole(self, tree: TokenTree | None, seconds: float) -> None:
-        """
-        Adds what a step took in all: with few nodes drafting is what it takes more than one without a tree, with more
-        it is what is known of the depth.
-        """
-        self.whole.setdefault(tree, deque(maxlen=TimeTable.RECENT)).append(seconds)
-        if tree is None:
-            self.propose.add(0, 0.0)
-            self.rest.add(0, seconds)
-        elif tree.num_nodes <= self.FEW_NODES and self.rest.has(0):
-            rest = self.rest.up_to(tree.num_nodes)[-1]
-            self.propose.add(tree.depth, max(seconds - rest, 0.0))
-            self.rest.add(tree.num_nodes, rest)
-        else:
-            drafting = self.propose.up_to(tree.depth)[-1] if self.propose.has(0) else 0.0
-            self.rest.add(tree.num_nodes, max(seconds - drafting, 0.0))
-
     def of(self, tree: TokenTree | None) -> float:
         """What a step with this tree takes."""
-        if tree in self.whole:
-            return statistics.median(self.whole[tree])
         depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
         return self.propose.up_to(depth)[-1] + self.rest.up_to(nodes)[-1]
 
@@ -156,8 +128,6 @@ class AutoChoice(TreeChoice):
 
     REPLAN = 4
     """Steps between two plans."""
-    ROUNDS = 3
-    """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
     GAIN = 1.03
     """How much better another tree must promise to be."""
     PROBE = 16
@@ -174,18 +144,12 @@ class AutoChoice(TreeChoice):
         paths = likeliest_paths(self.acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
         middling = TokenTree([path for _, path in paths])
         # On a new machine every kind of step twice: the first is slow for reasons of its own.
-        self._trials = [None, self._small, None, self._small, middling, middling]
-        self._to_try = [] if times.are_known else list(self._trials)
-        self._rounds = 1
-        self.menu: TreeMenu | None = None
-        """Where it chooses from few trees only."""
+        trials = [None, self._small, None, self._small, middling, middling]
+        self._to_try = [] if times.are_known else trials
         self._planned: TokenTree | None = None
         self._steps_to_plan = self._without = 0
 
     def begin_step(self, length: int) -> TokenTree | None:
-        if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
-            self._rounds += 1
-            self._to_try = list(self._trials)  # nobody has timed them
         if self._to_try:
             self.tree = self._to_try.pop(0)
             return self.tree
@@ -208,24 +172,10 @@ class AutoChoice(TreeChoice):
         if self.tree is not None:
             self.acceptance.add(draft, paths)
 
-    def end_whole_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float) -> None:
-        """The same for a step whose parts nobody has timed. All nodes of the tree count as drafted."""
-        self.times.add_whole(tree, seconds)
-        if tree is not None:
-            topology = Topology.of_tree(tree, torch.device("cpu"))
-            tokens = torch.zeros(len(paths), tree.num_nodes, dtype=torch.long)
-            self.acceptance.add(DraftTree(tokens, topology), paths)
-
     def plan(self) -> Plan:
         """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
         reach = max(2 * self.times.rest.largest, 4)
-        if self.menu is None:
-            return best_plan(self.acceptance.chances(), self.times, self.limits, reach)
-        plans = [Plan(tree, self.rate(tree)) for tree in (None, *self.menu.trees)]
-        return max(
-            (plan for plan in plans if plan.tree is None or plan.tree.num_nodes <= reach),
-            key=lambda plan: plan.tokens_per_second,
-        )
+        return best_plan(self.acceptance.chances(), self.times, self.limits, reach)
 
     def rate(self, tree: TokenTree | None) -> float:
         """Tokens per second that a tree promises now."""
@@ -238,47 +188,15 @@ class AutoChoice(TreeChoice):
         return self.times.of(self._small) / without - 1.0 if without > 0 else 0.0
 
 
-class TreeMenu:
-    """
-    A few trees for steps that are captured: every other one would cost a capture. They are the likeliest paths of
-    drafts that are sure of themselves (deep trees), middling, and unsure (broad ones).
-
-    Args:
-        limits (`AutoTree`): how large a tree may be.
-        times (`StepTimes`): of steps with them. Once some have been timed, when graphs were captured, the others are
-            not worth a capture.
-    """
-
-    FEWEST = 3
-    """Trees that have been timed, of which it can choose."""
-    DRAFTS = (
-        ((0.85, 0.06, 0.03, 0.02, 0.01), (1, 2, 4, 8, 16, 32)),
-        (AcceptanceTable.FIRST_GUESS, (8, 16, 32, 64)),
-        ((0.35, 0.15, 0.1, 0.07, 0.05), (2, 4)),
-    )
-    """The chances of the ranks, and the numbers of nodes of trees for them."""
-
-    def __init__(self, limits: AutoTree, times: StepTimes | None = None):
-        found: dict[TokenTree, None] = {}
-        for chances, sizes in self.DRAFTS:
-            table = [list(chances[: limits.max_children])] * limits.max_depth
-            for size in sizes:
-                likeliest = likeliest_paths(table, min(size, limits.max_nodes), limits.max_depth)
-                found[TokenTree([path for _, path in likeliest])] = None
-        timed = [] if times is None else [tree for tree in found if tree in times.whole]
-        trees = timed if len(timed) >= self.FEWEST else found
-        self.trees = sorted(trees, key=lambda tree: (tree.num_nodes, tree.depth))
-
-
-_times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hashable, StepTimes]]] = (
+_times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hashable, Any]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def times_of(target: Any, draft: Any, kind: Hashable) -> StepTimes:
+def times_of(target: Any, draft: Any, kind: Hashable, new: Callable[[], Any] = StepTimes) -> Any:
     """
     The step times that calls of one target and draft (a model, or a kind of drafter without one) share, for one kind
-    of steps: a batch size, say. They go when either does.
+    of steps: a batch size, say. They go when either does. `new` makes those of a kind that nobody has had.
     """
     of_target = _times.setdefault(target, weakref.WeakKeyDictionary())
-    return of_target.setdefault(draft, {}).setdefault(kind, StepTimes())
+    return of_target.setdefault(draft, {}).setdefault(kind, new())

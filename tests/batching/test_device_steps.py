@@ -24,7 +24,8 @@ from hf_specdec.batching.device_steps import rows, runner
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import DraftModelDrafter, growth
 from hf_specdec.drafters.growth import LevelNodes
-from hf_specdec.trees.auto import AutoChoice, AutoTree, TreeMenu
+from hf_specdec.trees.auto import AutoTree
+from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -481,7 +482,7 @@ def test_auto_captures_nothing_once_it_is_warm(
         manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
         captures, choice = stand_in.captures, random.Random(0)
         menu = [None, *TreeMenu(AutoTree()).trees]
-        monkeypatch.setattr(AutoChoice, "begin_step", lambda self, length: choice.choice(menu))
+        monkeypatch.setattr(MenuChoice, "begin_step", lambda self, length: choice.choice(menu))
         prompts = [(prompt * 9)[: 5 + 30 * number] for number, prompt in enumerate(trained_prompts()["prompts"][:6])]
         for prompt in prompts:
             manager.add_request(prompt, max_new_tokens=60)

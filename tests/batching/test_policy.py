@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.batches import limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
+from support.graphs import install_stand_in
 from support.heads import trained_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
@@ -16,7 +17,9 @@ from transformers import PreTrainedModel
 
 from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching.model_drafting import EagleDrafting
 from hf_specdec.batching.policy import LoadPolicy
+from hf_specdec.batching.waiting_features import WaitingFeatures
 
 
 SHORT, LONG = 12, 90
@@ -108,20 +111,53 @@ def test_acceptance_after_the_load_is_as_if_it_had_never_been(kind: str) -> None
     assert sum(accepted) > (10 if kind != "medusa" else 3)
 
 
-def test_a_head_far_behind_reads_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features do not pile up while speculation is off."""
-    from hf_specdec.batching import model_drafting
+def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While speculation is off a head reads now and then, many requests together."""
+    waiting, read, catch_up = [], [], EagleDrafting._catch_up
 
-    monkeypatch.setattr(model_drafting, "LONGEST_FORWARD", 16)
-    most = []
-    waiting = model_drafting.EagleDrafting._num_waiting
-    monkeypatch.setattr(
-        model_drafting.EagleDrafting,
-        "_num_waiting",
-        lambda self, request: most.append(waiting(self, request)) or most[-1],
+    def noted(self: EagleDrafting, requests: list[Any]) -> None:
+        waiting.extend(self._num_waiting(request) for request in self.features._places)
+        read.append(len(requests))
+        catch_up(self, requests)
+
+    monkeypatch.setattr(EagleDrafting, "_catch_up", noted)
+    target = trained_target()
+    with make(target, trained_head(), 0) as manager:
+        for prompt in trained_prompts()["prompts"][:4]:
+            manager.add_request(prompt, max_new_tokens=100)
+        for _ in range(4):
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=100)
+    assert max(waiting) == WaitingFeatures.CAPACITY and max(read) == 4
+    store = manager.engine.drafting.features
+    assert store is not None and not store._places and len(store._free) == 4
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for steps on the device, behind which more is waiting than there are places for."""
+    install_stand_in(monkeypatch, with_kernel=True)
+    model, draft, prompts = drafters(kind)
+    manager = make(model, draft, 1)
+    name = manager.add_request(prompts[0], max_new_tokens=180)
+    for prompt in prompts[1:]:
+        manager.add_request(prompt, max_new_tokens=50, speculate=prompt != prompts[2])
+    with manager:
+        result = manager.get_result(name)
+    text, accepted = prompts[0] + result.generated_tokens, result.speculation.accepted_per_step[0]
+    first = next(number for number, count in enumerate(accepted) if count)
+    assert first > 2 * WaitingFeatures.CAPACITY
+    length = list(accumulate((count + 1 for count in accepted), initial=len(prompts[0])))[first]
+    again = model.generate_batch(
+        [text[:length]],
+        assistant_model=draft,
+        tree=IRREGULAR,
+        max_new_tokens=180 - (length - len(prompts[0])),
+        continuous_batching_config=limits(),
     )
-    test_acceptance_after_the_load_is_as_if_it_had_never_been("head")
-    assert 16 <= max(most) <= 32
+    (fresh,) = again.values()
+    assert text == text[:length] + fresh.generated_tokens
+    assert accepted[first:] == fresh.speculation.accepted_per_step[0]
 
 
 def test_the_limit() -> None:

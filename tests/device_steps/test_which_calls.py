@@ -62,10 +62,10 @@ def test_a_step_that_cannot_be_captured(steps: Steps, monkeypatch: pytest.Monkey
 
     works, tries = graphs.RECORDERS["cpu"], []
 
-    def fails_at_first(run: Callable[[], Any], device: torch.device) -> Any:
+    def fails_at_first(run: Callable[[], Any], device: torch.device, pool: Any = None) -> Any:
         tries.append(run)
         if len(tries) > 1:
-            return works(run, device)
+            return works(run, device, pool)
         run()
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 

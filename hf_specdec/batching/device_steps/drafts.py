@@ -96,16 +96,14 @@ class HeadPart(_GrowingPart):
     def __init__(self, drafting: Any, tree: TokenTree | DynamicTree, rows: InFlightRows, request: Any):
         super().__init__(drafting, tree, rows, request)
         drafter = self.drafter
-        self.features = torch.zeros(
-            rows.size.rows, rows.size.lag, drafting.num_features, dtype=drafter.head.dtype, device=rows.device
-        )
-        """The target's, before each token of the rows' tails, `[rows, lag, size]`."""
+        self._features = drafting.features.held[:, : rows.size.lag]
         self.held = [self.held, drafter.held_rows, drafter.target_ids]
 
     def propose(self, warp: Warp | None) -> DraftTree:
         rows, drafter = self.rows, self.drafter
         self.cache.at(rows.lengths - 1 - rows.counts)
-        states = drafter.forward_features(rows.tail, self.features)
+        # The target's, before each token of the rows' tails.
+        states = drafter.forward_features(rows.tail, self._features.index_select(0, rows.places))
         last = (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2])
         drafter.states = states.gather(1, last)
         self.cache.at(rows.lengths - 1)

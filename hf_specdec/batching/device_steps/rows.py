@@ -12,6 +12,7 @@ import torch
 from ..blocks import ZERO_BLOCK
 from ..distribution import uniform
 from ..request import Request
+from ..waiting_features import WaitingFeatures
 
 
 class Kind(IntEnum):
@@ -59,6 +60,8 @@ class InFlightRows:
             "room": (rows,),
             "kinds": (rows,),
             "counts": (rows,),
+            "places": (rows,),
+            "waiting": (rows,),
             "tail": (rows, size.lag),
             "temperature": (rows,),
             "top_k": (rows,),
@@ -87,6 +90,10 @@ class InFlightRows:
         """A `Kind` for each, `[rows]` int64."""
         self.counts: torch.Tensor = told["counts"]
         """How many tokens the draft has not seen, the root included, `[rows]` int64."""
+        self.places: torch.Tensor = told["places"]
+        """See `WaitingFeatures`, `[rows]` int64."""
+        self.waiting: torch.Tensor = told["waiting"]
+        """How many features of each wait there that this step does not read, `[rows]` int64."""
         self.tail: torch.Tensor = told["tail"]
         """These tokens, the root again behind them, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = told["temperature"]
@@ -105,8 +112,9 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Lets the rows from `first` on rest."""
         host = self._host
-        for name in ("room", "kinds", "top_k", "tail"):
+        for name in ("room", "kinds", "top_k", "tail", "waiting"):
             host[name][first:] = 0
+        host["places"][first:] = WaitingFeatures.NOBODY
         for name in ("counts", "temperature", "top_p", "sharpness"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head is a token behind
@@ -119,12 +127,15 @@ class InFlightRows:
         kinds: list[Kind],
         room: list[int],
         counts: list[int],
+        places: list[int],
+        waiting: list[int],
         sharpness: list[float],
     ) -> None:
         """Takes the rows of a step; for the lists see the attributes."""
         host, number = self._host, len(requests)
         host["lengths"][:number] = [request.length for request in requests]
         lists: dict[str, Any] = {"kinds": kinds, "room": room, "counts": counts, "sharpness": sharpness}
+        lists |= {"places": places, "waiting": waiting}
         for name, values in lists.items():
             host[name][:number] = values
         warpers = [request.options.device_warpers for request in requests]
@@ -137,8 +148,8 @@ class InFlightRows:
             host["tail"][row, :count] = request.tokens[-count:]
             host["tables"][row, : len(request.table.blocks)] = request.table.blocks
             if request.options.seed is not None and request.options.do_sample:
-                places = range(request.length, request.length + self.size.depth + 1)
-                host["uniforms"][row] = [uniform(request.options.seed, place) for place in places]
+                positions = range(request.length, request.length + self.size.depth + 1)
+                host["uniforms"][row] = [uniform(request.options.seed, position) for position in positions]
         self._clear(number)
         self._told.copy_(self._staged, non_blocking=True)
 

@@ -21,6 +21,7 @@ from ...verification import DraftTemperature, Walk
 from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
 from ..graphs import FEWEST_BLOCKS, SIZES, next_power_of_two, next_size
 from ..request import Request
+from ..waiting_features import WaitingFeatures
 from .rows import Kind, Size
 from .step import InFlightStep, StepKind
 
@@ -93,7 +94,7 @@ class Outcome:
         walk (`Walk`): as by the verifiers, with nothing yet taken over by the requests.
         drafted (`list[int]`): draft tokens of every row that counted.
         features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
-            of some rows; with their numbers.
+            of some rows; with their numbers. None where they have gone to the draft's own (`Drafting.features`).
         errors (`dict[int, str]`): rows that fail.
         was_captured (`bool`): whether any part was captured first, which takes long.
         learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
@@ -178,10 +179,19 @@ class DeviceSteps:
             return None
         captures = self._captures
         outcome = Outcome(Walk.start(len(requests), []), [0] * len(requests))
+        steps = []
         for part in parts:
-            if not self._run_part(requests, part, outcome):
+            step = self._run_part(requests, part, outcome)
+            if step is None:
                 return None
-        for part in parts:
+            steps.append(step)
+        store = self._drafting.features
+        for part, step in zip(parts, steps, strict=True):
+            # Only now: what another part could not do, or a capture did twice, finds the old ones.
+            if step.features is not None and store is not None:
+                step.keep_features(store)
+            elif step.features is not None:  # a copy: the next run writes over its own
+                outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
             self._drafting.note_proposed([requests[row] for row in part.drafted])
         outcome.was_captured = captures != self._captures
         return outcome
@@ -199,6 +209,8 @@ class DeviceSteps:
             plan: Any = group.request.plan
             if not self._drafting.has_part:
                 return None
+            if plan.tree.depth > self._drafting.most_levels:
+                return None
             part = parts.setdefault((plan.tree, plan.draws_children), Part(plan.tree, plan.draws_children))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
@@ -212,8 +224,8 @@ class DeviceSteps:
 
     # ------------------------------------------------------------------------------------------------------- one part
 
-    def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> bool:
-        """Runs some rows, and notes what came of them. False if the step could not be captured."""
+    def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> InFlightStep | None:
+        """Runs some rows, and notes what came of them. Returns what ran; None if it could not be captured."""
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
         # The tree before may have been deeper, where a request takes one after another.
@@ -225,7 +237,8 @@ class DeviceSteps:
         room = [self._drafting.room(one) for one in drafted] + behind
         counts = (self._drafting.lags(drafted, lag) if drafted else []) + [1 for _ in behind]
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
-        values = own, kinds, room, counts, sharpness + [1.0 for _ in behind]
+        places, waiting = self._features_of(drafted, own[len(drafted) :])
+        values = own, kinds, room, counts, places, waiting, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
         kind = StepKind(part.tree, _walks_for(kinds, part.draws), is_filtered, part.draws, self._compiles)
         blocks = max(len(one.table.blocks) for one in own) + 1
@@ -233,15 +246,23 @@ class DeviceSteps:
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
                 cache.clean([one.table for one in own])
-        step = self._step_for(kind, size, part, values, drafted)
-        if step is None:
-            return False
-        self._take(part, step, step.run(), outcome)
-        return True
+        step = self._step_for(kind, size, part, values)
+        if step is not None:
+            self._take(part, step, step.run(), outcome)
+        return step
 
-    def _step_for(
-        self, kind: StepKind, wanted: Size, part: Part, values: tuple, drafted: list[Request]
-    ) -> InFlightStep | None:
+    def _features_of(self, drafted: list[Request], plain: list[Request]) -> tuple[list[int], list[int]]:
+        """Where the features of rows are, and how many will be left there, with room for new ones behind."""
+        store = self._drafting.features
+        if store is None:
+            return [WaitingFeatures.NOBODY] * len(drafted + plain), [0] * len(drafted + plain)
+        self._drafting.make_room(plain)
+        places = [
+            WaitingFeatures.UNWANTED if one.options.plan is None else store.place(one) for one in drafted + plain
+        ]
+        return places, [0] * len(drafted) + [store.count(one) for one in plain]
+
+    def _step_for(self, kind: StepKind, wanted: Size, part: Part, values: tuple) -> InFlightStep | None:
         """A step with these values in it."""
         size, key = wanted, (kind, wanted)
         if key not in self._steps:
@@ -264,12 +285,10 @@ class DeviceSteps:
             request = part.groups[0].request if part.groups else None
             step = InFlightStep(self._target, self._drafting, kind, size, request)
         step.load(*values)
-        if drafted:
-            self._drafting.fill(step.part, drafted)
         if is_new and not self._capture(step):
             if not kind.compiles:
                 return None
-            return self._step_for(replace(kind, compiles=False), wanted, part, values, drafted)
+            return self._step_for(replace(kind, compiles=False), wanted, part, values)
         self._steps[kind, size] = step  # last: the most recently used
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
@@ -310,9 +329,6 @@ class DeviceSteps:
             outcome.walk.paths[row] = path[1 : max(accepted, 0) + 1]
             outcome.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
             outcome.drafted[row] = drafted
-        if step.features is not None:
-            # A copy: the next run writes over its own.
-            outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
         first = 0
         for group in part.groups if part.draws else ():
             temperature = group.request.temperature

@@ -16,6 +16,7 @@ from ...trees import DraftTree, DynamicTree, TokenTree
 from ...verification import DraftTemperature
 from ..paged_cache import DevicePagedCache
 from ..request import Request
+from ..waiting_features import WaitingFeatures
 from .drafts import InFlightPart, NoPart
 from .rows import InFlightRows, Kind, Size
 
@@ -173,6 +174,13 @@ class InFlightStep:
     def _checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         draws = self.rows.kinds >= Kind.TARGET
         return torch.where(draws, Verdict("target").checked(logits, path, accepted), accepted)
+
+    def keep_features(self, store: WaitingFeatures) -> None:
+        """Puts the features of this step's tokens where its rows' wait, behind those that are left there."""
+        assert self.features is not None
+        held, rows = store.held, self.rows
+        places = rows.waiting[:, None] + torch.arange(self.features.shape[1], device=rows.device)
+        held[rows.places[:, None].to(held.device), places.to(held.device)] = self.features.to(held)
 
     def load(self, requests: list[Request], *values: Any) -> None:
         """Takes the rows of a step; see `InFlightRows.load`."""

@@ -1,0 +1,81 @@
+"""Features of the target that wait until a head reads them, a few of every request, at places of their own."""
+
+from __future__ import annotations
+
+import torch
+
+from .request import Request
+
+
+class WaitingFeatures:
+    """
+    A place for every request, `CAPACITY` features long. Steps on the device read them there, and write new ones behind
+    those that stay; the host keeps count.
+
+    Args:
+        num_requests (`int`): most requests with a place.
+        size (`int`), device (`torch.device`), dtype (`torch.dtype`): of a feature.
+    """
+
+    CAPACITY = 32
+    """As many as may wait while speculation is off: then they are read, those of many requests together."""
+    NOBODY = 0
+    """The place of rows that rest."""
+    UNWANTED = 1
+    """The place of requests that have nothing drafted: it is written, and never read."""
+
+    def __init__(self, num_requests: int, size: int, device: torch.device, dtype: torch.dtype):
+        self.held = torch.zeros(2 + num_requests, self.CAPACITY, size, device=device, dtype=dtype)
+        """`[places, CAPACITY, size]`."""
+        self._places: dict[Request, int] = {}
+        self._free = list(range(2, 2 + num_requests))
+        self._counts: dict[Request, int] = {}
+
+    def count(self, request: Request) -> int:
+        """How many wait."""
+        return self._counts.get(request, 0)
+
+    def set_count(self, request: Request, count: int) -> None:
+        """Says how many wait, of a request with a place."""
+        assert request in self._places
+        self._counts[request] = count
+
+    def place(self, request: Request) -> int:
+        """Where those of a request are; a place of its own if it has none."""
+        if request not in self._places:
+            self._places[request] = place = self._free.pop()
+            self.held[place] = 0.0  # what nobody masks may be no number
+        return self._places[request]
+
+    def forget(self, request: Request) -> None:
+        """Gives the request's place to others."""
+        if request in self._places:
+            self._free.append(self._places.pop(request))
+            self._counts.pop(request, None)
+
+    def of(self, requests: list[Request], most: int) -> torch.Tensor:
+        """The first features of each, `[batch, most, size]`; what lies behind those that wait is of no account."""
+        return self.held[self._index(requests), :most]
+
+    def put(self, requests: list[Request], features: torch.Tensor, counts: list[int]) -> None:
+        """Adds the first so many of `features` (`[batch, tokens, size]`), for which there is room, to each."""
+        starts = [self.count(request) for request in requests]
+        ends = torch.tensor([start + count for start, count in zip(starts, counts, strict=True)])
+        # Rows with fewer write their last one again.
+        tokens = torch.arange(features.shape[1]).minimum(torch.tensor(counts)[:, None] - 1)
+        tokens, places = (values.to(self.held.device) for values in (tokens, tokens + torch.tensor(starts)[:, None]))
+        rows = torch.arange(len(requests), device=self.held.device)[:, None]
+        self.held[self._index(requests)[:, None], places] = features[rows, tokens]
+        for request, end in zip(requests, ends.tolist(), strict=True):
+            self.set_count(request, end)
+
+    def keep_last(self, requests: list[Request]) -> None:
+        """Lets only the last one of each wait."""
+        index = self._index(requests)
+        last = torch.tensor([self.count(request) - 1 for request in requests], device=self.held.device)
+        self.held[index, 0] = self.held[index, last]
+        for request in requests:
+            self._counts[request] = 1
+
+    def _index(self, requests: list[Request]) -> torch.Tensor:
+        return torch.tensor([self.place(request) for request in requests], device=self.held.device)

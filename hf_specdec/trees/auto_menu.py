@@ -1,0 +1,238 @@
+"""
+`tree="auto"` where steps are captured: a choice among a few trees, each timed as a whole.
+
+A tree costs a capture, so that there are few, the same for every text. How long a step with each takes is what the
+steps took lately; it depends on the load, which changes while only one of the trees is in use. So times grow old: now
+and then a step is spent on a tree, or on none, that did so well once that it would be better than what is in use.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+import torch
+
+from .auto import AutoTree, Plan, StepTimes
+from .auto_tables import AcceptanceTable, TimeTable, expected_length, likeliest_paths
+from .choice import TreeChoice
+from .draft_tree import DraftTree, Topology
+from .dynamic import DynamicTree
+from .token_tree import TokenTree
+
+
+class TreeMenu:
+    """
+    The trees: the likeliest paths of drafts that are sure of themselves (deep trees), middling, and unsure (broad
+    ones).
+
+    Args:
+        limits (`AutoTree`): how large a tree may be.
+        times (`WholeTimes`): of steps with them. Once some have been timed, when graphs were captured, the others are
+            not worth a capture.
+    """
+
+    FEWEST = 3
+    """Trees that have been timed, of which it can choose."""
+    DRAFTS = (
+        ((0.85, 0.06, 0.03, 0.02, 0.01), (1, 2, 4, 8, 16, 32)),
+        (AcceptanceTable.FIRST_GUESS, (8, 16, 32, 64)),
+        ((0.35, 0.15, 0.1, 0.07, 0.05), (2, 4)),
+    )
+    """The chances of the ranks, and the numbers of nodes of trees for them."""
+
+    def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
+        found: dict[TokenTree, None] = {}
+        for chances, sizes in self.DRAFTS:
+            table = [list(chances[: limits.max_children])] * limits.max_depth
+            for size in sizes:
+                likeliest = likeliest_paths(table, min(size, limits.max_nodes), limits.max_depth)
+                found[TokenTree([path for _, path in likeliest])] = None
+        timed = [] if times is None else [tree for tree in found if times.has(tree)]
+        trees = timed if len(timed) >= self.FEWEST else found
+        self.trees = sorted(trees, key=lambda tree: (tree.num_nodes, tree.depth))
+
+
+class WholeTimes:
+    """Seconds that steps take with each tree, as measured lately; of trees that nobody has timed, what is likely."""
+
+    OLD = 128
+    """Steps after which a time is old: the next one counts alone."""
+    FEW_NODES = 4
+    """So many are checked in the time of a root alone."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Steps that were timed."""
+        self._recent: dict[TokenTree | None, deque[float]] = {}
+        self._last: dict[TokenTree | None, int] = {}
+        self._best: dict[TokenTree | None, float] = {}
+        self._likely = StepTimes()
+
+    @property
+    def are_known(self) -> bool:
+        """Whether steps with and without a tree were timed: else the one would be judged by the other."""
+        return self._likely.are_known
+
+    @property
+    def reach(self) -> int:
+        """Most nodes of trees of which it can be told what is likely."""
+        return max(2 * self._likely.rest.largest, 4)
+
+    def has(self, tree: TokenTree | None) -> bool:
+        """Whether any step with it was timed."""
+        return tree in self._recent
+
+    def add(self, tree: TokenTree | None, seconds: float) -> None:
+        """Adds what a step has taken."""
+        self.steps += 1
+        recent = self._recent.setdefault(tree, deque(maxlen=TimeTable.RECENT))
+        if self.is_old(tree):
+            recent.clear()
+        recent.append(seconds)
+        self._last[tree] = self.steps
+        self._best[tree] = min(self._best.get(tree, seconds), seconds)
+        self._learn_what_is_likely(tree, seconds)
+
+    def of(self, tree: TokenTree | None) -> float:
+        """What a step with it takes."""
+        if tree in self._recent:
+            return statistics.median(self._recent[tree])
+        return self._likely.of(tree)
+
+    def best_of(self, tree: TokenTree | None) -> float:
+        """The least that a step with it has taken."""
+        return self._best.get(tree, self.of(tree))
+
+    def is_old(self, tree: TokenTree | None) -> bool:
+        """Whether the last step with it, if there was any, is long past."""
+        return tree in self._last and self.steps - self._last[tree] > self.OLD
+
+    def _learn_what_is_likely(self, tree: TokenTree | None, seconds: float) -> None:
+        """
+        With few nodes drafting is what a step takes more than one without a tree; with more it is what is known of the
+        depth.
+        """
+        propose, rest = self._likely.propose, self._likely.rest
+        if tree is None:
+            propose.add(0, 0.0)
+            rest.add(0, seconds)
+        elif tree.num_nodes <= self.FEW_NODES and rest.has(0):
+            checking = rest.up_to(tree.num_nodes)[-1]
+            propose.add(tree.depth, max(seconds - checking, 0.0))
+            rest.add(tree.num_nodes, checking)
+        else:
+            drafting = propose.up_to(tree.depth)[-1] if propose.has(0) else 0.0
+            rest.add(tree.num_nodes, max(seconds - drafting, 0.0))
+
+
+class MenuChoice(TreeChoice):
+    """
+    Chooses the tree of every step.
+
+    Args:
+        times (`WholeTimes`): what is known of the machine; goes on learning.
+        limits (`AutoTree`): how large a tree may be.
+        acceptance (`AcceptanceTable`): what is known of the texts; goes on learning.
+    """
+
+    REPLAN = 4
+    """Steps between two plans."""
+    GAIN = 1.03
+    """How much better another tree must promise to be."""
+    ROUNDS = 3
+    """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
+    PROBE = 16
+    """
+    Steps without trees, at least, after which one carries a small tree, to see whether the text has changed; more
+    where that would cost over a hundredth of the time, so that speculation which does not pay costs next to nothing.
+    """
+    LOOK = 128
+    """Steps after which one may be spent on a tree whose time is old; twice as many after each for nothing."""
+    MOST_DOUBLINGS = 4
+
+    def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable):
+        super().__init__(None)
+        self.times, self.acceptance = times, acceptance
+        self.menu = TreeMenu(limits, times)
+        self._small = TokenTree.chain(min(2, limits.max_depth))
+        middling = min(self.menu.trees, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
+        self._trials = [None, self._small, None, self._small, middling, middling]
+        self._to_try: list[TokenTree | None] = [] if times.are_known else list(self._trials)
+        self._rounds = 1
+        self._planned: TokenTree | None = None
+        self._step = self._without = 0
+        self._looks: dict[TokenTree | None, int] = {}
+        self._next_look: dict[TokenTree | None, int] = {}
+
+    def begin_step(self, length: int) -> TokenTree | None:
+        if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
+            self._rounds += 1
+            self._to_try = list(self._trials)  # nobody has timed them
+        if self._to_try:
+            self.tree = self._to_try.pop(0)
+            return self.tree
+        if self._step % self.REPLAN == 0 and self.times.has(None):
+            plan = self.plan()
+            if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
+                self._planned = plan.tree
+                self._looks.pop(plan.tree, None)
+        self._step += 1
+        self.tree = self._planned
+        self._without = self._without + 1 if self.tree is None else 0
+        if not self.times.has(None):
+            return self.tree
+        if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
+            self._without, self.tree = 0, self._small
+        elif self._step % self.LOOK == 0:
+            self.tree = self._looked_at()
+        return self.tree
+
+    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
+        assert not isinstance(self.tree, DynamicTree)
+        self.times.add(self.tree if draft.num_nodes > 0 else None, propose + rest)
+        if self.tree is not None:
+            self.acceptance.add(draft, paths)
+
+    def end_whole_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
+        """
+        The same for a step that the device has done as a whole. All nodes of the tree count as drafted. None for
+        `seconds` that tell nothing of it.
+        """
+        if seconds is not None:
+            self.times.add(tree, seconds)
+        if tree is not None:
+            topology = Topology.of_tree(tree, torch.device("cpu"))
+            tokens = torch.zeros(len(paths), tree.num_nodes, dtype=torch.long)
+            self.acceptance.add(DraftTree(tokens, topology), paths)
+
+    def plan(self) -> Plan:
+        """The best plan now; trees of far more nodes than were ever timed are left for later."""
+        trees = [tree for tree in self.menu.trees if self.times.has(tree) or tree.num_nodes <= self.times.reach]
+        return max((Plan(tree, self.rate(tree)) for tree in (None, *trees)), key=lambda plan: plan.tokens_per_second)
+
+    def rate(self, tree: TokenTree | None) -> float:
+        """Tokens per second that a tree promises now."""
+        return self._tokens(tree) / self.times.of(tree)
+
+    def _tokens(self, tree: TokenTree | None) -> float:
+        return expected_length(() if tree is None else tree.paths, self.acceptance.chances())
+
+    def _looked_at(self) -> TokenTree | None:
+        """What this step has in place of the planned tree, if anything's old time might be worth another look."""
+        now = self.rate(self._planned)
+        due = {
+            tree: self._tokens(tree) / self.times.best_of(tree)
+            for tree in (None, *self.menu.trees)
+            if tree != self._planned and self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
+        }
+        tree = max(due, key=lambda tree: due[tree], default=self._planned)
+        if tree == self._planned or due[tree] <= self.GAIN * now:
+            return self._planned
+        looks = self._looks[tree] = self._looks.get(tree, 0) + 1
+        self._next_look[tree] = self._step + (self.LOOK << min(looks, self.MOST_DOUBLINGS))
+        return tree
+
+    def _cost_of_probe(self) -> float:
+        """The time that a probe wastes if nothing is accepted, in steps without a tree."""
+        return self.times.of(self._small) / self.times.of(None) - 1.0

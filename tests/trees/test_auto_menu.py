@@ -1,0 +1,146 @@
+"""`tree="auto"` among few trees, on simulated machines."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from hf_specdec.trees.auto import AutoTree
+from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu, WholeTimes
+from hf_specdec.trees.auto_tables import AcceptanceTable
+from hf_specdec.trees.token_tree import TokenTree
+
+
+LIMITS = AutoTree()
+GOOD, BAD = [[0.8, 0.1, 0.0]] * 8, [[0.1, 0.05, 0.0]] * 8
+
+Machine = Callable[[TokenTree | None], float]
+"""Seconds that a step with a tree takes."""
+
+
+def machine(node: float, level: float) -> Machine:
+    """One on which every draft node, and every level, takes so long, where a plain step takes 1."""
+    return lambda tree: 1.0 if tree is None else 1.0 + node * tree.num_nodes + level * tree.depth
+
+
+def warm_times(seconds: Machine) -> WholeTimes:
+    """As after warming up."""
+    times = WholeTimes()
+    for tree in (None, *TreeMenu(LIMITS).trees):
+        for _ in range(3):
+            times.add(tree, seconds(tree))
+    return times
+
+
+def choice_with(times: WholeTimes) -> MenuChoice:
+    return MenuChoice(times, LIMITS, AcceptanceTable(LIMITS.max_depth, LIMITS.max_children))
+
+
+def path_through(tree: TokenTree, chances: list[list[float]], draws: random.Random) -> list[int]:
+    """The accepted nodes of a step, numbered from 1."""
+    path: tuple[int, ...] = ()
+    while len(path) < len(chances):
+        (rank,) = draws.choices(range(len(chances[0]) + 1), [*chances[len(path)], 1 - sum(chances[len(path)])])
+        if (*path, rank) not in tree.paths:
+            break
+        path = (*path, rank)
+    return [tree.paths.index(path[:depth]) + 1 for depth in range(1, len(path) + 1)]
+
+
+def gain(choice: MenuChoice, chances: list[list[float]], seconds: Machine, steps: int) -> float:
+    """Tokens per second of some steps, over those of plain ones."""
+    draws, tokens, spent = random.Random(0), 0, 0.0
+    for _ in range(steps):
+        tree = choice.begin_step(100)
+        path = [] if tree is None else path_through(tree, chances, draws)
+        choice.end_whole_step(tree, [] if tree is None else [path], seconds(tree))
+        tokens += 1 + len(path)
+        spent += seconds(tree)
+    return tokens / (spent / seconds(None))
+
+
+def test_what_is_timed_is_known() -> None:
+    times = WholeTimes()
+    assert not times.are_known and not times.has(None)
+    tree = TokenTree.chain(4)
+    for seconds in (2.0, 2.0, 9.0):
+        times.add(None, seconds)
+    times.add(tree, 3.0)
+    assert times.are_known and (times.of(None), times.of(tree), times.best_of(None)) == (2.0, 3.0, 2.0)
+    assert 2.0 <= times.of(TokenTree.chain(2)) <= 3.0
+    for _ in range(times.OLD):
+        assert not times.is_old(None)
+        times.add(tree, 3.0)
+    assert times.is_old(None)
+    times.add(None, 5.0)
+    assert not times.is_old(None) and (times.of(None), times.best_of(None)) == (5.0, 2.0)
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_good_draft_is_used(is_warm: bool) -> None:
+    cheap = machine(0.002, 0.02)
+    assert gain(choice_with(warm_times(cheap) if is_warm else WholeTimes()), GOOD, cheap, 600) > 2.5
+
+
+@pytest.mark.parametrize("seconds", [machine(0.05, 0.05), machine(0.01, 0.5), machine(0.4, 0.0)])
+def test_a_bad_one_costs_next_to_nothing(seconds: Machine) -> None:
+    choice = choice_with(warm_times(seconds))
+    gain(choice, BAD, seconds, 20)
+    assert gain(choice, BAD, seconds, 2000) > 0.98
+
+
+def test_a_time_that_was_bad_once_is_looked_at_again() -> None:
+    """As where prompts were read beside the last steps without a tree, before one came to be in use."""
+    seconds = machine(0.2, 0.1)
+    times = warm_times(seconds)
+    for _ in range(7):
+        times.add(None, 9.0)
+    choice = choice_with(times)
+    gain(choice, BAD, seconds, 300)
+    assert gain(choice, BAD, seconds, 1000) > 0.97
+    cheap = machine(0.002, 0.02)
+    times = warm_times(cheap)
+    for tree in TreeMenu(LIMITS).trees:
+        for _ in range(7):
+            times.add(tree, 40.0)
+    choice = choice_with(times)
+    gain(choice, GOOD, cheap, 300)
+    assert gain(choice, GOOD, cheap, 1000) > 2.5
+
+
+def test_looks_are_few() -> None:
+    """Where what did well once does not any more, fewer and fewer steps are spent on it."""
+    times = warm_times(machine(0.002, 0.02))
+    now = machine(0.2, 0.1)
+    choice = choice_with(times)
+    gain(choice, BAD, now, 500)
+    draws, taken = random.Random(0), []
+    for _ in range(4000):
+        taken.append(choice.begin_step(100))
+        path = [] if taken[-1] is None else path_through(taken[-1], BAD, draws)
+        choice.end_whole_step(taken[-1], [] if taken[-1] is None else [path], now(taken[-1]))
+    small = TokenTree.chain(2)
+    assert 0 < sum(tree is not None and tree.paths != small.paths for tree in taken) < 40
+    assert sum(map(now, taken)) < 1.02 * len(taken)
+
+
+def test_steps_that_nobody_times_are_tried_a_few_times_and_no_more() -> None:
+    choice = choice_with(WholeTimes())
+    taken = []
+    for _ in range(100):
+        taken.append(choice.begin_step(100))
+        choice.end_whole_step(taken[-1], [] if taken[-1] is None else [[]], None)
+    assert sum(tree is not None for tree in taken) <= 4 * MenuChoice.ROUNDS
+    assert not any(taken[50:])
+
+
+def test_texts_that_change() -> None:
+    seconds = machine(0.01, 0.05)
+    choice = choice_with(warm_times(seconds))
+    assert gain(choice, GOOD, seconds, 400) > 1.8
+    gain(choice, BAD, seconds, 100)
+    assert gain(choice, BAD, seconds, 1000) > 0.97
+    gain(choice, GOOD, seconds, 600)
+    assert gain(choice, GOOD, seconds, 400) > 1.8
