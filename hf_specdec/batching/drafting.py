@@ -95,8 +95,8 @@ class Drafting(ABC):
     features: WaitingFeatures | None = None
     """Where the features go of those steps, if it keeps them on the device."""
 
-    def make_room(self, requests: list[Request]) -> None:
-        """There are to be places for another feature of each."""
+    def make_room(self, requests: list[Request], count: int) -> None:
+        """There are to be places for so many more features of each."""
         return
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:

@@ -203,7 +203,7 @@ class EagleDrafting(Drafting):
             rows = [row for row, kept_nodes in enumerate(kept) if len(kept_nodes) > start]
             counts = [min(len(kept[row]) - start, size) for row in rows]
             these = [own[row] for row in rows]
-            self._make_room(these, max(counts))
+            self.make_room(these, max(counts))
             store.put(these, nodes[rows, start : start + size], counts)
 
     def _take(
@@ -284,7 +284,7 @@ class EagleDrafting(Drafting):
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     part = HeadPart
-    most_levels = WaitingFeatures.CAPACITY - 1
+    most_levels = WaitingFeatures.CAPACITY - 2  # a feature waits, and those of a root and its path come
 
     @property
     def has_part(self) -> bool:
@@ -294,11 +294,8 @@ class EagleDrafting(Drafting):
         self._catch_up([row for row in requests if self._num_waiting(row) > most])
         return [self._num_waiting(row) for row in requests]
 
-    def make_room(self, requests: list[Request]) -> None:
-        self._make_room([row for row in requests if row.options.plan is not None], 1)
-
-    def _make_room(self, requests: list[Request], count: int) -> None:
-        """For so many more features of each. Where any has none, those that have little are read with it."""
+    def make_room(self, requests: list[Request], count: int) -> None:
+        # Where any has none, those that have little are read with it.
         capacity = WaitingFeatures.CAPACITY
         if any(self._num_waiting(row) + count > capacity for row in requests):
             self._catch_up([row for row in requests if self._num_waiting(row) > capacity // 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import accumulate
 from typing import Any
 
@@ -138,12 +139,14 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     """The same for steps on the device, behind which more is waiting than there are places for."""
     install_stand_in(monkeypatch, with_kernel=True)
     model, draft, prompts = drafters(kind)
+    model, draft = (copy.deepcopy(one).float() for one in (model, draft))
     manager = make(model, draft, 1)
     name = manager.add_request(prompts[0], max_new_tokens=180)
     for prompt in prompts[1:]:
         manager.add_request(prompt, max_new_tokens=50, speculate=prompt != prompts[2])
     with manager:
         result = manager.get_result(name)
+    assert len(manager.engine.device_steps._steps) > 3
     text, accepted = prompts[0] + result.generated_tokens, result.speculation.accepted_per_step[0]
     first = next(number for number, count in enumerate(accepted) if count)
     assert first > 2 * WaitingFeatures.CAPACITY
@@ -158,6 +161,22 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     (fresh,) = again.values()
     assert text == text[:length] + fresh.generated_tokens
     assert accepted[first:] == fresh.speculation.accepted_per_step[0]
+
+
+@pytest.mark.parametrize("length", range(29, 34))
+def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside rows with trees one that can use none, with as many features waiting as there may be."""
+    install_stand_in(monkeypatch, with_kernel=True)
+    target, head, prompts = drafters("head")
+    target, head = (copy.deepcopy(one).float() for one in (target, head))
+    with make(target, head, 2) as manager:
+        for number, more in enumerate((0, 0, 1, 20)):
+            manager.add_request(prompts[number][:8], max_new_tokens=length + more)
+        for _ in range(4):
+            output = manager.get_result(timeout=120)
+            most = len(output.generated_tokens)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=most)
+    assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps._steps) > 1
 
 
 def test_the_limit() -> None:

@@ -237,7 +237,7 @@ class DeviceSteps:
         room = [self._drafting.room(one) for one in drafted] + behind
         counts = (self._drafting.lags(drafted, lag) if drafted else []) + [1 for _ in behind]
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
-        places, waiting = self._features_of(drafted, own[len(drafted) :])
+        places, waiting = self._features_of(drafted, own[len(drafted) :], depth + 1)
         values = own, kinds, room, counts, places, waiting, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
         kind = StepKind(part.tree, _walks_for(kinds, part.draws), is_filtered, part.draws, self._compiles)
@@ -251,12 +251,12 @@ class DeviceSteps:
             self._take(part, step, step.run(), outcome)
         return step
 
-    def _features_of(self, drafted: list[Request], plain: list[Request]) -> tuple[list[int], list[int]]:
-        """Where the features of rows are, and how many will be left there, with room for new ones behind."""
+    def _features_of(self, drafted: list[Request], plain: list[Request], new: int) -> tuple[list[int], list[int]]:
+        """Where the features of rows are, and how many will be left there, with room for so many new ones behind."""
         store = self._drafting.features
         if store is None:
             return [WaitingFeatures.NOBODY] * len(drafted + plain), [0] * len(drafted + plain)
-        self._drafting.make_room(plain)
+        self._drafting.make_room(plain, new)
         places = [
             WaitingFeatures.UNWANTED if one.options.plan is None else store.place(one) for one in drafted + plain
         ]
