@@ -196,6 +196,7 @@ class Engine:
         """Reads on. Returns the requests whose texts were read to their end, with a token each from there."""
         requests, counts = chunk.requests, chunk.counts
         logits = self.target.read(chunk)
+        self.device_steps.meanwhile()
         first = [0 if chunk.width is None else chunk.width - count for count in counts]
         nodes = [list(range(start, start + count)) for start, count in zip(first, counts, strict=True)]
         self.drafting.observe_prompts(requests, nodes)
@@ -231,6 +232,7 @@ class Engine:
             draft = self._propose(requests, groups)
         with phase("score"):
             outputs = self.target.score(requests, draft)
+            self.device_steps.meanwhile()
         with phase("accept"):
             walk = self._accept(requests, draft, groups, outputs.logits)
         with phase("commit"):

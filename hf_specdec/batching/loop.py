@@ -35,6 +35,9 @@ class RequestLoop:
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
+        self._untold: dict[Request, None] = {}
+        """Requests with results that nobody has been told: the time for it is while the device works."""
+        engine.device_steps.meanwhile = self._tell
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -162,13 +165,20 @@ class RequestLoop:
                 for request in requests:
                     if request.is_over:
                         self._forget(request)
-                told = (request for request in requests if request.is_over or request.streaming)
-                self.results.deliver([request.to_generation_output() for request in told])
+                self._untold |= {request: None for request in requests if request.is_over or request.streaming}
+            if not self.engine.scheduler.has_work:
+                self._tell()
         elif self._stops is not None:
             return not self._inbox.empty()  # left before the stop, and after the look
         else:
             self._news.wait()
         return True
+
+    def _tell(self) -> None:
+        """Delivers results as they are now."""
+        told, self._untold = self._untold, {}
+        if told:
+            self.results.deliver([request.to_generation_output() for request in told])
 
     def _take_in(self) -> None:
         while not self._inbox.empty():
@@ -178,6 +188,7 @@ class RequestLoop:
         while not self._cancelled.empty():
             request = self._requests.get(self._cancelled.get())
             if request is not None:
+                self._tell()
                 request.fail("cancelled")
                 self._end(request)
 
@@ -191,6 +202,7 @@ class RequestLoop:
             self._requests.pop(request.request_id, None)
 
     def _end_all(self, error: str) -> None:
+        self._tell()
         with self._lock:
             left = list(self._requests.values())
             for box in (self._inbox, self._cancelled):

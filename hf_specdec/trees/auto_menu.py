@@ -1,9 +1,9 @@
 """
 `tree="auto"` where steps are captured: a choice among a few trees, each timed as a whole.
 
-A tree costs a capture, so that there are few, the same for every text. How long a step with each takes is what the
-steps took lately; it depends on the load, which changes while only one of the trees is in use. So times grow old: now
-and then a step is spent on a tree, or on none, that did so well once that it would be better than what is in use.
+A tree costs a capture, so that there are few, the same for every text. How long a step with each takes depends on the
+load, which changes while only one of the trees is in use. So what is known of the others grows old: now and then a few
+steps are spent on a tree, or on none, that did so well once that it would be better than what is in use.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from .choice import TreeChoice
 from .draft_tree import DraftTree, Topology
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
+
+
+FEW_NODES = 4
+"""So many are checked in the time of a root alone."""
 
 
 class TreeMenu:
@@ -54,18 +58,27 @@ class TreeMenu:
 
 
 class WholeTimes:
-    """Seconds that steps take with each tree, as measured lately; of trees that nobody has timed, what is likely."""
+    """
+    Seconds that steps take with each tree. The first times of a tree, as of warming up, are its own for good; the load
+    makes all steps slower, by a factor that is known best of what is in use. It is believed of the others, too, the
+    more the fewer and older the times that say how much slower these are.
+    """
 
+    FIRST = 3
+    """Times that are a tree's own, of which the median counts."""
+    BELIEF = 2.0
+    """How many times of a tree the factor of all steps counts for."""
     OLD = 128
-    """Steps after which a time is old: the next one counts alone."""
-    FEW_NODES = 4
-    """So many are checked in the time of a root alone."""
+    """Steps after which a time is worth another look: the next one counts without it."""
+    HALF_LIFE = 1024
+    """Steps in which a time loses half its weight."""
 
     def __init__(self) -> None:
         self.steps = 0
         """Steps that were timed."""
-        self._recent: dict[TokenTree | None, deque[float]] = {}
-        self._last: dict[TokenTree | None, int] = {}
+        self._first: dict[TokenTree | None, list[float]] = {}
+        self._recent: dict[TokenTree | None, deque[tuple[int, float]]] = {}
+        self._of_all: deque[float] = deque(maxlen=31)
         self._best: dict[TokenTree | None, float] = {}
         self._likely = StepTimes()
 
@@ -81,24 +94,31 @@ class WholeTimes:
 
     def has(self, tree: TokenTree | None) -> bool:
         """Whether any step with it was timed."""
-        return tree in self._recent
+        return tree in self._first
 
     def add(self, tree: TokenTree | None, seconds: float) -> None:
         """Adds what a step has taken."""
         self.steps += 1
-        recent = self._recent.setdefault(tree, deque(maxlen=TimeTable.RECENT))
+        first = self._first.setdefault(tree, [])
+        if len(first) < self.FIRST:
+            first.append(seconds)
+        factor = seconds / statistics.median(first)
         if self.is_old(tree):
-            recent.clear()
-        recent.append(seconds)
-        self._last[tree] = self.steps
+            self._recent[tree].clear()
+        self._recent.setdefault(tree, deque(maxlen=TimeTable.RECENT)).append((self.steps, factor))
+        self._of_all.append(factor)
         self._best[tree] = min(self._best.get(tree, seconds), seconds)
         self._learn_what_is_likely(tree, seconds)
 
     def of(self, tree: TokenTree | None) -> float:
-        """What a step with it takes."""
-        if tree in self._recent:
-            return statistics.median(self._recent[tree])
-        return self._likely.of(tree)
+        """What a step with it takes at present."""
+        if tree not in self._first:
+            return self._likely.of(tree)
+        own, of_all = statistics.median(factor for _, factor in self._recent[tree]), statistics.median(self._of_all)
+        age = self.steps - self._recent[tree][-1][0]
+        weight = len(self._recent[tree]) * 0.5 ** (age / self.HALF_LIFE)
+        factor = (weight * own + self.BELIEF * of_all) / (weight + self.BELIEF)
+        return statistics.median(self._first[tree]) * factor
 
     def best_of(self, tree: TokenTree | None) -> float:
         """The least that a step with it has taken."""
@@ -106,7 +126,7 @@ class WholeTimes:
 
     def is_old(self, tree: TokenTree | None) -> bool:
         """Whether the last step with it, if there was any, is long past."""
-        return tree in self._last and self.steps - self._last[tree] > self.OLD
+        return tree in self._recent and self.steps - self._recent[tree][-1][0] > self.OLD
 
     def _learn_what_is_likely(self, tree: TokenTree | None, seconds: float) -> None:
         """
@@ -117,7 +137,7 @@ class WholeTimes:
         if tree is None:
             propose.add(0, 0.0)
             rest.add(0, seconds)
-        elif tree.num_nodes <= self.FEW_NODES and rest.has(0):
+        elif tree.num_nodes <= FEW_NODES and rest.has(0):
             checking = rest.up_to(tree.num_nodes)[-1]
             propose.add(tree.depth, max(seconds - checking, 0.0))
             rest.add(tree.num_nodes, checking)
@@ -147,9 +167,13 @@ class MenuChoice(TreeChoice):
     Steps without trees, at least, after which one carries a small tree, to see whether the text has changed; more
     where that would cost over a hundredth of the time, so that speculation which does not pay costs next to nothing.
     """
-    LOOK = 128
-    """Steps after which one may be spent on a tree whose time is old; twice as many after each for nothing."""
-    MOST_DOUBLINGS = 4
+    LOOK = 256
+    """
+    Steps after which a few may be spent on a tree whose time is old; for the same tree twice as many next time, and
+    more where that is believed to cost over half a hundredth of the time.
+    """
+    MOST_DOUBLINGS = 3
+    STEPS_OF_LOOK = 3
 
     def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable):
         super().__init__(None)
@@ -162,6 +186,7 @@ class MenuChoice(TreeChoice):
         self._rounds = 1
         self._planned: TokenTree | None = None
         self._step = self._without = 0
+        self._look_at = self.LOOK
         self._looks: dict[TokenTree | None, int] = {}
         self._next_look: dict[TokenTree | None, int] = {}
 
@@ -184,8 +209,11 @@ class MenuChoice(TreeChoice):
             return self.tree
         if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
             self._without, self.tree = 0, self._small
-        elif self._step % self.LOOK == 0:
+        elif self._step >= self._look_at:
+            self._look_at = self._step + self.LOOK
             self.tree = self._looked_at()
+            if self.tree != self._planned:
+                self._to_try = [self.tree] * (self.STEPS_OF_LOOK - 1)
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
@@ -231,6 +259,8 @@ class MenuChoice(TreeChoice):
             return self._planned
         looks = self._looks[tree] = self._looks.get(tree, 0) + 1
         self._next_look[tree] = self._step + (self.LOOK << min(looks, self.MOST_DOUBLINGS))
+        cost = self.STEPS_OF_LOOK * max(now / self.rate(tree) - 1.0, 0.0)
+        self._look_at = self._step + max(self.LOOK, int(200 * cost))
         return tree
 
     def _cost_of_probe(self) -> float:

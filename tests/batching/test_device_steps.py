@@ -43,13 +43,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
     """The whole steps that have run, one after the other."""
     found: list[InFlightStep] = []
-    run = InFlightStep.run
+    launch = InFlightStep.launch
 
     def counted(self: InFlightStep) -> Any:
         found.append(self)
-        return run(self)
+        return launch(self)
 
-    monkeypatch.setattr(InFlightStep, "run", counted)
+    monkeypatch.setattr(InFlightStep, "launch", counted)
     return found
 
 

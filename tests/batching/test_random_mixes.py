@@ -72,8 +72,8 @@ def test_greedy_texts(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> 
     install_stand_in(monkeypatch, with_kernel=True)
     monkeypatch.setattr(runner, "PATIENCE", 3)
     monkeypatch.setattr(PagedGraphs, "prompt_widths", [(), (4,), (4, 8, 16)][seed % 3])
-    runs, run = [], InFlightStep.run
-    monkeypatch.setattr(InFlightStep, "run", lambda self: runs.append(self) or run(self))
+    runs, launch = [], InFlightStep.launch
+    monkeypatch.setattr(InFlightStep, "launch", lambda self: runs.append(self) or launch(self))
     (target, draft), choice = models(kind), random.Random(f"{kind} {seed}")
     requests = [random_request(choice, target.config.vocab_size) for _ in range(choice.randint(4, 9))]
     speculation = SpeculativeConfig(

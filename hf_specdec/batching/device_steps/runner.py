@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -133,6 +133,8 @@ class DeviceSteps:
         self._seen: Counter[tuple[StepKind, Size]] = Counter()
         self._fingerprint: Any = None
         self._failed = False
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called while the device runs a step."""
         self.works = False
         """Whether there are any."""
         self._captures = 0
@@ -248,7 +250,9 @@ class DeviceSteps:
                 cache.clean([one.table for one in own])
         step = self._step_for(kind, size, part, values)
         if step is not None:
-            self._take(part, step, step.run(), outcome)
+            step.launch()
+            self.meanwhile()
+            self._take(part, step, step.report(), outcome)
         return step
 
     def _features_of(self, drafted: list[Request], plain: list[Request], new: int) -> tuple[list[int], list[int]]:

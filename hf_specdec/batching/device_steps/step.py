@@ -77,6 +77,7 @@ class InFlightStep:
         self._on_host = torch.zeros(self._report.shape, dtype=torch.long, pin_memory=device.type == "cuda")
         self.features: torch.Tensor | None = None
         """What is watched of the target, of the root and the accepted nodes, `[rows, depth + 1, size]`."""
+        self._slots: torch.Tensor | None = None
 
     def capture(self, record: Record, pool: Any) -> None:
         """
@@ -126,9 +127,12 @@ class InFlightStep:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         if features is not None:
             kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
-            if self.features is None:
-                self.features = torch.empty_like(kept)
+            slots = rows.places[:, None] * WaitingFeatures.CAPACITY + rows.waiting[:, None]
+            slots = (slots + torch.arange(depth + 1, device=rows.device)).flatten()
+            if self.features is None or self._slots is None:
+                self.features, self._slots = torch.empty_like(kept), torch.empty_like(slots)
             self.features.copy_(kept)
+            self._slots.copy_(slots)
         places = torch.arange(depth + 1, device=rows.device)
         new = torch.nn.functional.pad(tokens.gather(1, path)[:, 1:], (0, 1), value=-1)
         new = torch.where(places < accepted[:, None], new, -1)
@@ -177,23 +181,26 @@ class InFlightStep:
 
     def keep_features(self, store: WaitingFeatures) -> None:
         """Puts the features of this step's tokens where its rows' wait, behind those that are left there."""
-        assert self.features is not None
-        held, rows = store.held, self.rows
-        places = rows.waiting[:, None] + torch.arange(self.features.shape[1], device=rows.device)
-        held[rows.places[:, None].to(held.device), places.to(held.device)] = self.features.to(held)
+        assert self.features is not None and self._slots is not None
+        flat = store.held.view(-1, store.held.shape[2])
+        flat.index_copy_(0, self._slots.to(flat.device), self.features.flatten(0, 1).to(flat))
 
     def load(self, requests: list[Request], *values: Any) -> None:
         """Takes the rows of a step; see `InFlightRows.load`."""
         self.rows.load(requests, *values)
 
-    def run(self) -> list[list[int]]:
-        """
-        One step of the rows that were loaded. For each: accepted nodes (-1 if it rested, or `NOTHING_TO_DRAW`), draft
-        tokens that counted, whether there is NaN among its logits; the nodes of the path, the root's first, and the
-        new tokens, with -1 behind them, `depth + 1` each; where children were drawn, `Drawing.reported_overlaps`.
-        """
+    def launch(self) -> None:
+        """Lets the device begin with the rows that were loaded."""
         self._replay()
         self._on_host.copy_(self._report, non_blocking=True)
+
+    def report(self) -> list[list[int]]:
+        """
+        What came of them, once the device is done. For each row: accepted nodes (-1 if it rested, or
+        `NOTHING_TO_DRAW`), draft tokens that counted, whether there is NaN among its logits; the nodes of the path,
+        the root's first, and the new tokens, with -1 behind them, `depth + 1` each; where children were drawn,
+        `Drawing.reported_overlaps`.
+        """
         if self._report.device.type == "cuda":
             torch.cuda.current_stream(self._report.device).synchronize()
         return self._on_host.tolist()
