@@ -8,10 +8,11 @@ The defaults need no network: SmolLM2-135M-Instruct and its head in model_cards/
 model of the shape of Llama-3.1-8B and a draft of its first two layers; the larger the number, the less they agree.
 
 Every contender gets the same prompts: `--input-len` random tokens (or the built-in prompts, with `--prompts real`),
-`--output-len` tokens each whatever they say, as many open at a time as `--concurrency` says. Times are those at which
-results come out of the manager. Contenders are our manager without a draft model ("plain"), with one whose speculation
-is off ("off"), with a tree ("tree", "auto"), and transformers' manager. TTFT: time to the first token; TPOT: time per
-token after the first; ITL: time between two results.
+`--output-len` tokens each whatever they say (with `--vary`, from half to one and a half times as many: else those of
+plain decoding end together, and the prompts of the next are read together), as many open at a time as `--concurrency`
+says. Times are those at which results come out of the manager. Contenders are our manager without a draft model
+("plain"), with one whose speculation is off ("off"), with a tree ("tree", "auto"), and transformers' manager. TTFT:
+time to the first token; TPOT: time per token after the first; ITL: time between two results.
 
 One manager of each contender serves all its loads, as a server would; it captures its CUDA graphs first
 (`manager.warmup()`). Before each load a few requests do not count; with `--warm-up`, as many as fit into so many
@@ -88,20 +89,20 @@ def put_load(
     concurrency: int,
     deadline: float,
     sampling: dict[str, Any] | None = None,
+    varies: bool = False,
 ) -> Outcome:
     """
     Asks for all prompts, with so many open at a time, until all are done or it is `deadline` (of
-    `time.perf_counter`). `sampling` are options of the requests.
+    `time.perf_counter`). `sampling` are options of the requests; `varies`: their lengths differ.
     """
     outcome, waiting, running = Outcome(), list(enumerate(prompts))[::-1], {}
 
     def add() -> None:
         if waiting:
             number, prompt = waiting.pop()
+            own = random.Random(number).randint(length // 2, length + length // 2) if varies else length
             begun = time.perf_counter()
-            name = manager.add_request(
-                prompt, max_new_tokens=length, streaming=True, eos_token_id=-1, **(sampling or {})
-            )
+            name = manager.add_request(prompt, max_new_tokens=own, streaming=True, eos_token_id=-1, **(sampling or {}))
             running[name] = Open(number, begun)
 
     start = time.perf_counter()
@@ -246,6 +247,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", choices=("random", "real"), default="random")
     parser.add_argument("--input-len", type=int, default=1000)
     parser.add_argument("--output-len", type=int, default=300)
+    parser.add_argument("--vary", action="store_true", help="texts are of different lengths")
     parser.add_argument("--requests-per-place", type=int, default=2, help="requests = concurrency times this")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds of each measurement, before it begins")
@@ -306,11 +308,11 @@ def measure(
     put_load(manager, few, min(options.output_len, 16), len(few), time.perf_counter() + 60, sampling)
     warm = time.perf_counter() + options.warm_up
     while time.perf_counter() < warm:
-        put_load(manager, prompts, options.output_len, concurrency, warm, sampling)
+        put_load(manager, prompts, options.output_len, concurrency, warm, sampling, options.vary)
     wait_for_none(manager)
     before = counters(manager)
     end = time.perf_counter() + seconds
-    outcome = put_load(manager, prompts, options.output_len, concurrency, end, sampling)
+    outcome = put_load(manager, prompts, options.output_len, concurrency, end, sampling, options.vary)
     figures = summary(outcome.seconds, outcome.timings, before, counters(manager))
     wait_for_none(manager)
     return outcome, {"temperature": temperature, "concurrency": concurrency} | figures | {"was_cut": outcome.is_cut}
@@ -332,7 +334,7 @@ def main() -> None:
     table, results, expected = new_table(), [], {}
     end = time.perf_counter() + options.seconds
     if options.num_blocks is None and set(options.contenders) != {"transformers"}:  # our managers share the memory
-        most = max(max(options.concurrency), 8) * (longest_prompt(options, vocab_size) + options.output_len + 128)
+        most = max(max(options.concurrency), 8) * (longest_prompt(options, vocab_size) + 2 * options.output_len + 128)
         options.num_blocks = -(-most // BLOCK_SIZE)
     with Managers(model, draft, options) as managers:
         for number, (temperature, concurrency, contender) in enumerate(cells):

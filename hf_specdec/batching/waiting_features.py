@@ -17,7 +17,7 @@ class WaitingFeatures:
         size (`int`), device (`torch.device`), dtype (`torch.dtype`): of a feature.
     """
 
-    CAPACITY = 32
+    CAPACITY = 64
     """As many as may wait while speculation is off: then they are read, those of many requests together."""
     NOBODY = 0
     """The place of rows that rest."""

@@ -141,9 +141,9 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     model, draft, prompts = drafters(kind)
     model, draft = (copy.deepcopy(one).float() for one in (model, draft))
     manager = make(model, draft, 1)
-    name = manager.add_request(prompts[0], max_new_tokens=180)
+    name = manager.add_request(prompts[0], max_new_tokens=240)
     for prompt in prompts[1:]:
-        manager.add_request(prompt, max_new_tokens=50, speculate=prompt != prompts[2])
+        manager.add_request(prompt, max_new_tokens=80, speculate=prompt != prompts[2])
     with manager:
         result = manager.get_result(name)
     assert len(manager.engine.device_steps._steps) > 3
@@ -155,7 +155,7 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
         [text[:length]],
         assistant_model=draft,
         tree=IRREGULAR,
-        max_new_tokens=180 - (length - len(prompts[0])),
+        max_new_tokens=240 - (length - len(prompts[0])),
         continuous_batching_config=limits(),
     )
     (fresh,) = again.values()
@@ -163,7 +163,7 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert accepted[first:] == fresh.speculation.accepted_per_step[0]
 
 
-@pytest.mark.parametrize("length", range(29, 34))
+@pytest.mark.parametrize("length", [WaitingFeatures.CAPACITY + more for more in range(-3, 2)])
 def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows with trees one that can use none, with as many features waiting as there may be."""
     install_stand_in(monkeypatch, with_kernel=True)
