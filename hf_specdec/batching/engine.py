@@ -228,11 +228,11 @@ class Engine:
                 self._take_outcome(requests, groups, outcome)
                 return requests
         self._last_end = None
+        self.device_steps.meanwhile()
         with phase("propose"):
             draft = self._propose(requests, groups)
         with phase("score"):
             outputs = self.target.score(requests, draft)
-            self.device_steps.meanwhile()
         with phase("accept"):
             walk = self._accept(requests, draft, groups, outputs.logits)
         with phase("commit"):
@@ -276,10 +276,10 @@ class Engine:
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
         What the step that ends has taken, from the end of the one before it; None if that is no measure of a step:
-        prompts were read as well, something was captured, or there was a pause.
+        prompts were read as well (as after every pause), or something was captured.
         """
         now, before = time.perf_counter(), self._last_end
-        self._last_end = now if self.scheduler.has_work else None
+        self._last_end = now
         return None if before is None or outcome.was_captured else now - before
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:

@@ -6,8 +6,6 @@ are of one size: a graph has room for the next larger one. Rows that are nobody'
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,15 +77,6 @@ class PagedGraphs:
         if wanted is False or obstacle_to_graphs(model, wanted) is not None or not are_installed():
             return None
         return cls(model, pool)
-
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Inside nothing is captured or replayed: for forwards of sizes that seldom come again."""
-        works, self.works = self.works, False
-        try:
-            yield
-        finally:
-            self.works = works
 
     def renew(self) -> None:
         """Forgets graphs over weights that have been moved since; goes without if something has come in the way."""

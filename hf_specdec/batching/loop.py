@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from .engine import Engine
 from .request import Request
+from .request import SpeculativeGenerationOutput as Output
 from .results import Results
 
 
@@ -35,8 +36,8 @@ class RequestLoop:
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
-        self._untold: dict[Request, None] = {}
-        """Requests with results that nobody has been told: the time for it is while the device works."""
+        self._untold: list[Output] = []
+        """Results that nobody has been told: the time for it is while the device works."""
         engine.device_steps.meanwhile = self._tell
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -165,7 +166,8 @@ class RequestLoop:
                 for request in requests:
                     if request.is_over:
                         self._forget(request)
-                self._untold |= {request: None for request in requests if request.is_over or request.streaming}
+                told = (request for request in requests if request.is_over or request.streaming)
+                self._untold += [request.to_generation_output() for request in told]
             if not self.engine.scheduler.has_work:
                 self._tell()
         elif self._stops is not None:
@@ -175,10 +177,9 @@ class RequestLoop:
         return True
 
     def _tell(self) -> None:
-        """Delivers results as they are now."""
-        told, self._untold = self._untold, {}
+        told, self._untold = self._untold, []
         if told:
-            self.results.deliver([request.to_generation_output() for request in told])
+            self.results.deliver(told)
 
     def _take_in(self) -> None:
         while not self._inbox.empty():

@@ -215,9 +215,8 @@ class EagleDrafting(Drafting):
         """
         features = self.drafter._features.take(self.drafter.device, self.drafter.head.dtype)
         if self.features is None:
-            self.features = WaitingFeatures(
-                self._max_requests, features.shape[2], self.drafter.device, self.drafter.head.dtype
-            )
+            most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
+            self.features = WaitingFeatures(most, features.shape[2], self.drafter.device, self.drafter.head.dtype)
         rows = [
             row
             for row, (request, nodes) in enumerate(zip(requests, kept, strict=True))
@@ -295,10 +294,10 @@ class EagleDrafting(Drafting):
         return [self._num_waiting(row) for row in requests]
 
     def make_room(self, requests: list[Request], count: int) -> None:
-        # Where any has none, those that have little are read with it.
         capacity = WaitingFeatures.CAPACITY
         if any(self._num_waiting(row) + count > capacity for row in requests):
-            self._catch_up([row for row in requests if self._num_waiting(row) > capacity // 2])
+            most = min(capacity // 2, capacity - count)  # those that will soon have none are read with it
+            self._catch_up([row for row in requests if self._num_waiting(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
         assert self.features is not None

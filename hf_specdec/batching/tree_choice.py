@@ -73,13 +73,17 @@ class TreeChoices:
                 self._asked.setdefault(tree, []).append(row)
         self._draws = any(requests[row].options.do_sample for rows in self._asked.values() for row in rows)
         longest = max((request.length for request in requests), default=0)
+        share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
+        for tree in self._asked:
+            choice = self._auto_choice(tree)
+            if isinstance(choice, MenuChoice):
+                choice.most_nodes = share
         chosen = {tree: self._auto_choice(tree).begin_step(longest) for tree in self._asked}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
         if self._always is not None:
             trees = [self._always[0]] * len(trees)
-        if self.max_step_nodes is None:
+        if share is None:
             return trees
-        share = self.max_step_nodes // max(len(requests), 1)
         return [None if tree is None else _within(tree, share) for tree in trees]
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
@@ -100,7 +104,8 @@ class TreeChoices:
             choice = self._auto_choice(asked)
             if isinstance(choice, MenuChoice):
                 tree = trees[drafted[0]] if drafted else None
-                choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
+                if not isinstance(tree, DynamicTree):  # of a schedule, while it is captured
+                    choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         kind = "in flight", self._batch_size, self._draws

@@ -20,9 +20,9 @@ class WaitingFeatures:
     CAPACITY = 64
     """As many as may wait while speculation is off: then they are read, those of many requests together."""
     NOBODY = 0
-    """The place of rows that rest."""
+    """The place that rows read which have none: it is never written."""
     UNWANTED = 1
-    """The place of requests that have nothing drafted: it is written, and never read."""
+    """The place that rows write which have none: it is never read."""
 
     def __init__(self, num_requests: int, size: int, device: torch.device, dtype: torch.dtype):
         self.held = torch.zeros(2 + num_requests, self.CAPACITY, size, device=device, dtype=dtype)

@@ -14,6 +14,7 @@ from ..cache import TreeCache
 from ..eagle import EagleHead
 from ..features import decoder_layers
 from ..forward import TreeForward, causal_chain, execution_device
+from ..graphs import GraphStore
 from ..prompts import WIDTHS
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Tree, as_tree
@@ -235,7 +236,7 @@ class EagleDrafter(Drafter):
     def _width(self, count: int) -> int:
         """Rows to forward for so many that wait: of prompts as many as there are graphs for, where they fit."""
         storage, forward = self.cache.storage, self.forward
-        if storage is None or not storage.works or count <= FEW:
+        if not isinstance(storage, GraphStore) or not storage.works or count <= FEW:
             return count
         if not forward.can_be_captured or not forward.has_kernel or forward.visible is not None:
             return count

@@ -74,6 +74,11 @@ class WholeTimes:
     """Steps in which a time loses half its weight."""
 
     def __init__(self) -> None:
+        self.are_of_whole_steps = False
+        """Whether they are those of steps that the device does as a whole; before the first of these, of others."""
+        self._clear()
+
+    def _clear(self) -> None:
         self.steps = 0
         """Steps that were timed."""
         self._first: dict[TokenTree | None, list[float]] = {}
@@ -96,8 +101,13 @@ class WholeTimes:
         """Whether any step with it was timed."""
         return tree in self._first
 
-    def add(self, tree: TokenTree | None, seconds: float) -> None:
-        """Adds what a step has taken."""
+    def add(self, tree: TokenTree | None, seconds: float, is_whole: bool = True) -> None:
+        """Adds what a step has taken: those that the device does as a whole are so much faster that they go alone."""
+        if is_whole and not self.are_of_whole_steps:
+            self._clear()
+            self.are_of_whole_steps = True
+        if not is_whole and self.are_of_whole_steps:
+            return
         self.steps += 1
         first = self._first.setdefault(tree, [])
         if len(first) < self.FIRST:
@@ -189,6 +199,8 @@ class MenuChoice(TreeChoice):
         self._look_at = self.LOOK
         self._looks: dict[TokenTree | None, int] = {}
         self._next_look: dict[TokenTree | None, int] = {}
+        self.most_nodes: int | None = None
+        """Most draft tokens of a row of the step to come."""
 
     def begin_step(self, length: int) -> TokenTree | None:
         if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
@@ -197,6 +209,8 @@ class MenuChoice(TreeChoice):
         if self._to_try:
             self.tree = self._to_try.pop(0)
             return self.tree
+        if self._planned not in (None, *self._allowed):
+            self._planned = None
         if self._step % self.REPLAN == 0 and self.times.has(None):
             plan = self.plan()
             if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
@@ -218,7 +232,7 @@ class MenuChoice(TreeChoice):
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         assert not isinstance(self.tree, DynamicTree)
-        self.times.add(self.tree if draft.num_nodes > 0 else None, propose + rest)
+        self.times.add(self.tree if draft.num_nodes > 0 else None, propose + rest, is_whole=False)
         if self.tree is not None:
             self.acceptance.add(draft, paths)
 
@@ -236,12 +250,16 @@ class MenuChoice(TreeChoice):
 
     def plan(self) -> Plan:
         """The best plan now; trees of far more nodes than were ever timed are left for later."""
-        trees = [tree for tree in self.menu.trees if self.times.has(tree) or tree.num_nodes <= self.times.reach]
+        trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]
         return max((Plan(tree, self.rate(tree)) for tree in (None, *trees)), key=lambda plan: plan.tokens_per_second)
 
     def rate(self, tree: TokenTree | None) -> float:
         """Tokens per second that a tree promises now."""
         return self._tokens(tree) / self.times.of(tree)
+
+    @property
+    def _allowed(self) -> list[TokenTree]:
+        return [tree for tree in self.menu.trees if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
     def _tokens(self, tree: TokenTree | None) -> float:
         return expected_length(() if tree is None else tree.paths, self.acceptance.chances())
@@ -251,7 +269,7 @@ class MenuChoice(TreeChoice):
         now = self.rate(self._planned)
         due = {
             tree: self._tokens(tree) / self.times.best_of(tree)
-            for tree in (None, *self.menu.trees)
+            for tree in (None, *self._allowed)
             if tree != self._planned and self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
         }
         tree = max(due, key=lambda tree: due[tree], default=self._planned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -491,6 +492,31 @@ def test_auto_captures_nothing_once_it_is_warm(
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
     assert stand_in.captures == captures
     assert len({step.kind.tree for step in runs[-40:]}) > 4
+
+
+def test_auto_within_a_budget_and_beside_other_trees(runs: list[InFlightStep]) -> None:
+    """It chooses among the trees that are within each row's share; those of a schedule are captured as they are."""
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.02)
+    manager = target.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=config_of([(0, "auto"), (40, DYNAMIC)], max_step_nodes=12),
+        continuous_batching_config=limits(400, max_requests_per_batch=2),
+    )
+    manager.warmup()
+    with warnings.catch_warnings(), manager:
+        warnings.simplefilter("error")
+        manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
+        first = len(runs)
+        for prompt in ([4, 5, 6], [7, 8]):
+            manager.add_request(prompt, max_new_tokens=60)
+        for _ in range(2):
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
+    trees = [step.kind.tree for step in runs[first:] if step.kind.tree is not None]
+    menu, sizes = TreeMenu(AutoTree()).trees, {tree.num_nodes for tree in trees}
+    assert max(sizes) <= 12 and any(isinstance(tree, DynamicTree) for tree in trees)
+    assert all(tree in menu for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
 
 
 def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:

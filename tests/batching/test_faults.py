@@ -205,3 +205,38 @@ def test_added_while_the_manager_dies(target: PreTrainedModel, monkeypatch: pyte
     with pytest.raises(RuntimeError, match="ended with an error"):
         manager.add_request(PROMPTS[1], max_new_tokens=4)
     assert manager._loop.num_open == 0
+
+
+def test_streaming_results_are_told_once_and_as_they_were(target: PreTrainedModel) -> None:
+    """Results of a step come while the next one runs, in which their request may fail, or lose its blocks."""
+
+    class Fails(NgramDraft):
+        calls = 0
+
+        def propose(self, sequences: Any) -> Any:
+            type(self).calls += 1
+            if type(self).calls == 5:
+                raise ValueError("the fifth")
+            return super().propose(sequences)
+
+    with target.init_continuous_batching(
+        assistant_model=Fails(min_ngram=1), tree=TokenTree.chain(2), continuous_batching_config=limits()
+    ) as manager:
+        manager.add_request([4, 5, 6, 4, 5, 6], max_new_tokens=40, streaming=True)
+        found = []
+        while not found or found[-1].status != RequestStatus.FAILED:
+            found.append(manager.get_result(timeout=60))
+        assert manager.get_result(timeout=0.5) is None
+        assert {result.status for result in found[:-1]} == {RequestStatus.DECODING}
+    with target.init_continuous_batching(
+        assistant_model=NgramDraft(min_ngram=1),
+        tree=TokenTree.chain(2),
+        continuous_batching_config=limits(14, block_size=4),
+    ) as manager:
+        for prompt in ragged_prompts((6, 7, 8)):
+            manager.add_request(prompt, max_new_tokens=30, streaming=True)
+        found = []
+        while sum(result.is_finished() for result in found) < 3:
+            found.append(manager.get_result(timeout=60))
+    assert manager.state.num_preemptions > 0
+    assert {result.status for result in found} == {RequestStatus.DECODING, RequestStatus.FINISHED}

@@ -16,8 +16,9 @@ from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
-from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig
+from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.batching.model_drafting import EagleDrafting
 from hf_specdec.batching.policy import LoadPolicy
 from hf_specdec.batching.waiting_features import WaitingFeatures
@@ -177,6 +178,38 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
             most = len(output.generated_tokens)
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=most)
     assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps._steps) > 1
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("depth", [WaitingFeatures.CAPACITY // 2 + 1, WaitingFeatures.CAPACITY - 2])
+def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their step writes as many features as the tree has levels: into no other's place, and not past the last."""
+    install_stand_in(monkeypatch, with_kernel=True)
+    target, head, prompts = drafters("head")
+    target, head = (copy.deepcopy(one).float() for one in (target, head))
+    written, keep = [], InFlightStep.keep_features
+
+    def noted(self: InFlightStep, store: WaitingFeatures) -> None:
+        places = {place for place in self.rows.places.tolist() if place != store.NOBODY} | {store.UNWANTED}
+        written.append({slot // store.CAPACITY for slot in self._slots.tolist()} <= places)
+        keep(self, store)
+
+    monkeypatch.setattr(InFlightStep, "keep_features", noted)
+    late = [(0, None), (10**6, TokenTree.chain(2))]
+    options = [{"tree": late}, {}, {"speculate": False}][:: 1 if is_first else -1]
+    with target.init_continuous_batching(
+        assistant_model=head,
+        tree=TokenTree.chain(depth),
+        continuous_batching_config=limits(400, max_requests_per_batch=3),
+    ) as manager:
+        for prompt, own in zip(prompts, options, strict=False):
+            manager.add_request(prompt, max_new_tokens=90, **own)
+        for _ in options:
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=90)
+        store = manager.engine.drafting.features
+    assert len(written) > 30 and all(written)
+    assert store is not None and not store.held[store.NOBODY].any() and store.held[store.UNWANTED].any()
 
 
 def test_the_limit() -> None:

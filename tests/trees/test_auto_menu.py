@@ -142,6 +142,26 @@ def test_looks_are_few() -> None:
     assert sum(map(now, taken)) < 1.02 * len(taken)
 
 
+def test_steps_of_both_kinds_are_timed_apart() -> None:
+    """Those in parts count until there are whole ones, which are several times as fast."""
+    times, tree = WholeTimes(), TokenTree.chain(2)
+    for one in (None, tree):
+        times.add(one, 9.0, is_whole=False)
+    assert times.of(None) == 9.0
+    times.add(None, 2.0)
+    times.add(tree, 9.0, is_whole=False)
+    assert times.of(None) == 2.0 and not times.has(tree)
+
+
+def test_few_nodes_are_left() -> None:
+    cheap = machine(0.002, 0.02)
+    choice = choice_with(warm_times(cheap))
+    gain(choice, GOOD, cheap, 100)
+    choice.most_nodes = 3
+    assert gain(choice, GOOD, cheap, 100) > 1.5
+    assert all(tree is None or tree.num_nodes <= 3 for tree in (choice.begin_step(9) for _ in range(300)))
+
+
 def test_steps_that_nobody_times_are_tried_a_few_times_and_no_more() -> None:
     choice = choice_with(WholeTimes())
     taken = []

@@ -61,7 +61,7 @@ class InFlightRows:
             "kinds": (rows,),
             "counts": (rows,),
             "places": (rows,),
-            "waiting": (rows,),
+            "slots": (rows,),
             "tail": (rows, size.lag),
             "temperature": (rows,),
             "top_k": (rows,),
@@ -91,9 +91,9 @@ class InFlightRows:
         self.counts: torch.Tensor = told["counts"]
         """How many tokens the draft has not seen, the root included, `[rows]` int64."""
         self.places: torch.Tensor = told["places"]
-        """See `WaitingFeatures`, `[rows]` int64."""
-        self.waiting: torch.Tensor = told["waiting"]
-        """How many features of each wait there that this step does not read, `[rows]` int64."""
+        """Where features of each wait, see `WaitingFeatures`, `[rows]` int64."""
+        self.slots: torch.Tensor = told["slots"]
+        """The first slot there, counted through all places, for new ones, `[rows]` int64."""
         self.tail: torch.Tensor = told["tail"]
         """These tokens, the root again behind them, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = told["temperature"]
@@ -112,9 +112,10 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Lets the rows from `first` on rest."""
         host = self._host
-        for name in ("room", "kinds", "top_k", "tail", "waiting"):
+        for name in ("room", "kinds", "top_k", "tail"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
+        host["slots"][first:] = WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY
         for name in ("counts", "temperature", "top_p", "sharpness"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head is a token behind
@@ -128,14 +129,14 @@ class InFlightRows:
         room: list[int],
         counts: list[int],
         places: list[int],
-        waiting: list[int],
+        slots: list[int],
         sharpness: list[float],
     ) -> None:
         """Takes the rows of a step; for the lists see the attributes."""
         host, number = self._host, len(requests)
         host["lengths"][:number] = [request.length for request in requests]
         lists: dict[str, Any] = {"kinds": kinds, "room": room, "counts": counts, "sharpness": sharpness}
-        lists |= {"places": places, "waiting": waiting}
+        lists |= {"places": places, "slots": slots}
         for name, values in lists.items():
             host[name][:number] = values
         warpers = [request.options.device_warpers for request in requests]

@@ -94,7 +94,7 @@ class Outcome:
         walk (`Walk`): as by the verifiers, with nothing yet taken over by the requests.
         drafted (`list[int]`): draft tokens of every row that counted.
         features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
-            of some rows; with their numbers. None where they have gone to the draft's own (`Drafting.features`).
+            of some rows; with their numbers. Nothing where they have gone to the draft's own (`Drafting.features`).
         errors (`dict[int, str]`): rows that fail.
         was_captured (`bool`): whether any part was captured first, which takes long.
         learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
@@ -134,7 +134,7 @@ class DeviceSteps:
         self._fingerprint: Any = None
         self._failed = False
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called while the device runs a step."""
+        """Called while the device runs a step, or for as long as one is captured."""
         self.works = False
         """Whether there are any."""
         self._captures = 0
@@ -239,8 +239,8 @@ class DeviceSteps:
         room = [self._drafting.room(one) for one in drafted] + behind
         counts = (self._drafting.lags(drafted, lag) if drafted else []) + [1 for _ in behind]
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
-        places, waiting = self._features_of(drafted, own[len(drafted) :], depth + 1)
-        values = own, kinds, room, counts, places, waiting, sharpness + [1.0 for _ in behind]
+        places, slots = self._features_of(drafted, own[len(drafted) :], depth + 1)
+        values = own, kinds, room, counts, places, slots, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
         kind = StepKind(part.tree, _walks_for(kinds, part.draws), is_filtered, part.draws, self._compiles)
         blocks = max(len(one.table.blocks) for one in own) + 1
@@ -256,15 +256,20 @@ class DeviceSteps:
         return step
 
     def _features_of(self, drafted: list[Request], plain: list[Request], new: int) -> tuple[list[int], list[int]]:
-        """Where the features of rows are, and how many will be left there, with room for so many new ones behind."""
-        store = self._drafting.features
+        """Where the features of rows are, and the first slots for so many new ones: behind what is not read now."""
+        store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
+        places = [WaitingFeatures.NOBODY] * len(drafted + plain)
+        slots = [WaitingFeatures.UNWANTED * capacity] * len(drafted + plain)
         if store is None:
-            return [WaitingFeatures.NOBODY] * len(drafted + plain), [0] * len(drafted + plain)
+            return places, slots
         self._drafting.make_room(plain, new)
-        places = [
-            WaitingFeatures.UNWANTED if one.options.plan is None else store.place(one) for one in drafted + plain
-        ]
-        return places, [0] * len(drafted) + [store.count(one) for one in plain]
+        for row, one in enumerate(drafted + plain):
+            if one.options.plan is not None:
+                waiting = 0 if row < len(drafted) else store.count(one)
+                assert waiting + new <= capacity
+                places[row] = store.place(one)
+                slots[row] = places[row] * capacity + waiting
+        return places, slots
 
     def _step_for(self, kind: StepKind, wanted: Size, part: Part, values: tuple) -> InFlightStep | None:
         """A step with these values in it."""
@@ -300,6 +305,7 @@ class DeviceSteps:
 
     def _capture(self, step: InFlightStep) -> bool:
         """Captures a step with rows in it. If it cannot, there are none any more, or none that are compiled."""
+        self.meanwhile()  # what would have to wait
         compiles = step.kind.compiles
         if compiles and self._captures == 0:
             name = type(self._target.model).__name__

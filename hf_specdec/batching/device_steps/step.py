@@ -127,8 +127,7 @@ class InFlightStep:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         if features is not None:
             kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
-            slots = rows.places[:, None] * WaitingFeatures.CAPACITY + rows.waiting[:, None]
-            slots = (slots + torch.arange(depth + 1, device=rows.device)).flatten()
+            slots = (rows.slots[:, None] + torch.arange(depth + 1, device=rows.device)).flatten()
             if self.features is None or self._slots is None:
                 self.features, self._slots = torch.empty_like(kept), torch.empty_like(slots)
             self.features.copy_(kept)
