@@ -194,6 +194,7 @@ class EagleDrafting(Drafting):
             self.features.put([own[row] for row in begin], features[rows, last][:, None], [1] * len(begin))
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
+        assert features is None  # steps that the device does as a whole put them where they wait
         taken, own, kept = self._take(requests, kept)
         if not own:
             return

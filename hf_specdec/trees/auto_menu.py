@@ -11,12 +11,10 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-import torch
-
 from .auto import AutoTree, Plan, StepTimes
 from .auto_tables import AcceptanceTable, TimeTable, expected_length, likeliest_paths
 from .choice import TreeChoice
-from .draft_tree import DraftTree, Topology
+from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
 
@@ -244,31 +242,28 @@ class MenuChoice(TreeChoice):
         if seconds is not None:
             self.times.add(tree, seconds)
         if tree is not None:
-            topology = Topology.of_tree(tree, torch.device("cpu"))
-            tokens = torch.zeros(len(paths), tree.num_nodes, dtype=torch.long)
-            self.acceptance.add(DraftTree(tokens, topology), paths)
+            self.acceptance.add_whole(tree, paths)
 
     def plan(self) -> Plan:
         """The best plan now; trees of far more nodes than were ever timed are left for later."""
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]
-        return max((Plan(tree, self.rate(tree)) for tree in (None, *trees)), key=lambda plan: plan.tokens_per_second)
+        chances = self.acceptance.chances()
+        plans = [Plan(tree, _tokens(tree, chances) / self.times.of(tree)) for tree in (None, *trees)]
+        return max(plans, key=lambda plan: plan.tokens_per_second)
 
     def rate(self, tree: TokenTree | None) -> float:
         """Tokens per second that a tree promises now."""
-        return self._tokens(tree) / self.times.of(tree)
+        return _tokens(tree, self.acceptance.chances()) / self.times.of(tree)
 
     @property
     def _allowed(self) -> list[TokenTree]:
         return [tree for tree in self.menu.trees if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
-    def _tokens(self, tree: TokenTree | None) -> float:
-        return expected_length(() if tree is None else tree.paths, self.acceptance.chances())
-
     def _looked_at(self) -> TokenTree | None:
         """What this step has in place of the planned tree, if anything's old time might be worth another look."""
-        now = self.rate(self._planned)
+        now, chances = self.rate(self._planned), self.acceptance.chances()
         due = {
-            tree: self._tokens(tree) / self.times.best_of(tree)
+            tree: _tokens(tree, chances) / self.times.best_of(tree)
             for tree in (None, *self._allowed)
             if tree != self._planned and self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
         }
@@ -284,3 +279,8 @@ class MenuChoice(TreeChoice):
     def _cost_of_probe(self) -> float:
         """The time that a probe wastes if nothing is accepted, in steps without a tree."""
         return self.times.of(self._small) / self.times.of(None) - 1.0
+
+
+def _tokens(tree: TokenTree | None, chances: list[list[float]]) -> float:
+    """Expected tokens of a step."""
+    return expected_length(() if tree is None else tree.paths, chances)

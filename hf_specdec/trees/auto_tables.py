@@ -5,10 +5,12 @@ from __future__ import annotations
 import heapq
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from itertools import pairwise
 
 from .draft_tree import DraftTree
+from .token_tree import TokenTree
 
 
 class AcceptanceTable:
@@ -37,18 +39,30 @@ class AcceptanceTable:
         Counts one step: at every node that was reached, which of the children that it had was accepted. (Where a
         drafter had nothing to propose, nothing was lost either.)
         """
+        self._grow_older()
+        for number, path in enumerate(paths):
+            if path is not None:
+                self._add_path(path, partial(_drafted_children, draft, number))
+
+    def add_whole(self, tree: TokenTree, paths: list[list[int] | None]) -> None:
+        """The same of trees all of whose nodes were drafted."""
+        self._grow_older()
+        children = _children(tree)
+        for path in paths:
+            if path is not None:
+                self._add_path(path, children.__getitem__)
+
+    def _grow_older(self) -> None:
         for table in (self._hits, self._trials):
             for row in table:
                 row[:] = [self.DECAY * count for count in row]
-        for number, path in enumerate(paths):
-            if path is None:
-                continue
-            tokens, steps = draft.tokens_list[number], zip([0, *path], [*path, None], strict=True)
-            for trials, hits, (node, accepted) in zip(self._trials, self._hits, steps, strict=False):
-                children = [child for child in draft.topology.children_of(number, node) if tokens[child - 1] >= 0]
-                for rank, child in enumerate(children[: len(trials)]):
-                    trials[rank] += 1
-                    hits[rank] += child == accepted
+
+    def _add_path(self, path: list[int], children_of: Callable[[int], Sequence[int]]) -> None:
+        steps = zip([0, *path], [*path, None], strict=True)
+        for trials, hits, (node, accepted) in zip(self._trials, self._hits, steps, strict=False):
+            for rank, child in enumerate(children_of(node)[: len(trials)]):
+                trials[rank] += 1
+                hits[rank] += child == accepted
 
     def chances(self) -> list[list[float]]:
         """`[depth][rank]`, not rising with the rank. What was seldom seen leans on other depths of that rank."""
@@ -67,6 +81,21 @@ class AcceptanceTable:
                 chances.append(least)
             table.append(chances)
         return table
+
+
+def _drafted_children(draft: DraftTree, row: int, node: int) -> list[int]:
+    tokens = draft.tokens_list[row]
+    return [child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
+
+
+@lru_cache(maxsize=64)
+def _children(tree: TokenTree) -> list[list[int]]:
+    """The children of every node, the root's first, by rank."""
+    numbers = {path: number for number, path in enumerate(((), *tree.paths))}
+    children: list[list[int]] = [[] for _ in numbers]
+    for path in tree.paths:
+        children[numbers[path[:-1]]].append(numbers[path])
+    return children
 
 
 class TimeTable:

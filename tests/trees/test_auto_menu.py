@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from hf_specdec.trees import DraftTree, Topology
 from hf_specdec.trees.auto import AutoTree
 from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu, WholeTimes
 from hf_specdec.trees.auto_tables import AcceptanceTable
@@ -59,6 +61,18 @@ def gain(choice: MenuChoice, chances: list[list[float]], seconds: Machine, steps
         tokens += 1 + len(path)
         spent += seconds(tree)
     return tokens / (spent / seconds(None))
+
+
+def test_acceptance_of_whole_trees() -> None:
+    """The same as of trees some of whose nodes may be missing, where none is."""
+    tables = [AcceptanceTable(8, 3) for _ in range(2)]
+    draws = random.Random(0)
+    for tree in TreeMenu(LIMITS).trees:
+        paths = [path_through(tree, GOOD, draws) for _ in range(5)]
+        topology = Topology.of_tree(tree, torch.device("cpu"))
+        tables[0].add(DraftTree(torch.zeros(6, tree.num_nodes, dtype=torch.long), topology), [None, *paths])
+        tables[1].add_whole(tree, [*paths, None])
+        assert tables[0].chances() == tables[1].chances()
 
 
 def test_what_is_timed_is_known() -> None:
