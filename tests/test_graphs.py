@@ -11,6 +11,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,13 +166,50 @@ def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert messages[0].endswith("operation not permitted when stream is capturing")
 
 
+def test_a_capture_that_runs_out_of_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its end fails, too. (What runs it on a device is made up here.)"""
+    emptied: list[None] = []
+    runs: list[str] = []
+
+    class Graph:
+        begun = 0
+
+        def capture_begin(self, *pool: Any) -> None:
+            Graph.begun += 1
+
+        def capture_end(self) -> None:
+            if Graph.begun == 1:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+        def replay(self) -> None:
+            runs.append("replay")
+
+    def run() -> list[torch.Tensor]:
+        runs.append("run")
+        if Graph.begun == 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return []
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"CUDAGraph": Graph, "Stream": lambda device: stream, "current_stream": lambda device: stream}
+    fakes |= {"stream": lambda one: nullcontext(), "synchronize": lambda device: None}
+    for name, fake in (fakes | {"empty_cache": lambda: emptied.append(None)}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    replay, _ = graphs.record_cuda_graph(run, torch.device("cuda"))
+    replay()
+    assert runs == ["run", "run", "run", "replay"] and len(emptied) == 1
+
+
 def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # Keeps no function.
     monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device, pool=None: (lambda: None, run()))
     target = tiny_model()
     head = tiny_head(target)
     target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=head, **graphed(TREE))
-    stores = [weakref.ref(store) for model in (target, head) for store in graphs._shelves[model].stores.values()]
+    stores = [
+        weakref.ref(store) for model in (target, head) for store in graphs.stores._shelves[model].stores.values()
+    ]
     assert len(stores) == 2 and any(store()._graphs for store in stores)
     del target, head
     gc.collect()
@@ -184,8 +223,8 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
             inputs = prompts(batch_size, length)
             ngrams = hf_specdec.NgramDraft(3, 1)
             target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=ngrams, **graphed(TREE))
-    stores = graphs._shelves[target].stores
-    assert len(stores) == graphs.STORES_PER_MODEL and not graphs._shelves[target].lent
+    stores = graphs.stores._shelves[target].stores
+    assert len(stores) == graphs.stores.STORES_PER_MODEL and not graphs.stores._shelves[target].lent
     assert all((batch_size, 128, False) in stores for batch_size in (1, 2, 3))  # the ones used last
 
 
@@ -197,10 +236,10 @@ def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
         plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
         output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE))
         assert torch.equal(output, plain)
-        captured, first = stand_in.captures, graphs._shelves[target].stores
+        captured, first = stand_in.captures, graphs.stores._shelves[target].stores
         for parameter, new in zip(target.parameters(), other.parameters(), strict=True):
             parameter.data = new.data  # as loading or merging adapters may do
-    assert captured > 0 and graphs._shelves[target].stores is first
+    assert captured > 0 and graphs.stores._shelves[target].stores is first
 
 
 def test_models_with_hooks_are_refused(stand_in: StandIn) -> None:
@@ -277,7 +316,7 @@ def test_inference_mode_before_and_after(stand_in: StandIn) -> None:
                 **prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
             )
         assert torch.equal(output, plain)
-    assert len(graphs._shelves[target].stores) == 2
+    assert len(graphs.stores._shelves[target].stores) == 2
 
 
 def test_adapters_that_are_switched_off(stand_in: StandIn) -> None:

@@ -220,8 +220,10 @@ class EagleDrafter(Drafter):
         positions = torch.tensor(starts)[:, None] + torch.arange(width)
         positions = torch.minimum(positions, torch.tensor(lengths)[:, None] - 1).to(self.sequences.device)
         tokens = self.sequences.gather(positions).to(self.device)
-        features = torch.nn.functional.pad(features[:, start:end], (0, 0, 0, width - (end - start)))
-        depths = torch.arange(width, device=self.device).clamp(max=end - start - 1)[None]
+        features, depths = features[:, start:end], None
+        if width > end - start:
+            features = torch.nn.functional.pad(features, (0, 0, 0, width - (end - start)))
+            depths = torch.arange(width, device=self.device).clamp(max=end - start - 1)[None]
         states = self.forward_features(tokens, features, depths)
         self.cache.set_lengths([rows + min(end, count) for rows, count in zip(done, counts, strict=True)])
         last = [count - 1 - start if start < count <= end else -1 for count in counts]

@@ -38,7 +38,7 @@ def test_captured_steps_go_with_their_target(monkeypatch: pytest.MonkeyPatch) ->
     """Also where the draft lives on, with its own memory."""
     made: list[Any] = []
     Store = graphs.GraphStore
-    monkeypatch.setattr(graphs, "GraphStore", lambda capacity: made.append(Store(capacity)) or made[-1])
+    monkeypatch.setattr(graphs.stores, "GraphStore", lambda capacity: made.append(Store(capacity)) or made[-1])
 
     def forgets(run: Callable[[], Any], device: torch.device) -> Any:  # as a real graph does
         run()
@@ -82,7 +82,7 @@ def test_memory_that_is_held_is_lent_again(steps: Steps, monkeypatch: pytest.Mon
     draft = noisy_copy(target, 0.05)
     for has_memory in (True, False):
         before = steps.replays
-        monkeypatch.setattr(graphs, "_has_memory", lambda *size, has_memory=has_memory: has_memory)
+        monkeypatch.setattr(graphs.stores, "_has_memory", lambda *size, has_memory=has_memory: has_memory)
         target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
         assert steps.replays > before
 
@@ -125,4 +125,4 @@ def test_memory_that_torch_keeps_for_reuse_is_free(reserved: int, fits: bool, mo
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     model = tiny_model()
     on_cuda = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=model.config)
-    assert graphs._has_memory(on_cuda, 1, 512) is fits
+    assert graphs.stores._has_memory(on_cuda, 1, 512) is fits

@@ -103,7 +103,7 @@ def test_captured_steps_go_with_their_models(kind: str, steps: Steps, monkeypatc
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.05) if kind == "model" else tiny_head(target)
     store = graphs.GraphStore(512)
-    monkeypatch.setattr(graphs, "GraphStore", lambda capacity: store if not store._layers else Other(capacity))
+    monkeypatch.setattr(graphs.stores, "GraphStore", lambda capacity: store if not store._layers else Other(capacity))
     Other = type("Other", (type(store),), {})
     target.generate(**prompts(1, 9), max_new_tokens=8, do_sample=False, assistant_model=draft, tree=IRREGULAR)
     assert len(store.steps) == 1

@@ -77,5 +77,5 @@ def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts:
         if counts:
             monkeypatch.setattr(kernels.KernelInputs, "attend", counted)
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
-    monkeypatch.setattr(graphs, "SMALLEST_CAPACITY", 32)
+    monkeypatch.setattr(graphs.stores, "SMALLEST_CAPACITY", 32)
     return found

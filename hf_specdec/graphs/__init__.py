@@ -1,0 +1,30 @@
+"""
+CUDA graphs of forwards over trees: at small batch a forward's launches take the host longer than the device computes.
+
+A `GraphStore` holds the K/V of a model for one batch size and capacity, and the graphs that were captured over them,
+so that calls with other prompts replay them. It goes with its model. Everything that differs from step to step is
+copied into the graph's own tensors first: tokens, positions, slots to write, masks over all slots, other inputs.
+A forward is captured when its shape comes for the second time; where that fails, the model goes on without graphs.
+"""
+
+from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph
+from .forwards import CapturedForward, RecordedForward, StaticContext
+from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from .stores import GraphLoans, GraphStore, graph_loans
+
+
+__all__ = [
+    "RECORDERS",
+    "CapturedForward",
+    "GraphLoans",
+    "GraphPool",
+    "GraphStore",
+    "Record",
+    "RecordedForward",
+    "StaticContext",
+    "fingerprint_of",
+    "graph_loans",
+    "obstacle_to_graphs",
+    "record_cuda_graph",
+    "warn_of_failed_capture",
+]

@@ -1,0 +1,77 @@
+"""Which models can be captured, and what a capture depends on."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import output_capturing
+
+from ..attention import implementation_of, supports_switching
+from .capturing import RECORDERS
+
+
+def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -> str | None:
+    """
+    Why forwards of a model cannot be captured; None if they can.
+
+    Raises:
+        ValueError: if they cannot, and graphs are demanded (`wanted` is True, not "auto").
+    """
+    obstacle = _obstacle(model)
+    if obstacle is not None and wanted is True:
+        raise ValueError(
+            f"`cuda_graphs=True`: {type(model).__name__} {obstacle}. Use `cuda_graphs='auto'`, which then goes "
+            "without."
+        )
+    return obstacle
+
+
+def _obstacle(model: PreTrainedModel) -> str | None:
+    """Why forwards of a model cannot be captured."""
+    if model.device.type not in RECORDERS:
+        return f"runs on {model.device.type}"
+    if len({parameter.device for parameter in model.parameters()}) > 1 or hasattr(model, "_hf_hook"):
+        return "is spread over devices"
+    if getattr(model, "_tp_size", None) not in (None, 1):
+        return "is spread over processes"
+    if model.training:
+        return "is in training mode"
+    if torch.is_autocast_enabled(model.device.type):
+        return "runs under autocast, which puts away the weights that it has converted"
+    if hasattr(model, "_orig_mod") or not supports_switching(model):
+        return "does not attend through transformers' `AttentionInterface`"
+    if any(map(_has_hooks, model.modules())):
+        return "has forward hooks, which a graph would pass by"
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether there are hooks besides ours, and transformers' for `output_hidden_states`, which it never removes."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not hasattr(hook, "of_features") and hook.__module__ != output_capturing.__name__ for hook in hooks)
+
+
+def fingerprint_of(model: PreTrainedModel) -> Any:
+    """Where its weights are, which adapters act, how it attends: what was moved or switched is captured anew."""
+    places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    adapters = tuple(
+        str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
+        for module in model.modules()
+        if isinstance(getattr(module, "disable_adapters", None), bool)  # a model has a method of that name
+    )
+    return hash(places), implementation_of(model), adapters
+
+
+def warn_of_failed_capture(
+    model: PreTrainedModel, error: Exception, part: str = "A forward", what: str = "captured in a CUDA graph"
+) -> None:
+    """Says that a model goes on without graphs, and why."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    warnings.warn(
+        f"{part} of {type(model).__name__} could not be {what}, and runs without: {reason}",
+        stacklevel=3,
+    )

@@ -1,0 +1,216 @@
+"""The graphs of a model, with the K/V over which they were captured, and which call has them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import TreeContext
+from ..kernels import NODES_PER_WORD
+from ..prompts import WIDTHS
+from .capturing import RECORDERS, GraphPool
+from .forwards import CapturedForward
+from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+
+
+if TYPE_CHECKING:
+    from ..device_steps.step import DeviceStep
+    from ..forward import NodeInputs, TreeForward
+
+SMALLEST_CAPACITY = 512
+MOST_QUERIES = 256
+"""Longer forwards are those of prompts, whose lengths seldom come again, and busy the device long enough."""
+STORES_PER_MODEL = 4
+MOST_GRAPHS = 64
+"""Of a store."""
+SHARE_OF_FREE_MEMORY = 0.3
+
+
+class GraphStore:
+    """
+    K/V for one model, batch size and capacity, and the graphs captured over them.
+
+    Args:
+        capacity (`int`): slots.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.works = True
+        self._layers: dict[int, Any] = {}
+        self._graphs: dict[Any, CapturedForward] = {}
+        self._seen: set[Any] = set()
+        self._pool = GraphPool()
+        self.steps: dict[Any, DeviceStep] = {}
+        """Whole steps of this target, each with some draft, that were captured over this memory."""
+        self.compiles_steps = True
+        self.captures_no_steps_with: weakref.WeakSet[GraphStore] = weakref.WeakSet()
+        """The stores of drafts with which a step could not be captured."""
+        self._last_used: torch.cuda.Event | None = None
+
+    def take(self, device: torch.device) -> None:
+        """Lets the present stream wait for what the last borrower left under way on its own."""
+        if self._last_used is not None:
+            torch.cuda.current_stream(device).wait_event(self._last_used)
+
+    def leave(self, device: torch.device) -> None:
+        """Notes what is under way; see `take`."""
+        if device.type == "cuda":
+            self._last_used = torch.cuda.current_stream(device).record_event()
+
+    def layer(
+        self, index: int, shapes: list[tuple[int, ...]], likes: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeros for the keys and values of a layer, like these but for the shapes: the same memory at every call."""
+        held = self._layers.get(index)
+        wanted = [(shape, like.dtype) for shape, like in zip(shapes, likes, strict=True)]
+        if held is None or [(tuple(states.shape), states.dtype) for states in held] != wanted:
+            self._graphs.clear()
+            self._pool.leave()
+            self.steps.clear()
+            held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
+        else:
+            torch._foreach_zero_(list(held))  # what another text left there may be no number
+        return held
+
+    def held(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The keys and values of a layer, as the last call left them; None before the first."""
+        return self._layers.get(index)
+
+    def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
+        """A forward by its graph; None if it is to run without."""
+        queries = nodes.tokens.shape[1]
+        if not self.works or not forward.can_be_captured or (queries > MOST_QUERIES and queries not in WIDTHS):
+            return None
+        if forward.cache.write_window.end > self.capacity:  # the cache is about to leave
+            return None
+        features = forward.features
+        words = -(-context.ancestors.shape[2] // NODES_PER_WORD) if context.uses_kernel else None
+        key = (forward.key, nodes.key, words, None if features is None else features.boundaries)
+        forward.cache.take_memory()
+        captured = self._graphs.get(key)
+        if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
+            self._seen.add(key)
+            return None
+        context = context.over(self.capacity)
+        if captured is None:
+            try:
+                record = partial(RECORDERS[forward.device.type], pool=self._pool)
+                captured = CapturedForward(forward, nodes, context, record)
+            except RuntimeError as error:
+                self._give_up(forward.model, error)
+                return None
+            self._graphs[key] = captured
+        return captured(forward.cache, nodes, context, features)
+
+    def _give_up(self, model: PreTrainedModel, error: Exception) -> None:
+        self.works = False
+        self._graphs.clear()
+        self._pool.leave()
+        warn_of_failed_capture(model, error)
+
+
+_Key = tuple[int, int, bool]
+"""Batch size, capacity, and whether in inference mode."""
+
+
+@dataclass
+class _Shelf:
+    """The stores of a model. `fingerprint` says what its graphs depend on besides shapes."""
+
+    fingerprint: Any
+    stores: dict[_Key, GraphStore] = field(default_factory=dict)
+    lent: set[_Key] = field(default_factory=set)
+
+
+_lock = threading.Lock()
+_shelves: weakref.WeakKeyDictionary[nn.Module, _Shelf] = weakref.WeakKeyDictionary()
+
+
+class GraphLoans:
+    """
+    What one call borrows. Two calls at a time never have the same store: the second goes without.
+
+    Args:
+        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where it can be done.
+    """
+
+    def __init__(self, wanted: bool | Literal["auto"]):
+        self.wanted = wanted
+        self._lent: list[tuple[_Shelf, _Key, GraphStore, torch.device]] = []
+
+    def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
+        """
+        A store with room for so many slots per row, or None.
+
+        Raises:
+            ValueError: if graphs are demanded of a model that cannot be captured.
+        """
+        if self.wanted is False:
+            return None
+        if obstacle_to_graphs(model, self.wanted) is not None:
+            return None
+        num_slots += NODES_PER_WORD  # nodes that nobody sees, behind those of a step
+        capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
+        # Tensors of an inference mode are of no use outside of one.
+        key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
+        with _lock:
+            shelf = _shelves.get(model)
+            if shelf is None or shelf.fingerprint != fingerprint:
+                shelf = _shelves[model] = _Shelf(fingerprint)
+            if key in shelf.lent:
+                return None
+            if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
+                return None
+            store = shelf.stores.pop(key, None) or GraphStore(capacity)
+            spare = [old for old in shelf.stores if old not in shelf.lent]  # the least recently used first
+            for old in spare[: max(len(shelf.stores) + 1 - STORES_PER_MODEL, 0)]:
+                del shelf.stores[old]
+            shelf.stores[key] = store  # last: the most recently used
+            shelf.lent.add(key)
+            self._lent.append((shelf, key, store, model.device))
+        store.take(model.device)
+        return store
+
+    def give_back(self) -> None:
+        """Lets other calls have the stores."""
+        lent, self._lent = self._lent, []
+        try:
+            for _, _, store, device in lent:
+                store.leave(device)
+        finally:
+            with _lock:
+                for shelf, key, _, _ in lent:
+                    shelf.lent.discard(key)
+
+
+@contextmanager
+def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
+    """Loans for one call."""
+    loans = GraphLoans(wanted)
+    try:
+        yield loans
+    finally:
+        loans.give_back()
+
+
+def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
+    if model.device.type != "cuda":
+        return True
+    config = model.config.get_text_config(decoder=True)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    needed = 2 * config.num_hidden_layers * batch_size * capacity * heads * size * model.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(model.device)
+    kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # by torch, for reuse
+    return needed < SHARE_OF_FREE_MEMORY * (free + kept)
