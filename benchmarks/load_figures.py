@@ -70,11 +70,15 @@ def summary(
 
 def new_table() -> Table:
     """For `add_row`."""
-    return Table("contender", "T", "open", "tok/s", "req/s", "TTFT p50/p99", "TPOT p50/p99", "ITL p50/p99", "length")
+    spans = "TTFT p50/p99", "TPOT p50/p99", "ITL p50/p99"
+    return Table("contender", "T", "open", "tok/s", "over first", "req/s", *spans, "length")
 
 
 def add_row(table: Table, figures: dict[str, Any]) -> None:
-    """A `summary`, with its `contender`, `temperature` and `concurrency`. Times are in milliseconds."""
+    """
+    A `summary`, with its `contender`, `temperature` and `concurrency`, and perhaps its multiple of the `over_first`
+    contender's throughput. Times are in milliseconds.
+    """
     spans = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
     length = figures["mean_acceptance_length"]
     table.add_row(
@@ -82,6 +86,7 @@ def add_row(table: Table, figures: dict[str, Any]) -> None:
         f"{figures['temperature']:g}",
         str(figures["concurrency"]),
         f"{figures['tokens_per_second']:.1f}",
+        f"{figures['over_first']:.2f}" if "over_first" in figures else "",
         f"{figures['requests_per_second']:.2f}",
         *(f"{span['median']:.0f} / {span['p99']:.0f}" for span in spans),
         "" if length is None else f"{length:.2f}",

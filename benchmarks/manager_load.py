@@ -17,8 +17,10 @@ time to the first token; TPOT: time per token after the first; ITL: time between
 One manager of each contender serves all its loads, as a server would; it captures its CUDA graphs first
 (`manager.warmup()`). Before each load a few requests do not count; with `--warm-up`, as many as fit into so many
 seconds, at the full load. What is left of `--seconds` is shared out evenly to what is still to be measured; requests
-that are open when the time of a measurement ends count with the tokens they have. Greedy texts are compared with those
-of the first contender. Prints a table, then one JSON line. A trial on a CPU:
+that are open when the time of a measurement ends count with the tokens they have. With `--rounds` every load is put on
+the contenders in turn so many times: throughput is the median, and beside it stands its multiple of the first
+contender's; the other figures are those of the median round. Greedy texts are compared with those of the first
+contender. Prints a table, then one JSON line. A trial on a CPU:
 
     python benchmarks/manager_load.py --concurrency 1 4 --input-len 40 --output-len 20 --seconds 60
 """
@@ -34,7 +36,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,15 @@ from hf_specdec.cli.serve import SWITCH_INTERVAL
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
 BLOCK_SIZE = 32
 CONTENDERS = ("plain", "off", "auto", "tree", "transformers")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured: a contender under a load."""
+
+    temperature: float
+    concurrency: int
+    contender: str
 
 
 @dataclass
@@ -249,6 +260,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=300)
     parser.add_argument("--vary", action="store_true", help="texts are of different lengths")
     parser.add_argument("--requests-per-place", type=int, default=2, help="requests = concurrency times this")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of each load, the contenders in turn")
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything but loading the models")
     parser.add_argument("--warm-up", type=float, default=0.0, help="seconds of each measurement, before it begins")
     parser.add_argument("--max-requests", type=int)
@@ -329,37 +341,59 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)  # as `hf-specdec serve` does
     model, draft = load_models(options)
     vocab_size = model.config.get_text_config().vocab_size
-    cells = [(t, c, name) for t in options.temperature for c in options.concurrency for name in options.contenders]
-    cells.sort(key=lambda cell: cell[2] == "transformers")  # last: it may take long to start
-    table, results, expected = new_table(), [], {}
+    cells = [
+        Cell(temperature, concurrency, contender)
+        for temperature in options.temperature
+        for concurrency in options.concurrency
+        for _ in range(options.rounds)
+        for contender in options.contenders
+    ]
+    cells.sort(key=lambda cell: cell.contender == "transformers")  # last: it may take long to start
+    found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
+    expected: dict[int, dict[int, list[int]]] = {}
     end = time.perf_counter() + options.seconds
     if options.num_blocks is None and set(options.contenders) != {"transformers"}:  # our managers share the memory
         most = max(max(options.concurrency), 8) * (longest_prompt(options, vocab_size) + 2 * options.output_len + 128)
         options.num_blocks = -(-most // BLOCK_SIZE)
     with Managers(model, draft, options) as managers:
-        for number, (temperature, concurrency, contender) in enumerate(cells):
-            case = {"contender": contender}
+        for number, cell in enumerate(cells):
+            case = asdict(cell)
             try:
-                manager = managers.of(contender, temperature)
+                manager = managers.of(cell.contender, cell.temperature)
                 left = end - time.perf_counter()
                 if left <= 0:
                     raise TimeoutError("no time was left")
-                prompts = prompts_of(options, vocab_size, max(4, concurrency * options.requests_per_place))
+                prompts = prompts_of(options, vocab_size, max(4, cell.concurrency * options.requests_per_place))
                 share = left / (len(cells) - number)
-                outcome, figures = measure(manager, prompts, temperature, concurrency, share, options)
+                outcome, figures = measure(manager, prompts, cell.temperature, cell.concurrency, share, options)
             except Exception as error:  # whatever a contender does: the others are measured all the same
-                case |= {"temperature": temperature, "concurrency": concurrency}
-                results.append(case | {"error": f"{type(error).__name__}: {error}"})
+                case["error"] = f"{type(error).__name__}: {error}"
             else:
-                if temperature == 0:
-                    texts = expected.setdefault(concurrency, outcome.texts)
+                if cell.temperature == 0:
+                    texts = expected.setdefault(cell.concurrency, outcome.texts)
                     both = texts.keys() & outcome.texts.keys()
                     figures["same_texts"] = sum(texts[one] == outcome.texts[one] for one in both) / max(len(both), 1)
-                results.append(case | figures)
-                add_row(table, results[-1])
-            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+                case |= figures
+            found[cell].append(case)
+            print(json.dumps(case), file=sys.stderr, flush=True)
+    results, table = [], new_table()
+    for cell, rounds in found.items():
+        results.append(median_of(rounds))
+        if "error" not in results[-1]:
+            first = median_of(found[Cell(cell.temperature, cell.concurrency, options.contenders[0])])
+            if "error" not in first:
+                results[-1]["over_first"] = results[-1]["tokens_per_second"] / first["tokens_per_second"]
+            add_row(table, results[-1])
     Console().print(table)
     print(json.dumps({**environment(options.device), **vars(options), "results": results}))
+
+
+def median_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the round of median throughput, with that of all; its error if none came to an end."""
+    done = sorted((one for one in rounds if "error" not in one), key=lambda one: one["tokens_per_second"])
+    if not done:
+        return dict(rounds[0])
+    return done[len(done) // 2] | {"tokens_per_second_of_rounds": [one["tokens_per_second"] for one in done]}
 
 
 if __name__ == "__main__":

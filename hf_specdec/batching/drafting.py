@@ -104,7 +104,11 @@ class Drafting(ABC):
         return
 
     def note_proposed(self, requests: list[Request]) -> None:
-        """Its part has drafted for these: it has seen their texts."""
+        """Its part has drafted for these, or only read: it has seen their texts."""
+        return
+
+    def note_read(self, requests: list[Request], ends: list[int]) -> None:
+        """So many tokens of each prompt have been read on the device, by its part as well if it has `features`."""
         return
 
 

@@ -21,7 +21,7 @@ from ..ranks import Ranks
 from ..trees import DraftTree, DynamicTree, TokenTree
 from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
 from .blocks import BlockPool
-from .device_steps import DeviceSteps, Outcome
+from .device_steps import DeviceSteps, Outcome, Reading
 from .distribution import RowDistributions
 from .draft_temperatures import DraftTemperatures
 from .graphs import SIZES
@@ -38,6 +38,26 @@ WARM_UP_STEPS = 4
 """Of every kind."""
 MOST_WARM_NODES = 2048
 """Of all rows: steps with larger trees are not captured beforehand, except for the manager's own tree."""
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """
+    What is captured before requests come.
+
+    Args:
+        tree (`TokenTree` or `DynamicTree`, *optional*): what is drafted.
+        number (`int`): how many requests.
+        do_sample (`bool`): whether they are sampled.
+        length (`int`, *optional*): of their prompts.
+        reads (`bool`): whether a head reads in every step.
+    """
+
+    tree: TokenTree | DynamicTree | None
+    number: int
+    do_sample: bool = False
+    length: int | None = None
+    reads: bool = False
 
 
 @dataclass(eq=False)
@@ -128,36 +148,40 @@ class Engine:
             return
         try:
             with self.device_steps.capturing_every_size():
-                for tree, *kind in chain(self._steps_to_warm_up(new_requests), self._prompts_to_warm_up()):
+                for case in chain(self._steps_to_warm_up(new_requests), self._prompts_to_warm_up()):
                     if not goes_on():
                         break
-                    with self.choices.always(tree):
-                        self._run_in_vain(new_requests(*kind))
+                    self.device_steps.reads_always = case.reads
+                    with self.choices.always(case.tree):
+                        self._run_in_vain(new_requests(case.number, case.do_sample, case.length))
         finally:
+            self.device_steps.reads_always = False
             self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
             self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
             self.choices.forget_texts()
 
-    def _steps_to_warm_up(self, new_requests: Callable[..., list[Request]]) -> Iterator[tuple]:
-        """Tree, number of requests, and whether they are sampled: of every kind of step."""
+    def _steps_to_warm_up(self, new_requests: Callable[..., list[Request]]) -> Iterator[WarmUp]:
+        """Every kind of step."""
         most = self.scheduler.max_requests
         for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
             for do_sample in (False, True):
-                yield None, size, do_sample
+                yield WarmUp(None, size, do_sample)
+                if self.drafting.features is not None:
+                    yield WarmUp(None, size, do_sample, reads=True)
                 if not self.policy.speculates(size, 0):
                     continue
                 trees = [tree for one in new_requests(1, do_sample) for tree in self.choices.trees_of(one)]
                 for tree in trees:
                     if tree == trees[0] or size * (tree.num_nodes + 1) <= MOST_WARM_NODES:
-                        yield tree, size, do_sample
+                        yield WarmUp(tree, size, do_sample)
 
-    def _prompts_to_warm_up(self) -> Iterator[tuple]:
-        """No tree, number of requests, whether they are sampled, and the length of their prompts, each twice."""
+    def _prompts_to_warm_up(self) -> Iterator[WarmUp]:
+        """Every size of a piece, twice."""
         for width in self.target.widths():
             number = 1
             while number <= self.scheduler.max_requests and number * width <= self.scheduler.chunk_size:
                 if number * width < self.scheduler.busy_at:
-                    yield from [(None, number, False, width)] * 2  # a forward is captured when it comes again
+                    yield from [WarmUp(None, number, length=width)] * 2  # captured when it comes again
                 number *= 2
 
     def _run_in_vain(self, requests: list[Request]) -> None:
@@ -180,13 +204,25 @@ class Engine:
     def step(self) -> Iterator[list[Request]]:
         """One step. Yields requests that have new tokens or are over, as soon as they do, together."""
         self.scheduler.admit()
+        yield from self._read_prompts()
+        yield self._decode(self.scheduler.running)
+
+    def _read_prompts(self) -> Iterator[list[Request]]:
+        """Reads on in texts. Yields requests that have been read to their end, with a token each from there."""
+        launched: list[Reading] = []
         for chunk in self.scheduler.chunks():
             self._last_end = None
             with self.metrics.phase("prefill"):
-                begun = self._read(chunk)
+                report = self.device_steps.prompts.launch(chunk, self.target.widths())
+                begun = self._read(chunk) if report is None else []
+            if report is not None:
+                launched += self._launched(chunk, report)
             if begun:
                 yield begun
-        yield self._decode(self.scheduler.running)
+        if launched:
+            with self.metrics.phase("prefill"):
+                begun = self._begin(launched)
+            yield begun
 
     def end(self, request: Request) -> None:
         """Takes a request that is over out of the batch."""
@@ -207,6 +243,21 @@ class Engine:
             walk = self._accept(begun, DraftTree.empty(len(rows), self.target.device), [], logits[rows, None])
             self._append_all(begun, walk)
             self._soil_failed(begun)
+        return begun
+
+    def _launched(self, chunk: Chunk, report: torch.Tensor) -> list[Reading]:
+        """What the device reads on. Nothing if no text ends with it, about which there will be nothing to say."""
+        self.num_tokens_read += sum(chunk.counts)
+        rows = self.scheduler.read(chunk.requests)
+        return [Reading([chunk.requests[row] for row in rows], rows, report)] if rows else []
+
+    def _begin(self, launched: list[Reading]) -> list[Request]:
+        """Gives requests whose texts the device has read to their end a token each."""
+        self.device_steps.meanwhile()
+        for reading in launched:
+            self._append_all(reading.requests, reading.walk())
+        begun = [request for reading in launched for request in reading.requests]
+        self._soil_failed(begun)
         return begun
 
     def _decode(self, requests: list[Request]) -> list[Request]:
@@ -248,7 +299,6 @@ class Engine:
         walk = outcome.walk
         for row, error in outcome.errors.items():
             requests[row].fail(error)
-        drafted = {row for group in groups for row in group.rows}
         for row, request in enumerate(requests):
             tokens, path = walk.tokens[row], walk.paths[row] or []
             taken = self._append_while_going(request, tokens)
@@ -258,7 +308,7 @@ class Engine:
             self.num_tokens_generated += taken
             walk.paths[row] = path = path[:taken]
             self.target.cache.note_length(request.table, request.length - 1)
-            self._count(request, len(path), outcome.drafted[row] if row in drafted else None)
+            self._count(request, len(path), outcome.drafted.get(row))
         for rows, features in outcome.features:
             kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
             self.drafting.observe([requests[row] for row in rows], kept, features)
@@ -269,18 +319,19 @@ class Engine:
             self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         seconds = self._seconds_of_step(outcome)
         if self.speculates:
-            trees = {row: group.request.plan.tree for group in groups for row in group.rows}
+            of_groups = {row: group.request.plan.tree for group in groups for row in group.rows}
+            trees = {row: tree for row, tree in of_groups.items() if row in outcome.drafted}
             self.choices.end_device_step(trees, walk.paths, seconds)
         self._soil_failed(requests)
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
         What the step that ends has taken, from the end of the one before it; None if that is no measure of a step:
-        prompts were read as well (as after every pause), or something was captured.
+        prompts were read as well (as after every pause), or it was no step like others.
         """
         now, before = time.perf_counter(), self._last_end
         self._last_end = now
-        return None if before is None or outcome.was_captured else now - before
+        return now - before if before is not None and outcome.tells_time else None
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:
         """Gives a request its tokens, until it ends; returns how many it has taken."""

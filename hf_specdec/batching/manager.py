@@ -30,6 +30,7 @@ from .request import SpeculativeGenerationOutput as Output
 
 logger = logging.get_logger(__name__)
 
+WARM_UP_PROMPT = 4
 WARM_UP_TOKENS = 24
 _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
 
@@ -136,8 +137,9 @@ class SpeculativeBatchingManager:
             self._requests_of_nobody, lambda: not self._loop.stops_at_once
         )
 
-    def _requests_of_nobody(self, count: int, do_sample: bool, length: int = 4) -> list[Request]:
-        """Short ones behind prompts of this length, as far as the model and the memory go."""
+    def _requests_of_nobody(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:
+        """Short ones behind prompts of this length (else a few tokens), as far as the model and the memory go."""
+        length = WARM_UP_PROMPT if length is None else length
         most = self._admission.most_tokens - length
         options = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1, "do_sample": do_sample}
         config = copy.copy(self._admission.generation_config)

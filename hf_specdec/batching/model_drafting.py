@@ -306,6 +306,13 @@ class EagleDrafting(Drafting):
             if row.options.plan is not None and count > 0:
                 self.features.set_count(row, self.features.count(row) + count)
 
+    def note_read(self, requests: list[Request], ends: list[int]) -> None:
+        for row, end in zip(requests, ends, strict=True):
+            if row.options.plan is not None:
+                self.cache.note_length(row.table, min(end, row.length - 1))
+                if end == row.length and self.features is not None:
+                    self.features.set_count(row, 1)
+
     def note_proposed(self, requests: list[Request]) -> None:
         assert self.features is not None
         for row in requests:

@@ -82,14 +82,18 @@ def test_a_load_on_a_manager() -> None:
         "--output-len",
         "12",
         "--seconds",
-        "40",
+        "60",
+        "--rounds",
+        "2",
     ]
     found = trial("manager_load.py", *options)["results"]
-    assert [result["contender"] for result in found] == ["off", "auto", "tree", "transformers"]
+    assert [result["contender"] for result in found] == ["plain", "off", "auto", "tree", "transformers"]
     for result in found:
         assert "error" not in result and not result["was_cut"]
         assert (result["requests"], result["same_texts"]) == (6, 1.0)
-    off, _, tree, theirs = (result["mean_acceptance_length"] for result in found)
+        assert len(result["tokens_per_second_of_rounds"]) == 2 and result["over_first"] > 0
+    assert found[0]["over_first"] == 1.0
+    _, off, _, tree, theirs = (result["mean_acceptance_length"] for result in found)
     assert off == 1.0 and tree > 1.5 and theirs is None
 
 

@@ -28,7 +28,7 @@ class InFlightPart(ABC):
         drafting (`Drafting`): the draft.
         tree (`TokenTree` or `DynamicTree`, *optional*): what it grows; None: nothing.
         rows (`InFlightRows`): the step's.
-        request (`DraftRequest`, *optional*): what it is asked.
+        request (`DraftRequest`, *optional*): what it is asked, if anything.
     """
 
     drafter: Any = None
@@ -62,19 +62,21 @@ class NoPart(InFlightPart):
 class _GrowingPart(InFlightPart):
     """That of a draft with a cache."""
 
-    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree, rows: InFlightRows, request: Any):
+    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, request: Any):
         super().__init__(drafting, tree, rows, request)
         self.tree, drafter = tree, drafting.drafter
         self.cache = DevicePagedCache(drafting.cache, rows.tables)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
         self.chain = causal_chain(rows.size.lag, rows.device)
         # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
-        self.held = held_levels(tree, rows.device)
+        self.held = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
         self.drafter = copy.copy(drafter)
-        self.drafter.ask(request)
+        if request is not None:
+            self.drafter.ask(request)
         self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, None, self.first_slots)
 
     def _grown(self, root_logits: torch.Tensor, warp: Warp | None) -> DraftTree:
+        assert self.tree is not None
         return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)
 
 
@@ -91,21 +93,39 @@ class ModelPart(_GrowingPart):
 
 
 class HeadPart(_GrowingPart):
-    """An EAGLE head's: its cache is to hold a row for every token but the first, each with the feature before it."""
+    """
+    An EAGLE head's: its cache is to hold a row for every token but the first, each with the feature before it. Without
+    a tree it only catches up.
+    """
 
-    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree, rows: InFlightRows, request: Any):
+    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, request: Any):
         super().__init__(drafting, tree, rows, request)
         drafter = self.drafter
-        self._features = drafting.features.held[:, : rows.size.lag]
-        self.held = [self.held, drafter.held_rows, drafter.target_ids]
+        self._waiting = drafting.features.held[:, : rows.size.lag]
+        self.held = [self.held, drafter.held_rows, getattr(drafter, "target_ids", None)]
 
     def propose(self, warp: Warp | None) -> DraftTree:
         rows, drafter = self.rows, self.drafter
-        self.cache.at(rows.lengths - 1 - rows.counts)
-        # The target's, before each token of the rows' tails.
-        states = drafter.forward_features(rows.tail, self._features.index_select(0, rows.places))
+        # The target's features before each token of the rows' tails.
+        states = self.read(rows.lengths - 1 - rows.counts, rows.tail, self._waiting.index_select(0, rows.places))
+        if self.tree is None:
+            return DraftTree.empty(rows.size.rows, rows.device)
         last = (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2])
         drafter.states = states.gather(1, last)
         self.cache.at(rows.lengths - 1)
         draft = self._grown(drafter.logits(drafter.states)[:, 0], warp)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
+
+    def read(
+        self,
+        starts: torch.Tensor,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        position_depths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """
+        States of rows of the head, the first of which go to `starts` (`[rows]` int64); for the others see
+        `EagleDrafter.forward_features`.
+        """
+        self.cache.at(starts)
+        return self.drafter.forward_features(tokens, features, position_depths)

@@ -11,6 +11,7 @@ import torch
 
 from ..blocks import ZERO_BLOCK
 from ..distribution import uniform
+from ..graphs import FEWEST_BLOCKS, next_power_of_two, next_size
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 
@@ -40,6 +41,12 @@ class Size:
     blocks: int
     depth: int
     lag: int
+
+    @classmethod
+    def of(cls, requests: list[Request], depth: int, lag: int) -> Size:
+        """One with room for these requests."""
+        blocks = max(len(request.table.blocks) for request in requests) + 1
+        return cls(next_size(len(requests)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth, lag)
 
 
 class InFlightRows:
@@ -73,6 +80,7 @@ class InFlightRows:
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, pin_memory=device.type == "cuda")
         self._told = torch.zeros_like(self._staged, device=device)
+        self._was_told = torch.cuda.Event() if device.type == "cuda" else None
         staged, told, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
@@ -95,7 +103,7 @@ class InFlightRows:
         self.slots: torch.Tensor = told["slots"]
         """The first slot there, counted through all places, for new ones, `[rows]` int64."""
         self.tail: torch.Tensor = told["tail"]
-        """These tokens, the root again behind them, `[rows, lag]` int64."""
+        """These tokens, the last of the text again behind them, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = told["temperature"]
         """`[rows]` float64, like `top_p`; 1 where there is none."""
         self.top_k: torch.Tensor = told["top_k"]
@@ -131,10 +139,18 @@ class InFlightRows:
         places: list[int],
         slots: list[int],
         sharpness: list[float],
+        starts: list[int] | None = None,
     ) -> None:
-        """Takes the rows of a step; for the lists see the attributes."""
+        """
+        Takes the rows of a step; for the lists see the attributes. With `starts` a row's text ends so many tokens
+        (`counts`) behind its start, for now; its tail begins there, and goes on as far as there is room.
+        """
+        if self._was_told is not None:
+            self._was_told.synchronize()  # what the device has not been told yet is not written over
         host, number = self._host, len(requests)
-        host["lengths"][:number] = [request.length for request in requests]
+        if starts is None:
+            starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
+        host["lengths"][:number] = [start + count for start, count in zip(starts, counts, strict=True)]
         lists: dict[str, Any] = {"kinds": kinds, "room": room, "counts": counts, "sharpness": sharpness}
         lists |= {"places": places, "slots": slots}
         for name, values in lists.items():
@@ -144,15 +160,18 @@ class InFlightRows:
             host[name][:number] = [without if one is None else one.values.get(name, without) for one in warpers]
         host["uniforms"][:number] = -1.0
         host["tables"][:number] = ZERO_BLOCK
-        for row, (request, count) in enumerate(zip(requests, counts, strict=True)):
+        for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            tail = request.tokens[start : start + self.size.lag]
             host["tail"][row] = request.tokens[-1]
-            host["tail"][row, :count] = request.tokens[-count:]
+            host["tail"][row, : len(tail)] = tail
             host["tables"][row, : len(request.table.blocks)] = request.table.blocks
             if request.options.seed is not None and request.options.do_sample:
                 positions = range(request.length, request.length + self.size.depth + 1)
                 host["uniforms"][row] = [uniform(request.options.seed, position) for position in positions]
         self._clear(number)
         self._told.copy_(self._staged, non_blocking=True)
+        if self._was_told is not None:
+            self._was_told.record()
 
     @property
     def roots(self) -> torch.Tensor:

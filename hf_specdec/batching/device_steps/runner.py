@@ -13,17 +13,18 @@ from transformers.utils import logging
 
 from ...device_steps import any_number_of_shapes
 from ...device_steps.drawing import mean_overlaps
-from ...device_steps.verdicts import NOTHING_TO_DRAW
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...kernels import DTYPES, are_installed
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Walk
-from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
-from ..graphs import FEWEST_BLOCKS, SIZES, next_power_of_two, next_size
+from ..graphs import SIZES
 from ..request import Request
 from ..waiting_features import WaitingFeatures
-from .rows import Kind, Size
+from .captured import CapturedStep
+from .prompts import DevicePrompts
+from .rows import Size
 from .step import InFlightStep, StepKind
+from .walks import error_of, kind_of, kinds_among
 
 
 if TYPE_CHECKING:
@@ -67,12 +68,14 @@ class Part:
         draws (`bool`): whether children are drawn.
         groups (`list[Group]`): those that are drafted for.
         plain (`list[int]`): rows that are not.
+        reading (`list[int]`): of the plain ones, those whose features a head reads in this step.
     """
 
     tree: TokenTree | DynamicTree | None = None
     draws: bool = False
     groups: list[Group] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
+    reading: list[int] = field(default_factory=list)
 
     @property
     def drafted(self) -> list[int]:
@@ -92,19 +95,20 @@ class Outcome:
 
     Args:
         walk (`Walk`): as by the verifiers, with nothing yet taken over by the requests.
-        drafted (`list[int]`): draft tokens of every row that counted.
+        drafted (`dict[int, int]`): draft tokens that counted, of every row that was drafted for.
         features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
             of some rows; with their numbers. Nothing where they have gone to the draft's own (`Drafting.features`).
         errors (`dict[int, str]`): rows that fail.
-        was_captured (`bool`): whether any part was captured first, which takes long.
+        tells_time (`bool`): whether it has taken as long as others like it: nothing was captured first, which takes
+            long, and no head only read.
         learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
     """
 
     walk: Walk
-    drafted: list[int]
+    drafted: dict[int, int] = field(default_factory=dict)
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    was_captured: bool = False
+    tells_time: bool = True
     learnt: set[DraftTemperature] = field(default_factory=set)
 
 
@@ -137,6 +141,10 @@ class DeviceSteps:
         """Called while the device runs a step, or for as long as one is captured."""
         self.works = False
         """Whether there are any."""
+        self.reads_always = False
+        """Whether heads read in every step what waits, as if it were too much: to capture such steps."""
+        self.prompts = DevicePrompts(self, target, drafting)
+        """Those that read prompts."""
         self._captures = 0
         self._patience = PATIENCE
 
@@ -166,6 +174,7 @@ class DeviceSteps:
         if fingerprint != self._fingerprint:
             self._steps.clear()
             self._seen.clear()
+            self.prompts.clear()
             if self._pool is not None:
                 self._pool.leave()
         self._fingerprint = fingerprint
@@ -180,7 +189,7 @@ class DeviceSteps:
         if parts is None:
             return None
         captures = self._captures
-        outcome = Outcome(Walk.start(len(requests), []), [0] * len(requests))
+        outcome = Outcome(Walk.start(len(requests), []))
         steps = []
         for part in parts:
             step = self._run_part(requests, part, outcome)
@@ -194,8 +203,8 @@ class DeviceSteps:
                 step.keep_features(store)
             elif step.features is not None:  # a copy: the next run writes over its own
                 outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
-            self._drafting.note_proposed([requests[row] for row in part.drafted])
-        outcome.was_captured = captures != self._captures
+            self._drafting.note_proposed([requests[row] for row in part.drafted + part.reading])
+        outcome.tells_time = captures == self._captures and not any(part.reading for part in parts)
         return outcome
 
     def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[Part] | None:
@@ -228,44 +237,73 @@ class DeviceSteps:
 
     def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> InFlightStep | None:
         """Runs some rows, and notes what came of them. Returns what ran; None if it could not be captured."""
+        lag = self._lag_of(requests, part)
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
-        # The tree before may have been deeper, where a request takes one after another.
-        plans = [one.options.plan for one in drafted]
-        deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
-        lag = 1 + max(depth, min(deepest, MOST_LAG))
         behind = [0] * len(part.plain)
-        kinds = [_kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
+        kinds = [kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
         room = [self._drafting.room(one) for one in drafted] + behind
-        counts = (self._drafting.lags(drafted, lag) if drafted else []) + [1 for _ in behind]
+        read = set(part.drafted + part.reading)
+        readers = [requests[row] for row in part.rows if row in read]
+        lags = dict(zip(readers, self._drafting.lags(readers, lag) if readers else [], strict=True))
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
-        places, slots = self._features_of(drafted, own[len(drafted) :], depth + 1)
+        places, slots = self._features_of(own, lags, depth + 1)
+        counts = [lags.get(one, 1) for one in own]
         values = own, kinds, room, counts, places, slots, sharpness + [1.0 for _ in behind]
         is_filtered = any(_is_filtered(one) for one in own)
-        kind = StepKind(part.tree, _walks_for(kinds, part.draws), is_filtered, part.draws, self._compiles)
-        blocks = max(len(one.table.blocks) for one in own) + 1
-        size = Size(next_size(len(own)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth, lag)
+        kind = StepKind(
+            tree=part.tree,
+            kinds=kinds_among(kinds, part.draws),
+            is_filtered=is_filtered,
+            draws=part.draws,
+            reads=bool(part.reading),
+            compiles=self._compiles,
+        )
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
                 cache.clean([one.table for one in own])
-        step = self._step_for(kind, size, part, values)
+        step = self._step_for(kind, Size.of(own, depth, lag), part, values)
         if step is not None:
             step.launch()
             self.meanwhile()
             self._take(part, step, step.report(), outcome)
         return step
 
-    def _features_of(self, drafted: list[Request], plain: list[Request], new: int) -> tuple[list[int], list[int]]:
-        """Where the features of rows are, and the first slots for so many new ones: behind what is not read now."""
+    def _lag_of(self, requests: list[Request], part: Part) -> int:
+        """
+        How many tokens a draft can catch up with in the step. Where more features of a head wait, or there is no place
+        for more, the step does without a tree, and the head reads.
+        """
+        depth = 0 if part.tree is None else part.tree.depth
+        # The tree before may have been deeper, where a request takes one after another.
+        plans = [requests[row].options.plan for row in part.drafted]
+        deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
+        lag = 1 + max(depth, min(deepest, MOST_LAG))
         store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
-        places = [WaitingFeatures.NOBODY] * len(drafted + plain)
-        slots = [WaitingFeatures.UNWANTED * capacity] * len(drafted + plain)
+        if store is None or not self._drafting.has_part:
+            return lag
+        waits = {row: store.count(requests[row]) for row in part.rows}
+        is_too_far = any(waits[row] > lag for row in part.drafted)
+        if is_too_far or any(waits[row] + depth + 1 > capacity for row in part.plain) or self.reads_always:
+            part.plain, part.groups, part.tree, part.draws = part.rows, [], None, False
+            part.reading = [row for row in part.plain if waits[row] > 0]
+            return capacity
+        return lag
+
+    def _features_of(self, own: list[Request], lags: dict[Request, int], new: int) -> tuple[list[int], list[int]]:
+        """
+        Where the features of rows are, and the first slots for so many new ones: behind what is not read now; `lags`
+        are of those of which all is read.
+        """
+        store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
+        places = [WaitingFeatures.NOBODY] * len(own)
+        slots = [WaitingFeatures.UNWANTED * capacity] * len(own)
         if store is None:
             return places, slots
-        self._drafting.make_room(plain, new)
-        for row, one in enumerate(drafted + plain):
+        self._drafting.make_room([one for one in own if one not in lags], new)
+        for row, one in enumerate(own):
             if one.options.plan is not None:
-                waiting = 0 if row < len(drafted) else store.count(one)
+                waiting = 0 if one in lags else store.count(one)
                 assert waiting + new <= capacity
                 places[row] = store.place(one)
                 slots[row] = places[row] * capacity + waiting
@@ -294,7 +332,7 @@ class DeviceSteps:
             request = part.groups[0].request if part.groups else None
             step = InFlightStep(self._target, self._drafting, kind, size, request)
         step.load(*values)
-        if is_new and not self._capture(step):
+        if is_new and not self.capture(step):
             if not kind.compiles:
                 return None
             return self._step_for(replace(kind, compiles=False), wanted, part, values)
@@ -303,10 +341,10 @@ class DeviceSteps:
             del self._steps[next(iter(self._steps))]
         return step
 
-    def _capture(self, step: InFlightStep) -> bool:
+    def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows in it. If it cannot, there are none any more, or none that are compiled."""
         self.meanwhile()  # what would have to wait
-        compiles = step.kind.compiles
+        compiles = step.compiles
         if compiles and self._captures == 0:
             name = type(self._target.model).__name__
             logger.warning(f"Compiling the steps of {name}: up to a minute for each number of requests and tree.")
@@ -319,6 +357,7 @@ class DeviceSteps:
             else:
                 self.works, self._failed = False, True
                 self._steps.clear()
+                self.prompts.clear()
             what = "compiled" if compiles else "captured in a CUDA graph"
             warn_of_failed_capture(self._target.model, error, "A step", what)
             return False
@@ -328,17 +367,16 @@ class DeviceSteps:
     def _take(self, part: Part, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:
         """Notes what came of some rows."""
         new = step.rows.size.depth + 1
+        were_drafted = set(part.drafted)
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             path, tokens = rest[:new], rest[new : 2 * new]
-            if is_nan:
-                outcome.errors[row] = NAN_LOGITS
-            elif accepted == NOTHING_TO_DRAW:
-                outcome.errors[row] = NOTHING_TO_CHOOSE
-            elif accepted < 0:
-                raise RuntimeError("A step on the device has passed by a request. Use `cuda_graphs=False`.")
+            error = error_of(accepted, is_nan)
+            if error is not None:
+                outcome.errors[row] = error
             outcome.walk.paths[row] = path[1 : max(accepted, 0) + 1]
             outcome.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
-            outcome.drafted[row] = drafted
+            if row in were_drafted:
+                outcome.drafted[row] = drafted
         first = 0
         for group in part.groups if part.draws else ():
             temperature = group.request.temperature
@@ -347,23 +385,6 @@ class DeviceSteps:
                 temperature.learn(mean_overlaps([row[3 + 2 * new :] for row in own]))
             outcome.learnt.add(temperature)
             first += len(group.rows)
-
-
-def _kind_of(request: Request, draws_children: bool) -> Kind:
-    if not request.options.do_sample:
-        return Kind.GREEDY
-    plan = request.options.plan
-    return Kind.REJECTION if draws_children and plan is not None and plan.uses_rejection else Kind.TARGET
-
-
-def _walks_for(kinds: list[Kind], draws_children: bool) -> frozenset[Kind]:
-    """
-    The walks of a step with such rows. Where any draws, all that could come: another walk costs less than another
-    graph for every mix of rows.
-    """
-    if set(kinds) == {Kind.GREEDY}:
-        return frozenset({Kind.GREEDY})
-    return frozenset({Kind.GREEDY, Kind.TARGET} | ({Kind.REJECTION} if draws_children else set()))
 
 
 def _is_filtered(request: Request) -> bool:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...device_steps.drawing import Drawing
-from ...device_steps.verdicts import Verdict
-from ...forward import TreeForward
-from ...graphs import Record
 from ...kernels import Compaction
-from ...trees import DraftTree, DynamicTree, TokenTree
+from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature
-from ..paged_cache import DevicePagedCache
-from ..request import Request
 from ..waiting_features import WaitingFeatures
+from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
-from .rows import InFlightRows, Kind, Size
+from .rows import Kind, Size
+from .walks import Walks
 
 
 if TYPE_CHECKING:
@@ -37,18 +33,22 @@ class StepKind:
         kinds (`frozenset[Kind]`): how rows find their tokens.
         is_filtered (`bool`): whether any row that draws has a top-k or top-p.
         draws (`bool`): whether children are drawn.
+        reads (`bool`): whether a head reads what waits, without a tree.
         compiles (`bool`): whether forwards are compiled first.
     """
 
     tree: TokenTree | DynamicTree | None
     kinds: frozenset[Kind]
     is_filtered: bool
-    draws: bool
+    draws: bool = False
+    reads: bool = False
     compiles: bool = False
 
 
-class InFlightStep:
+class InFlightStep(CapturedStep):
     """
+    A whole step: the draft, the target's forward, the walk, and the commit.
+
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): those of the engine.
         kind (`StepKind`): what the step does.
@@ -59,18 +59,13 @@ class InFlightStep:
     def __init__(
         self, target: InFlightTarget, drafting: Drafting, kind: StepKind, size: Size, request: DraftRequest | None
     ):
-        device, self._target, self.kind = target.device, target, kind
-        self.rows = InFlightRows(size, device)
-        part = NoPart if kind.tree is None else drafting.part
+        super().__init__(target, size)
+        self.kind, device = kind, target.device
+        part = drafting.part if kind.reads or kind.tree is not None else NoPart
         assert part is not None  # nobody asks for the trees of a draft without one
         self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
-        self._drawing = None
-        rows = self.rows
-        filters = {"top_k": rows.top_k, "top_p": rows.top_p} if kind.is_filtered else {}
-        self._warpers: dict[str, torch.Tensor] = {"temperature": rows.temperature} | filters
-        if kind.draws:
-            self._drawing = Drawing(self.part.drafter, rows.sharpness, **self._warpers)
-        self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=device)
+        self._walks = Walks(self.rows, kind.kinds, kind.is_filtered, self.part.drafter if kind.draws else None)
+        self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers)
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
@@ -79,33 +74,14 @@ class InFlightStep:
         """What is watched of the target, of the root and the accepted nodes, `[rows, depth + 1, size]`."""
         self._slots: torch.Tensor | None = None
 
-    def capture(self, record: Record, pool: Any) -> None:
-        """
-        Captures the step. It runs for the rows that are loaded now, which may be done twice.
+    @property
+    def compiles(self) -> bool:  # type: ignore[override]
+        return self.kind.compiles
 
-        Raises:
-            RuntimeError: if it cannot be captured.
-        """
-        target, rows = self._target, self.rows
-        cache = DevicePagedCache(target.cache, rows.tables)
-        forward = target.forward.over(cache, self._first_slots, None, self._first_slots)
-        forward.compiles = self.kind.compiles
+    def _run(self) -> list[torch.Tensor]:
+        forward, cache = self._forward, self._cache
         if self.part.drafter is not None:
             self.part.drafter.forward.compiles = self.kind.compiles
-
-        def run() -> list[torch.Tensor]:
-            return self._run(forward, cache)
-
-        state = torch.cuda.get_rng_state(rows.device) if rows.device.type == "cuda" else torch.get_rng_state()
-        try:
-            self._replay, _ = record(run, rows.device, pool=pool)
-        finally:
-            if rows.device.type == "cuda":
-                torch.cuda.set_rng_state(state, rows.device)
-            else:
-                torch.set_rng_state(state)
-
-    def _run(self, forward: TreeForward, cache: DevicePagedCache) -> list[torch.Tensor]:
         rows, depth = self.rows, self.rows.size.depth
         draft = self.part.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
@@ -122,7 +98,7 @@ class InFlightStep:
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
-        path, accepted, next_tokens = self._walk(logits, draft, tokens.masked_fill(~counts, -1))
+        path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~counts, -1))
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         if features is not None:
@@ -138,55 +114,18 @@ class InFlightStep:
         new = torch.where(places == accepted[:, None], next_tokens[:, None], new)
         is_nan = logits.amax(dim=-1).isnan().any(dim=1)
         drafted = counts[:, 1:].expand(len(path), -1).sum(dim=1)
-        accepted = self._checked(logits, path, accepted)
+        accepted = self._walks.checked(logits, path, accepted)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
         return [self._report]
 
-    def _walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The walks of all rows, each of its own kind."""
-        rows, found = self.rows, None
-        for kind in sorted(self.kind.kinds):
-            verdict = self._verdict(kind)
-            is_own = rows.kinds == kind
-            walks = verdict.walk(
-                logits, tokens, draft, by_depth=rows.uniforms, max_depth=rows.size.depth, active=is_own
-            )
-            if found is None:
-                found = tuple(walks)
-            else:
-                own = is_own[:, None]
-                found = (
-                    torch.where(own, walks.path, found[0]),
-                    torch.where(is_own, walks.accepted, found[1]),
-                    torch.where(is_own, walks.next_tokens, found[2]),
-                )
-        assert found is not None
-        return found
-
-    def _verdict(self, kind: Kind) -> Verdict:
-        if kind == Kind.GREEDY:
-            return Verdict("greedy")
-        values: Any = {name: value if name == "top_k" else value.float() for name, value in self._warpers.items()}
-        if kind == Kind.TARGET:
-            return Verdict("target", **values)
-        return Verdict("rejection", drawing=self._drawing, **values)
-
-    def _checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        draws = self.rows.kinds >= Kind.TARGET
-        return torch.where(draws, Verdict("target").checked(logits, path, accepted), accepted)
-
     def keep_features(self, store: WaitingFeatures) -> None:
         """Puts the features of this step's tokens where its rows' wait, behind those that are left there."""
         assert self.features is not None and self._slots is not None
         flat = store.held.view(-1, store.held.shape[2])
         flat.index_copy_(0, self._slots.to(flat.device), self.features.flatten(0, 1).to(flat))
-
-    def load(self, requests: list[Request], *values: Any) -> None:
-        """Takes the rows of a step; see `InFlightRows.load`."""
-        self.rows.load(requests, *values)
 
     def launch(self) -> None:
         """Lets the device begin with the rows that were loaded."""

@@ -1,0 +1,219 @@
+"""Pieces of prompts that the device reads as a whole: target, head, and the first token of those that end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...forward import causal_chain
+from ...prompts import MOST_PADDED
+from ...trees import DraftTree, Topology
+from ...verification import Walk
+from ..request import Request
+from ..waiting_features import WaitingFeatures
+from .captured import CapturedStep
+from .rows import Kind, Size
+from .walks import Walks, error_of, kind_of
+
+
+if TYPE_CHECKING:
+    from ..drafting import Drafting
+    from ..scheduler import Chunk
+    from ..target import InFlightTarget
+    from .drafts import HeadPart
+    from .runner import DeviceSteps
+
+MOST_PROMPT_STEPS = 64
+"""Captured pieces that are kept."""
+ALL_KINDS = frozenset({Kind.GREEDY, Kind.TARGET})
+"""So that one graph does for all requests: the walk of a root takes next to nothing beside a piece."""
+
+
+class PromptStep(CapturedStep):
+    """
+    Reads so many tokens of some texts. Those of the rows' tails are the tokens, and the one behind them.
+
+    Args:
+        target (`InFlightTarget`), drafting (`Drafting`): those of the engine.
+        size (`Size`): what it has room for; one more than the tokens is its lag.
+        keeps_all (`bool`): whether texts may be shorter than that, so that the logits of all tokens are computed.
+        has_head (`bool`): whether a head reads along.
+    """
+
+    def __init__(
+        self, target: InFlightTarget, drafting: Drafting, size: Size, keeps_all: bool = False, has_head: bool = False
+    ):
+        super().__init__(target, size)
+        self._drafting, self._keeps_all = drafting, keeps_all
+        self._walks = Walks(self.rows, ALL_KINDS, True)
+        part: Any = drafting.part
+        self._head: HeadPart | None = part(drafting, None, self.rows, None) if has_head else None
+        self._held = [Topology.of_tree(None, target.device), None if not has_head else drafting.features]
+        self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
+
+    def _run(self) -> list[torch.Tensor]:
+        rows, width = self.rows, self.rows.size.lag - 1
+        tokens, starts, last = rows.tail[:, :width], rows.lengths - rows.counts, rows.counts[:, None] - 1
+        # Where a row has fewer tokens, those behind are at the last one's position: there may be none behind it.
+        depths = torch.arange(width, device=rows.device).minimum(last)
+        self._cache.at(starts)
+        features = None
+        with self._target.recorded_features() as watched:
+            logits = self._forward(
+                tokens,
+                *causal_chain(width, rows.device),
+                position_depths=depths,
+                logits_to_keep=0 if self._keeps_all else 1,
+            ).logits
+            if watched is not None:
+                features = watched.take(rows.device, logits.dtype)
+        if logits.shape[1] > 1:  # some models always return all of them
+            logits = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))
+        roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
+        path, accepted, next_tokens = self._walks.walk(logits, draft, roots)
+        accepted = self._walks.checked(logits, path, accepted)
+        if features is not None and self._head is not None:
+            self._read_by_head(self._head, starts, features, depths, last)
+        is_nan = logits.amax(dim=-1).isnan().any(dim=1)
+        self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
+        return [self._report]
+
+    def _read_by_head(
+        self, head: HeadPart, starts: torch.Tensor, features: torch.Tensor, depths: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """The head's rows of these tokens; the feature of a text's last token goes where it waits."""
+        store: Any = self._drafting.features
+        head.read(starts, self.rows.tail[:, 1:], features.to(store.held), depths)
+        of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
+        store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last.to(store.held))
+
+    def launch(self) -> torch.Tensor:
+        """
+        Lets the device begin with the rows that were loaded. Returns where it will say what came of them: for each
+        row, 0 (less if it rested, or `NOTHING_TO_DRAW`), whether there is NaN among its logits, and the next token.
+        """
+        self._replay()
+        return self._report.clone()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """
+    A piece that the device has been told to read.
+
+    Args:
+        requests (`list[Request]`): those whose texts end with it.
+        rows (`list[int]`): theirs.
+        report (`torch.Tensor`): see `PromptStep.launch`.
+    """
+
+    requests: list[Request]
+    rows: list[int]
+    report: torch.Tensor
+
+    def walk(self) -> Walk:
+        """The first tokens of the requests, once the device is done; those that fail are told why."""
+        report, found = self.report.tolist(), Walk.start(len(self.requests), list(range(len(self.requests))))
+        for place, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
+            accepted, is_nan, token = report[row]
+            error = error_of(accepted, is_nan)
+            if error is not None:
+                request.fail(error)
+            else:
+                found.tokens[place] = [token]
+        return found
+
+
+class DevicePrompts:
+    """
+    Reads pieces of prompts on the device as a whole. One is captured when its size comes for the second time.
+
+    Args:
+        steps (`DeviceSteps`): the engine's other steps: where these fail, there are none of either.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's.
+    """
+
+    def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
+        self._all, self._target, self._drafting = steps, target, drafting
+        self._steps: dict[Size, PromptStep] = {}
+        self._seen: set[Size] = set()
+
+    def clear(self) -> None:
+        """Forgets all that were captured."""
+        self._steps.clear()
+        self._seen.clear()
+
+    def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> torch.Tensor | None:
+        """
+        Lets the device read a chunk. Returns what `Reading.report` is; None, and nothing has happened, if it is to be
+        read otherwise.
+
+        Args:
+            chunk (`Chunk`): of the scheduler.
+            widths (`tuple[int, …]`): numbers of tokens that there may be graphs for, rising.
+        """
+        width = self._width_of(chunk, widths)
+        if width is None:
+            return None
+        size = Size.of(chunk.requests, 0, width + 1)
+        is_second = size in self._seen
+        self._seen.add(size)
+        if not is_second or not self._can_read(chunk.requests):
+            return None
+        step = self._steps.pop(size, None)
+        cache, own = self._target.cache, self._drafting.cache
+        tables = [request.table for request in chunk.requests]
+        ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
+        for one in (cache, own):
+            if one is not None:
+                one.clean(tables)
+        is_new = step is None
+        if step is None:
+            keeps_all = width == widths[0] and size.rows * width <= MOST_PADDED
+            has_head = self._target.forward.features is not None
+            step = PromptStep(self._target, self._drafting, size, keeps_all, has_head)
+        step.load(chunk.requests, *self._values(chunk, width, ends))
+        if is_new and not self._all.capture(step):
+            return None
+        self._steps[size] = step  # last: the most recently used
+        while len(self._steps) > MOST_PROMPT_STEPS:
+            del self._steps[next(iter(self._steps))]
+        report = step.launch()
+        for table, end in zip(tables, ends, strict=True):
+            cache.note_length(table, end)
+        self._drafting.note_read(chunk.requests, ends)
+        return report
+
+    def _width_of(self, chunk: Chunk, widths: tuple[int, ...]) -> int | None:
+        """How many tokens of each are forwarded, those that do not count included."""
+        if chunk.width is not None:
+            return chunk.width if chunk.width in widths else None
+        fits = widths and max(chunk.counts) <= widths[0] and len(chunk.requests) * widths[0] <= MOST_PADDED
+        return widths[0] if fits else None
+
+    def _can_read(self, requests: list[Request]) -> bool:
+        """Whether all that is to be done with them can be done there."""
+        target = self._target
+        if not self._all.works or not target.cache.has_memory:
+            return False
+        if any(request.options.device_warpers is None for request in requests):
+            return False
+        return target.forward.features is None or (self._drafting.features is not None and self._drafting.has_part)
+
+    def _values(self, chunk: Chunk, width: int, ends: list[int]) -> tuple[list[Any], ...]:
+        """See `InFlightRows.load`."""
+        requests, store = chunk.requests, self._drafting.features
+        counts = chunk.counts if chunk.width is None else [width] * len(requests)
+        starts = [end - count for end, count in zip(ends, counts, strict=True)]
+        begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
+        kinds = [kind_of(one, False) if begin else Kind.RESTS for one, begin in zip(requests, begins, strict=True)]
+        places = [WaitingFeatures.UNWANTED] * len(requests)
+        if store is not None:
+            for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):
+                if begin and request.options.plan is not None:
+                    places[row] = store.place(request)
+        slots = [place * WaitingFeatures.CAPACITY for place in places]
+        nothing = [0] * len(requests)
+        return kinds, nothing, counts, [WaitingFeatures.NOBODY] * len(requests), slots, [1.0 for _ in requests], starts
