@@ -137,8 +137,15 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["draft", "head"])
 def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for steps on the device, behind which more is waiting than there are places for."""
+    """The same for steps on the device: a head reads what is waiting in some of them, of which none carries a tree."""
     install_stand_in(monkeypatch, with_kernel=True)
+    by_host, catch_up = [], EagleDrafting._catch_up
+
+    def noted(self: EagleDrafting, requests: list[Any]) -> None:
+        by_host.extend(requests)
+        catch_up(self, requests)
+
+    monkeypatch.setattr(EagleDrafting, "_catch_up", noted)
     model, draft, prompts = drafters(kind)
     model, draft = (copy.deepcopy(one).float() for one in (model, draft))
     manager = make(model, draft, 1)
@@ -147,7 +154,10 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
         manager.add_request(prompt, max_new_tokens=80, speculate=prompt != prompts[2])
     with manager:
         result = manager.get_result(name)
-    assert len(manager.engine.device_steps._steps) > 3
+    kinds = [kind for kind, _ in manager.engine.device_steps._steps]
+    assert len(kinds) > 3 and not by_host
+    assert any(one.reads for one in kinds) == (kind == "head")
+    assert not any(one.reads and one.tree for one in kinds)
     text, accepted = prompts[0] + result.generated_tokens, result.speculation.accepted_per_step[0]
     first = next(number for number, count in enumerate(accepted) if count)
     assert first > 2 * WaitingFeatures.CAPACITY
