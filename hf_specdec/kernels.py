@@ -19,7 +19,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels take."""
 DEVICES = {"cuda": DTYPES}
 """By type of device, the dtypes that the attention kernel takes."""
-MOST_QUERIES = 512
+MOST_QUERIES = 1024
 """More are the tokens of a prompt, for which dense matrix products are as good."""
 NODES_PER_WORD = 64
 _LARGEST_HEAD = 256

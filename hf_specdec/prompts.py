@@ -48,6 +48,18 @@ def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | N
     return (fitting[-1], fitting[-1]) if fitting else (None, unread)
 
 
+def padded_piece(unread: int, widths: Sequence[int]) -> tuple[int, int]:
+    """
+    The same where padding may follow: a width, and how many tokens of a text to forward next. All that are unread, if
+    they take up more than half of a width, or of none; else as many as the next smaller one has.
+    """
+    for width in widths:
+        if unread <= width and (width == widths[0] or 2 * unread > width):
+            return width, unread
+    largest = max(width for width in widths if width <= unread)
+    return largest, largest
+
+
 def can_read_in_pieces(target: Target) -> bool:
     """
     Whether the prompts of a call can be read so: tokens alone, behind no cache, without padding, by a model whose

@@ -29,7 +29,7 @@ from .joining import join_drafts
 from .model_drafting import drafting_of
 from .policy import LoadPolicy
 from .request import Request
-from .scheduler import Chunk, Scheduler
+from .scheduler import MOST_ROWS, Chunk, Scheduler
 from .target import InFlightTarget
 from .tree_choice import TreeChoices
 
@@ -179,7 +179,7 @@ class Engine:
         """Every size of a piece, twice."""
         for width in self.target.widths():
             number = 1
-            while number <= self.scheduler.max_requests and number * width <= self.scheduler.chunk_size:
+            while number <= min(self.scheduler.max_requests, self.scheduler.chunk_size // width, MOST_ROWS):
                 if number * width < self.scheduler.busy_at:
                     yield from [WarmUp(None, number, length=width)] * 2  # captured when it comes again
                 number *= 2
@@ -231,10 +231,9 @@ class Engine:
     def _read(self, chunk: Chunk) -> list[Request]:
         """Reads on. Returns the requests whose texts were read to their end, with a token each from there."""
         requests, counts = chunk.requests, chunk.counts
+        nodes = self.target.nodes_of(chunk)
         logits = self.target.read(chunk)
         self.device_steps.meanwhile()
-        first = [0 if chunk.width is None else chunk.width - count for count in counts]
-        nodes = [list(range(start, start + count)) for start, count in zip(first, counts, strict=True)]
         self.drafting.observe_prompts(requests, nodes)
         self.num_tokens_read += sum(counts)
         rows = self.scheduler.read(requests)

@@ -54,7 +54,7 @@ class PagedGraphs:
         pool (`GraphPool`, *optional*): memory that the graphs of several models share.
     """
 
-    prompt_widths = WIDTHS
+    prompt_widths = (*WIDTHS, 1024)
     """Tokens of prompts that graphs are made for, besides up to `MOST_QUERIES`."""
 
     def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from ..prompts import next_piece
+from ..prompts import padded_piece
 from .blocks import BlockPool
 from .paged_cache import PagedCache
 from .request import Request
+
+
+MOST_ROWS = 16
+"""Of a piece of some width: the logits of as many tokens of each are computed."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class Chunk:
     Args:
         requests (`list[Request]`): whose they are, oldest first.
         counts (`list[int]`): how many tokens of each.
-        width (`int`, *optional*): tokens of each that are forwarded, the last of which count: those before have been
-            forwarded already. None: all rows are padded to the longest.
+        width (`int`, *optional*): tokens of each that are forwarded, for which there may be a graph. None: all rows
+            are padded to the longest.
     """
 
     requests: list[Request]
@@ -103,7 +107,7 @@ class Scheduler:
     def chunks(self) -> Iterator[Chunk]:
         """
         What of the texts is to be forwarded in a step, each chunk after the one before has been read: one that is
-        padded, or several of the widths for which there are graphs.
+        padded to the longest, or several of the widths for which there are graphs.
         """
         left, widths = self.chunk_size, [width for width in self._widths() if width <= self.chunk_size]
         if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self.busy_at:
@@ -141,18 +145,14 @@ class Scheduler:
         """
         widths = [width for width in widths if width <= most]
         unread = self._unread if widths else []
-        pieces = [next_piece(request.length, self._num_unread(request), widths) for request in unread]
+        pieces = [padded_piece(self._num_unread(request), widths) for request in unread]
         same = [
-            (request, count)
-            for request, (width, count) in zip(unread, pieces, strict=True)
-            if width == pieces[0][0] and width is not None
+            (request, count) for request, (width, count) in zip(unread, pieces, strict=True) if width == pieces[0][0]
         ]
-        if not same:  # too short for any width, or nothing
-            short = [request for request, (width, _) in zip(unread, pieces, strict=True) if width is None]
-            return self._padded_chunk(short[: 1 << (len(short).bit_length() - 1)] if short else [], most)
+        if not same:
+            return None
         width = pieces[0][0]
-        assert width is not None
-        number = min(len(same), most // width)
+        number = min(len(same), most // width, MOST_ROWS)
         requests, counts = zip(*same[: 1 << (number.bit_length() - 1)], strict=True)
         return Chunk(list(requests), list(counts), width)
 

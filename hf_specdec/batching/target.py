@@ -64,8 +64,9 @@ class InFlightTarget:
     def read(self, chunk: Chunk) -> torch.Tensor:
         """Forwards the next tokens of some texts; the logits at the last of each, `[batch, vocab]`."""
         self.cache.seat([request.table for request in chunk.requests])
-        if chunk.width is None:
+        if self._is_padded(chunk):
             return self._read_padded(chunk.requests, chunk.counts)
+        assert chunk.width is not None
         ends = [start + count for start, count in zip(self.cache.lengths, chunk.counts, strict=True)]
         starts = [end - chunk.width for end in ends]
         parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, starts, ends, strict=True)]
@@ -75,6 +76,19 @@ class InFlightTarget:
             outputs = self.forward(tokens, *causal_chain(chunk.width, self.device), logits_to_keep=1)
         self.cache.set_lengths(ends)
         return outputs.logits[:, -1]
+
+    def nodes_of(self, chunk: Chunk) -> list[list[int]]:
+        """Which tokens of the forward that `read` is going to run are new, of each text."""
+        if self._is_padded(chunk):
+            return [list(range(count)) for count in chunk.counts]
+        assert chunk.width is not None
+        return [list(range(chunk.width - count, chunk.width)) for count in chunk.counts]
+
+    def _is_padded(self, chunk: Chunk) -> bool:
+        """Whether tokens behind those of a text fill up its row, or those before, which are forwarded once more."""
+        lengths = [self.cache.length_of(request.table) for request in chunk.requests]
+        ends = [length + count for length, count in zip(lengths, chunk.counts, strict=True)]
+        return chunk.width is None or min(ends) < chunk.width
 
     def _read_padded(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
         starts, most = self.cache.lengths, max(counts)

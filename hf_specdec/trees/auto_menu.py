@@ -66,7 +66,7 @@ class WholeTimes:
     """Times that are a tree's own, of which the median counts."""
     BELIEF = 2.0
     """How many times of a tree the factor of all steps counts for."""
-    OLD = 128
+    OLD = 64
     """Steps after which a time is worth another look: the next one counts without it."""
     HALF_LIFE = 1024
     """Steps in which a time loses half its weight."""
@@ -168,6 +168,11 @@ class MenuChoice(TreeChoice):
     """Steps between two plans."""
     GAIN = 1.03
     """How much better another tree must promise to be."""
+    WORTH = 1.05
+    """
+    How much more any tree must promise than none: by so much the times of what is not in use are misjudged under load,
+    and a tree that gains less may well lose.
+    """
     ROUNDS = 3
     """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
     PROBE = 16
@@ -175,12 +180,12 @@ class MenuChoice(TreeChoice):
     Steps without trees, at least, after which one carries a small tree, to see whether the text has changed; more
     where that would cost over a hundredth of the time, so that speculation which does not pay costs next to nothing.
     """
-    LOOK = 256
+    LOOK = 64
     """
     Steps after which a few may be spent on a tree whose time is old; for the same tree twice as many next time, and
     more where that is believed to cost over half a hundredth of the time.
     """
-    MOST_DOUBLINGS = 3
+    MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
     def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable):
@@ -211,7 +216,7 @@ class MenuChoice(TreeChoice):
             self._planned = None
         if self._step % self.REPLAN == 0 and self.times.has(None):
             plan = self.plan()
-            if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
+            if self.worth(plan.tree) > self.GAIN * self.worth(self._planned):
                 self._planned = plan.tree
                 self._looks.pop(plan.tree, None)
         self._step += 1
@@ -249,11 +254,18 @@ class MenuChoice(TreeChoice):
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]
         chances = self.acceptance.chances()
         plans = [Plan(tree, _tokens(tree, chances) / self.times.of(tree)) for tree in (None, *trees)]
-        return max(plans, key=lambda plan: plan.tokens_per_second)
+        return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
 
     def rate(self, tree: TokenTree | None) -> float:
         """Tokens per second that a tree promises now."""
         return _tokens(tree, self.acceptance.chances()) / self.times.of(tree)
+
+    def worth(self, tree: TokenTree | None) -> float:
+        """By which trees, and none, are compared."""
+        return self.rate(tree) / self._price(tree)
+
+    def _price(self, tree: TokenTree | None) -> float:
+        return 1.0 if tree is None else self.WORTH
 
     @property
     def _allowed(self) -> list[TokenTree]:
@@ -261,9 +273,9 @@ class MenuChoice(TreeChoice):
 
     def _looked_at(self) -> TokenTree | None:
         """What this step has in place of the planned tree, if anything's old time might be worth another look."""
-        now, chances = self.rate(self._planned), self.acceptance.chances()
+        now, chances = self.worth(self._planned), self.acceptance.chances()
         due = {
-            tree: _tokens(tree, chances) / self.times.best_of(tree)
+            tree: _tokens(tree, chances) / self.times.best_of(tree) / self._price(tree)
             for tree in (None, *self._allowed)
             if tree != self._planned and self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
         }
@@ -272,7 +284,7 @@ class MenuChoice(TreeChoice):
             return self._planned
         looks = self._looks[tree] = self._looks.get(tree, 0) + 1
         self._next_look[tree] = self._step + (self.LOOK << min(looks, self.MOST_DOUBLINGS))
-        cost = self.STEPS_OF_LOOK * max(now / self.rate(tree) - 1.0, 0.0)
+        cost = self.STEPS_OF_LOOK * max(self.rate(self._planned) / self.rate(tree) - 1.0, 0.0)
         self._look_at = self._step + max(self.LOOK, int(200 * cost))
         return tree
 

@@ -18,7 +18,7 @@ from hf_specdec.attention import supports_switching
 from hf_specdec.batching.device_steps.prompts import DevicePrompts, PromptStep
 from hf_specdec.batching.graphs import PagedForward, PagedGraphs
 from hf_specdec.batching.target import InFlightTarget
-from hf_specdec.prompts import next_piece
+from hf_specdec.prompts import next_piece, padded_piece
 
 
 WIDTHS = (4, 16)
@@ -74,7 +74,7 @@ def test_families(family: str, read: Read) -> None:
     for prompt, output in zip(prompts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(model, prompt, max_new_tokens=12)
     if supports_switching(model) and model.config._attn_implementation == "sdpa":
-        assert {chunk.width for chunk in read} == {None, *WIDTHS}
+        assert {chunk.width for chunk in read} == set(WIDTHS)
         assert {len(chunk.requests) for chunk in read if chunk.width} > {1}
         assert any(count < (chunk.width or 0) for chunk in read for count in chunk.counts)
         assert len(read.whole) > len(read) / 4
@@ -242,7 +242,7 @@ def test_a_head_reads_along(read: Read, monkeypatch: pytest.MonkeyPatch) -> None
 
     def differs() -> bool:
         by_device = of_head("auto", read)
-        assert {chunk.width for chunk in read.whole} == {None, *WIDTHS}
+        assert {chunk.width for chunk in read.whole} == set(WIDTHS)
         pairs = [
             pair for ours, theirs in zip(by_device, by_host, strict=True) for pair in zip(ours, theirs, strict=True)
         ]
@@ -288,6 +288,19 @@ def test_pieces() -> None:
                     assert width == widths[0] or 4 * count > 3 * width
                 unread -= count
             assert unread == 0
+
+
+def test_padded_pieces() -> None:
+    """They make up every text; there is no more padding than tokens, but in the narrowest."""
+    widths = [4, 16, 64]
+    for length in range(1, 200):
+        unread = length
+        while unread > 0:
+            width, count = padded_piece(unread, widths)
+            assert 0 < count <= min(width, unread)
+            assert width == widths[0] or 2 * count > width
+            unread -= count
+        assert unread == 0
 
 
 def test_a_wrong_chain_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

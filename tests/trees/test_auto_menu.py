@@ -140,6 +140,20 @@ def test_a_time_that_was_bad_once_is_looked_at_again() -> None:
     assert gain(choice, GOOD, cheap, 1000) > 2.5
 
 
+def test_a_tree_that_gains_little_is_not_taken_for_a_load_that_slows_trees_alone() -> None:
+    """What is believed of plain steps while a tree is in use comes from the tree's: too slow by far."""
+    idle = machine(0.02, 0.09)
+    chances = [[0.37, 0.08, 0.05]] + [[0.33, 0.08, 0.05]] * 7
+
+    def loaded(tree: TokenTree | None) -> float:
+        return idle(tree) * (1.0 if tree is None else 1.4)
+
+    choice = choice_with(warm_times(idle))
+    assert gain(choice, chances, idle, 100) > 1.1
+    assert gain(choice, chances, loaded, 100) > 0.9
+    assert gain(choice, chances, loaded, 1000) > 0.98
+
+
 def test_looks_are_few() -> None:
     """Where what did well once does not any more, fewer and fewer steps are spent on it."""
     times = warm_times(machine(0.002, 0.02))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...forward import causal_chain
-from ...prompts import MOST_PADDED
 from ...trees import DraftTree, Topology
 from ...verification import Walk
 from ..request import Request
@@ -38,19 +37,17 @@ class PromptStep(CapturedStep):
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): those of the engine.
         size (`Size`): what it has room for; one more than the tokens is its lag.
-        keeps_all (`bool`): whether texts may be shorter than that, so that the logits of all tokens are computed.
         has_head (`bool`): whether a head reads along.
     """
 
-    def __init__(
-        self, target: InFlightTarget, drafting: Drafting, size: Size, keeps_all: bool = False, has_head: bool = False
-    ):
+    def __init__(self, target: InFlightTarget, drafting: Drafting, size: Size, has_head: bool):
         super().__init__(target, size)
-        self._drafting, self._keeps_all = drafting, keeps_all
+        self._drafting = drafting
         self._walks = Walks(self.rows, ALL_KINDS, True)
         part: Any = drafting.part
         self._head: HeadPart | None = part(drafting, None, self.rows, None) if has_head else None
-        self._held = [Topology.of_tree(None, target.device), None if not has_head else drafting.features]
+        # Made once and kept elsewhere: a graph needs them for as long as it lives.
+        self._held = [Topology.of_tree(None, target.device), causal_chain(size.lag - 1, target.device)]
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
 
     def _run(self) -> list[torch.Tensor]:
@@ -61,16 +58,14 @@ class PromptStep(CapturedStep):
         self._cache.at(starts)
         features = None
         with self._target.recorded_features() as watched:
-            logits = self._forward(
-                tokens,
-                *causal_chain(width, rows.device),
-                position_depths=depths,
-                logits_to_keep=0 if self._keeps_all else 1,
-            ).logits
+            chain = causal_chain(width, rows.device)
+            logits = self._forward(tokens, *chain, position_depths=depths, logits_to_keep=last[:, 0]).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
-        if logits.shape[1] > 1:  # some models always return all of them
-            logits = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))
+        kept = torch.arange(len(logits), device=rows.device)[:, None]  # of the last tokens of all rows, a row's own
+        if logits.shape[1] == width != len(logits):  # some models always return all of them
+            kept = last
+        logits = logits.gather(1, kept[:, :, None].expand(-1, 1, logits.shape[2]))
         roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
         path, accepted, next_tokens = self._walks.walk(logits, draft, roots)
         accepted = self._walks.checked(logits, path, accepted)
@@ -152,12 +147,11 @@ class DevicePrompts:
 
         Args:
             chunk (`Chunk`): of the scheduler.
-            widths (`tuple[int, …]`): numbers of tokens that there may be graphs for, rising.
+            widths (`tuple[int, …]`): numbers of tokens that there may be graphs for.
         """
-        width = self._width_of(chunk, widths)
-        if width is None:
+        if chunk.width not in widths:
             return None
-        size = Size.of(chunk.requests, 0, width + 1)
+        size = Size.of(chunk.requests, 0, chunk.width + 1)
         is_second = size in self._seen
         self._seen.add(size)
         if not is_second or not self._can_read(chunk.requests):
@@ -171,10 +165,9 @@ class DevicePrompts:
                 one.clean(tables)
         is_new = step is None
         if step is None:
-            keeps_all = width == widths[0] and size.rows * width <= MOST_PADDED
             has_head = self._target.forward.features is not None
-            step = PromptStep(self._target, self._drafting, size, keeps_all, has_head)
-        step.load(chunk.requests, *self._values(chunk, width, ends))
+            step = PromptStep(self._target, self._drafting, size, has_head)
+        step.load(chunk.requests, *self._values(chunk, ends))
         if is_new and not self._all.capture(step):
             return None
         self._steps[size] = step  # last: the most recently used
@@ -186,13 +179,6 @@ class DevicePrompts:
         self._drafting.note_read(chunk.requests, ends)
         return report
 
-    def _width_of(self, chunk: Chunk, widths: tuple[int, ...]) -> int | None:
-        """How many tokens of each are forwarded, those that do not count included."""
-        if chunk.width is not None:
-            return chunk.width if chunk.width in widths else None
-        fits = widths and max(chunk.counts) <= widths[0] and len(chunk.requests) * widths[0] <= MOST_PADDED
-        return widths[0] if fits else None
-
     def _can_read(self, requests: list[Request]) -> bool:
         """Whether all that is to be done with them can be done there."""
         target = self._target
@@ -202,10 +188,9 @@ class DevicePrompts:
             return False
         return target.forward.features is None or (self._drafting.features is not None and self._drafting.has_part)
 
-    def _values(self, chunk: Chunk, width: int, ends: list[int]) -> tuple[list[Any], ...]:
+    def _values(self, chunk: Chunk, ends: list[int]) -> tuple[list[Any], ...]:
         """See `InFlightRows.load`."""
-        requests, store = chunk.requests, self._drafting.features
-        counts = chunk.counts if chunk.width is None else [width] * len(requests)
+        requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
         kinds = [kind_of(one, False) if begin else Kind.RESTS for one, begin in zip(requests, begins, strict=True)]
