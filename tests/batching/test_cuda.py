@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -59,7 +60,11 @@ def test_prompts_by_graphs() -> None:
             config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
             for _ in range(2):
                 outputs = target.generate_batch(
-                    prompts, assistant_model=head, speculative_config=config, max_new_tokens=20
+                    prompts,
+                    assistant_model=head,
+                    speculative_config=config,
+                    max_new_tokens=20,
+                    continuous_batching_config=limits(600, 16, max_batch_tokens=2048),
                 )
             found.append([(one.generated_tokens, one.speculation.num_accepted_tokens) for one in outputs.values()])
         for prompt, (tokens, _) in zip(prompts, found[1], strict=True):
@@ -78,7 +83,11 @@ def test_others(assistant: str) -> None:
         draft = {"head": head.cuda(), "head on the CPU": trained_head(), "ngram": NgramDraft()}[assistant]
         model.cuda()
         outputs = model.generate_batch(
-            trained_prompts()["prompts"], assistant_model=draft, tree=IRREGULAR, max_new_tokens=30
+            trained_prompts()["prompts"],
+            assistant_model=draft,
+            tree=IRREGULAR,
+            max_new_tokens=30,
+            continuous_batching_config=limits(600),
         )
         for prompt, output in zip(trained_prompts()["prompts"], outputs.values(), strict=True):
             assert output.generated_tokens == alone_on_device(model, prompt, max_new_tokens=30)
@@ -106,8 +115,29 @@ def test_seeds_are_those_of_a_cpu() -> None:
 
 def test_half_precision_runs() -> None:
     model = tiny_model().to("cuda", torch.bfloat16)
-    outputs = model.generate_batch(ragged_prompts(), assistant_model=model, tree=IRREGULAR, max_new_tokens=20)
+    call = {"assistant_model": model, "tree": IRREGULAR, "continuous_batching_config": limits(600)}
+    outputs = model.generate_batch(ragged_prompts(), max_new_tokens=20, **call)
     assert all(len(output.generated_tokens) == 20 for output in outputs.values())
+
+
+def test_new_requests_do_not_wait_for_the_device() -> None:
+    """Which has been told to do something that takes a second or more, as it is while many requests run."""
+    model = tiny_model(dtype=torch.float32).cuda()
+    try:
+        manager = model.init_continuous_batching(
+            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits(60)
+        )
+        manager.add_request([4, 5, 6], max_new_tokens=4)
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        torch.cuda._sleep(2 * 10**9)
+        for _ in range(3):
+            manager.add_request([4, 5, 6], max_new_tokens=4, do_sample=True, temperature=0.7)
+        added = time.perf_counter() - begun
+        torch.cuda.synchronize()
+        assert added < 0.5 * (time.perf_counter() - begun)
+    finally:
+        model.cpu()
 
 
 @pytest.mark.parametrize("kind", ["head", "draft"])
@@ -122,7 +152,7 @@ def test_acceptance_with_graphs(kind: str) -> None:
             call = {
                 "assistant_model": assistant,
                 "speculative_config": config,
-                "continuous_batching_config": limits(60),
+                "continuous_batching_config": limits(600),
             }
             outputs = model.generate_batch([*prompts, *prompts], max_new_tokens=40, **call)
             found.append([(out.generated_tokens, out.speculation.num_accepted_tokens) for out in outputs.values()])
