@@ -50,8 +50,8 @@ def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | N
 
 def padded_piece(unread: int, widths: Sequence[int]) -> tuple[int, int]:
     """
-    The same where padding may follow: a width, and how many tokens of a text to forward next. All that are unread, if
-    they take up more than half of a width, or of none; else as many as the next smaller one has.
+    The same where padding may follow: a width, and how many of the unread tokens of a text to forward next. All, in
+    the first width that they fill by more than half (or the narrowest, however few); else as many as fill the largest.
     """
     for width in widths:
         if unread <= width and (width == widths[0] or 2 * unread > width):

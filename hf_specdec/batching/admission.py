@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,7 @@ class Admission:
             )
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
         self.config, self.ranks = config, Ranks.of(model)
+        self._stream: torch.cuda.Stream | None = None
         self.pool: BlockPool | None = None
         """What a request must fit into."""
         self.vocab_size = model.config.get_text_config().vocab_size
@@ -78,6 +80,23 @@ class Admission:
         """That the text of a request may have."""
         bounds = [self.max_positions, None if self.pool is None else self.pool.num_slots]
         return min((bound for bound in bounds if bound is not None), default=sys.maxsize)
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """
+        What the caller's thread does on the device inside is done when it leaves, and has not waited for the steps of
+        other requests: each value that a thread reads would else come behind what the device has been told to do.
+        (What a request keeps of it is read by steps, for whose end the host waits before the request goes.)
+        """
+        device = execution_device(self.model)
+        if device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
 
     def request(
         self,
@@ -107,21 +126,23 @@ class Admission:
             raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")
         options, ends = self._checked_options(options)
         base = self.generation_config if generation_config is None else _plain(generation_config)
-        config, processors, criteria = prepare_options(self.model, prompt, base, options)
+        with self._beside_steps():
+            config, processors, criteria = prepare_options(self.model, prompt, base, options)
         if not ends:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
         criteria = self.ranks.agreeing(criteria)
         self._check_config(config)
         plan = self._plan(config, tree, seed if config.do_sample else None)
         check_inputs(self.model, config, torch.tensor([prompt]), {}, shares_steps=True)
-        request = Request(
-            request_id,
-            prompt,
-            RequestOptions(processors, criteria, bool(config.do_sample), plan if speculate else None, seed),
-            execution_device(self.model),
-            streaming,
-            record_timestamps,
-        )
+        with self._beside_steps():
+            request = Request(
+                request_id,
+                prompt,
+                RequestOptions(processors, criteria, bool(config.do_sample), plan if speculate else None, seed),
+                execution_device(self.model),
+                streaming,
+                record_timestamps,
+            )
         if self.max_positions is not None and request.max_length > self.max_positions:
             raise ValueError(
                 f"The prompt of {len(prompt)} tokens with `max_new_tokens={request.max_length - len(prompt)}` is "

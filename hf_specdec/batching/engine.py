@@ -106,7 +106,14 @@ class Engine:
         self.drafting = drafting_of(drafter, model, pool, max_requests, cuda_graphs, graph_pool)
         self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool, compiles)
         self.scheduler = Scheduler(
-            pool, self.target.cache, max_requests, chunk_size, self.drafting.forget, self.target.widths, busy_at
+            pool,
+            self.target.cache,
+            max_requests,
+            chunk_size,
+            self.drafting.forget,
+            self.target.widths,
+            busy_at,
+            self.device_steps.prompts.can_read,
         )
         draft = drafter.models[0] if drafter.models else type(drafter)
         self.choices = TreeChoices(model, draft, max_step_nodes, lambda: self.device_steps.works)
@@ -216,6 +223,7 @@ class Engine:
                 report = self.device_steps.prompts.launch(chunk, self.target.widths())
                 begun = self._read(chunk) if report is None else []
             if report is not None:
+                self.device_steps.meanwhile()
                 launched += self._launched(chunk, report)
             if begun:
                 yield begun
@@ -252,7 +260,6 @@ class Engine:
 
     def _begin(self, launched: list[Reading]) -> list[Request]:
         """Gives requests whose texts the device has read to their end a token each."""
-        self.device_steps.meanwhile()
         for reading in launched:
             self._append_all(reading.requests, reading.walk())
         begun = [request for reading in launched for request in reading.requests]
@@ -320,7 +327,7 @@ class Engine:
         if self.speculates:
             of_groups = {row: group.request.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in outcome.drafted}
-            self.choices.end_device_step(trees, walk.paths, seconds)
+            self.choices.end_device_step(trees, walk.paths, seconds, outcome.was_put_off)
         self._soil_failed(requests)
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:

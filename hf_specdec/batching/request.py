@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -195,21 +194,6 @@ class Request:
         )
 
 
-@contextmanager
-def _beside_steps(device: torch.device) -> Iterator[None]:
-    """
-    What the caller's thread does on the device inside is done when it leaves, and has not waited for the steps of
-    other requests: each value that a thread reads would else come behind what the device has been told to do.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
-
-
 def prepare_options(
     model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
 ) -> tuple[GenerationConfig, LogitsProcessorList, StoppingCriteriaList]:
@@ -225,12 +209,10 @@ def prepare_options(
         return prepared
 
     generation_config, options = _with_stop_strings(generation_config, dict(options))
-    device = execution_device(model)
-    with _beside_steps(device):
-        ids = torch.tensor([prompt], device=device)
-        # Its mask says that all of the prompt counts: else tokens that are the padding token would not.
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
+    ids = torch.tensor([prompt], device=execution_device(model))
+    # Its mask says that all of the prompt counts: else tokens that are the padding token would not.
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
     return prepared["generation_config"], prepared["logits_processor"], prepared["stopping_criteria"]
 
 

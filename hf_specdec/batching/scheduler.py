@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from ..prompts import padded_piece
+from ..prompts import next_piece, padded_piece
 from .blocks import BlockPool
 from .paged_cache import PagedCache
 from .request import Request
@@ -58,6 +58,7 @@ class Scheduler:
             prompts; none if there are no graphs.
         busy_at (`int`, *optional*): prompt tokens which the device takes longer to forward than the host to launch it:
             so many go without a graph.
+        pads (`Callable`, *optional*): whether the pieces of a request may end in padding.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class Scheduler:
         on_release: Callable[[Request], None],
         widths: Callable[[], tuple[int, ...]] = tuple,
         busy_at: int = sys.maxsize,
+        pads: Callable[[Request], bool] = lambda request: False,
     ):
         self.pool, self.cache = pool, cache
         self.max_requests, self.chunk_size, self.on_release = max_requests, chunk_size, on_release
-        self._widths, self.busy_at = widths, busy_at
+        self._widths, self.busy_at, self._pads = widths, busy_at, pads
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         """Those with blocks, the oldest first."""
@@ -109,7 +111,8 @@ class Scheduler:
         What of the texts is to be forwarded in a step, each chunk after the one before has been read: one that is
         padded to the longest, or several of the widths for which there are graphs.
         """
-        left, widths = self.chunk_size, [width for width in self._widths() if width <= self.chunk_size]
+        left, most = self.chunk_size, min(self.chunk_size, self.busy_at - 1)
+        widths = [width for width in self._widths() if width <= most]
         if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self.busy_at:
             chunk = self._padded_chunk(self._unread, left)
             if chunk is not None:
@@ -141,20 +144,30 @@ class Scheduler:
     def _piece(self, widths: list[int], most: int) -> Chunk | None:
         """
         The next tokens of the oldest request, and of others with as many. Their number is a power of two, so that
-        there are few sizes and no row is computed for nobody.
+        there are few sizes and no rows that are nobody's.
         """
+        most = min(most, self.busy_at - 1)
         widths = [width for width in widths if width <= most]
         unread = self._unread if widths else []
-        pieces = [padded_piece(self._num_unread(request), widths) for request in unread]
+        pieces = [self._next_piece(request, widths) for request in unread]
         same = [
-            (request, count) for request, (width, count) in zip(unread, pieces, strict=True) if width == pieces[0][0]
+            (request, piece[1])
+            for request, piece in zip(unread, pieces, strict=True)
+            if piece[0] is not None and (piece[0], piece[2]) == (pieces[0][0], pieces[0][2])
         ]
-        if not same:
-            return None
+        if not same:  # too short for any width, or nothing
+            short = [request for request, (width, _, _) in zip(unread, pieces, strict=True) if width is None]
+            return self._padded_chunk(short[: 1 << (len(short).bit_length() - 1)] if short else [], most)
         width = pieces[0][0]
+        assert width is not None
         number = min(len(same), most // width, MOST_ROWS)
         requests, counts = zip(*same[: 1 << (number.bit_length() - 1)], strict=True)
         return Chunk(list(requests), list(counts), width)
+
+    def _next_piece(self, request: Request, widths: list[int]) -> tuple[int | None, int, bool]:
+        """Width and new tokens of a request's next piece, and whether it may end in padding."""
+        unread, pads = self._num_unread(request), self._pads(request)
+        return (*(padded_piece(unread, widths) if pads else next_piece(request.length, unread, widths)), pads)
 
     def read(self, requests: list[Request]) -> list[int]:
         """Notes that chunks have been forwarded. Returns which of these rows have been read to their end."""

@@ -85,7 +85,7 @@ class InFlightTarget:
         return [list(range(chunk.width - count, chunk.width)) for count in chunk.counts]
 
     def _is_padded(self, chunk: Chunk) -> bool:
-        """Whether tokens behind those of a text fill up its row, or those before, which are forwarded once more."""
+        """Whether rows are filled up behind their texts' tokens; else with those before, forwarded once more."""
         lengths = [self.cache.length_of(request.table) for request in chunk.requests]
         ends = [length + count for length, count in zip(lengths, chunk.counts, strict=True)]
         return chunk.width is None or min(ends) < chunk.width

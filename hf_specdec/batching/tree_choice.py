@@ -93,11 +93,14 @@ class TreeChoices:
             own = [path if row in asked else None for row, path in enumerate(paths)]
             self._auto_choice(tree).end_step(draft, own, propose, rest)
 
-    def end_device_step(self, trees: dict[int, Any], paths: list[list[int] | None], seconds: float | None) -> None:
+    def end_device_step(
+        self, trees: dict[int, Any], paths: list[list[int] | None], seconds: float | None, was_put_off: bool = False
+    ) -> None:
         """
         The same of a step that the device has done as a whole; None for `seconds` that tell nothing of it. `trees` are
         those of the rows that were drafted for: the others, where there was no room, are no refusals. What rows with
-        trees of their own add to the time is the same whatever "auto" takes.
+        trees of their own add to the time is the same whatever "auto" takes. `was_put_off`: rows went without theirs
+        for once.
         """
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
@@ -106,6 +109,8 @@ class TreeChoices:
                 tree = trees[drafted[0]] if drafted else None
                 if not isinstance(tree, DynamicTree):  # of a schedule, while it is captured
                     choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
+                    if was_put_off and not drafted:
+                        choice.put_off()
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         kind = "in flight", self._batch_size, self._draws

@@ -249,6 +249,12 @@ class MenuChoice(TreeChoice):
         if tree is not None:
             self.acceptance.add_whole(tree, paths)
 
+    def put_off(self) -> None:
+        """The step that ended could not carry its tree, but the next one can: it is to be the same."""
+        if self.tree is not None:
+            assert not isinstance(self.tree, DynamicTree)
+            self._to_try.insert(0, self.tree)
+
     def plan(self) -> Plan:
         """The best plan now; trees of far more nodes than were ever timed are left for later."""
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]

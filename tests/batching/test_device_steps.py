@@ -25,7 +25,7 @@ from hf_specdec.batching.device_steps import rows, runner
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import DraftModelDrafter, growth
 from hf_specdec.drafters.growth import LevelNodes
-from hf_specdec.trees.auto import AutoTree
+from hf_specdec.trees.auto import AutoTree, Plan
 from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
 
 
@@ -492,6 +492,32 @@ def test_auto_captures_nothing_once_it_is_warm(
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
     assert stand_in.captures == captures
     assert len({step.kind.tree for step in runs[-40:]}) > 4
+
+
+def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head is further behind by then than the probe is deep: it reads first, and the probe comes one step later."""
+    monkeypatch.setattr(MenuChoice, "plan", lambda self: Plan(None, 1.0))
+    monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree is None))
+    monkeypatch.setattr(MenuChoice, "_cost_of_probe", lambda self: 0.0)
+    monkeypatch.setattr(MenuChoice, "_looked_at", lambda self: None)
+    carried, run = [], runner.DeviceSteps.run
+
+    def noted(self: runner.DeviceSteps, requests: Any, groups: Any) -> Any:
+        outcome = run(self, requests, groups)
+        carried.append("-" if not groups else "tree" if outcome is None or outcome.drafted else "reads")
+        return outcome
+
+    monkeypatch.setattr(runner.DeviceSteps, "run", noted)
+    target, head = trained_target(), trained_head()
+    manager = target.init_continuous_batching(
+        assistant_model=head, tree="auto", continuous_batching_config=limits(400, max_requests_per_batch=2)
+    )
+    prompt = trained_prompts()["prompts"][0]
+    with manager:
+        output = manager.get_result(manager.add_request(prompt, max_new_tokens=150), timeout=100)
+    assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=150)
+    assert carried.count("reads") > 2
+    assert all(carried[step + 1] == "tree" for step, what in enumerate(carried[:-1]) if what == "reads")
 
 
 def test_auto_within_a_budget_and_beside_other_trees(runs: list[InFlightStep]) -> None:

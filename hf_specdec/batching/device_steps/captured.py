@@ -28,6 +28,8 @@ class CapturedStep(ABC):
 
     compiles = False
     """Whether its forwards are compiled first."""
+    is_vital = True
+    """Whether others need not be tried where it cannot be captured."""
 
     def __init__(self, target: InFlightTarget, size: Size):
         self._target, self.rows = target, InFlightRows(size, target.device)

@@ -40,14 +40,16 @@ class PromptStep(CapturedStep):
         has_head (`bool`): whether a head reads along.
     """
 
+    is_vital = False
+
     def __init__(self, target: InFlightTarget, drafting: Drafting, size: Size, has_head: bool):
         super().__init__(target, size)
         self._drafting = drafting
         self._walks = Walks(self.rows, ALL_KINDS, True)
         part: Any = drafting.part
         self._head: HeadPart | None = part(drafting, None, self.rows, None) if has_head else None
-        # Made once and kept elsewhere: a graph needs them for as long as it lives.
-        self._held = [Topology.of_tree(None, target.device), causal_chain(size.lag - 1, target.device)]
+        # Made once and kept elsewhere: a graph needs it for as long as it lives.
+        self._held = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
 
     def _run(self) -> list[torch.Tensor]:
@@ -134,6 +136,12 @@ class DevicePrompts:
         self._all, self._target, self._drafting = steps, target, drafting
         self._steps: dict[Size, PromptStep] = {}
         self._seen: set[Size] = set()
+        self._failed = False
+
+    def give_up(self) -> None:
+        """There are to be none any more."""
+        self._failed = True
+        self.clear()
 
     def clear(self) -> None:
         """Forgets all that were captured."""
@@ -142,8 +150,8 @@ class DevicePrompts:
 
     def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> torch.Tensor | None:
         """
-        Lets the device read a chunk. Returns what `Reading.report` is; None, and nothing has happened, if it is to be
-        read otherwise.
+        Lets the device read a chunk. Returns what `Reading.report` is; None, and nobody knows more of any text than
+        before, if it is to be read otherwise.
 
         Args:
             chunk (`Chunk`): of the scheduler.
@@ -154,7 +162,7 @@ class DevicePrompts:
         size = Size.of(chunk.requests, 0, chunk.width + 1)
         is_second = size in self._seen
         self._seen.add(size)
-        if not is_second or not self._can_read(chunk.requests):
+        if not is_second or not all(self.can_read(request) for request in chunk.requests):
             return None
         step = self._steps.pop(size, None)
         cache, own = self._target.cache, self._drafting.cache
@@ -179,12 +187,17 @@ class DevicePrompts:
         self._drafting.note_read(chunk.requests, ends)
         return report
 
-    def _can_read(self, requests: list[Request]) -> bool:
-        """Whether all that is to be done with them can be done there."""
+    def can_read(self, request: Request) -> bool:
+        """Whether all that is to be done with a prompt can be done there."""
         target = self._target
-        if not self._all.works or not target.cache.has_memory:
+        if (
+            self._failed
+            or not self._all.works
+            or not target.cache.has_memory
+            or request.options.device_warpers is None
+        ):
             return False
-        if any(request.options.device_warpers is None for request in requests):
+        if not target.forward.takes_logits_to_keep:
             return False
         return target.forward.features is None or (self._drafting.features is not None and self._drafting.has_part)
 

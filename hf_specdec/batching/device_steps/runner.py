@@ -69,6 +69,7 @@ class Part:
         groups (`list[Group]`): those that are drafted for.
         plain (`list[int]`): rows that are not.
         reading (`list[int]`): of the plain ones, those whose features a head reads in this step.
+        was_put_off (`bool`): whether some go without their trees because of that.
     """
 
     tree: TokenTree | DynamicTree | None = None
@@ -76,6 +77,7 @@ class Part:
     groups: list[Group] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
+    was_put_off: bool = False
 
     @property
     def drafted(self) -> list[int]:
@@ -86,6 +88,12 @@ class Part:
     def rows(self) -> list[int]:
         """All rows, those that are drafted for first."""
         return self.drafted + self.plain
+
+    def put_off(self, reading: list[int]) -> None:
+        """Lets all rows go without a tree in this step, so that a head can read what waits of some."""
+        self.was_put_off = bool(self.groups)
+        self.plain, self.groups, self.tree, self.draws = self.rows, [], None, False
+        self.reading = reading
 
 
 @dataclass
@@ -101,6 +109,7 @@ class Outcome:
         errors (`dict[int, str]`): rows that fail.
         tells_time (`bool`): whether it has taken as long as others like it: nothing was captured first, which takes
             long, and no head only read.
+        was_put_off (`bool`): whether rows went without their trees, for a head to read first.
         learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
     """
 
@@ -109,6 +118,7 @@ class Outcome:
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     tells_time: bool = True
+    was_put_off: bool = False
     learnt: set[DraftTemperature] = field(default_factory=set)
 
 
@@ -204,6 +214,7 @@ class DeviceSteps:
             elif step.features is not None:  # a copy: the next run writes over its own
                 outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
             self._drafting.note_proposed([requests[row] for row in part.drafted + part.reading])
+        outcome.was_put_off = any(part.was_put_off for part in parts)
         outcome.tells_time = captures == self._captures and not any(part.reading for part in parts)
         return outcome
 
@@ -237,7 +248,10 @@ class DeviceSteps:
 
     def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> InFlightStep | None:
         """Runs some rows, and notes what came of them. Returns what ran; None if it could not be captured."""
-        lag = self._lag_of(requests, part)
+        lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
+        if self._reads_first(part, lag, waits):
+            part.put_off([row for row in part.rows if waits[row] > 0])
+            lag = WaitingFeatures.CAPACITY
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
         behind = [0] * len(part.plain)
@@ -270,25 +284,27 @@ class DeviceSteps:
         return step
 
     def _lag_of(self, requests: list[Request], part: Part) -> int:
-        """
-        How many tokens a draft can catch up with in the step. Where more features of a head wait, or there is no place
-        for more, the step does without a tree, and the head reads.
-        """
+        """How many tokens a draft can catch up with in a step with the part's tree."""
         depth = 0 if part.tree is None else part.tree.depth
         # The tree before may have been deeper, where a request takes one after another.
         plans = [requests[row].options.plan for row in part.drafted]
         deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
-        lag = 1 + max(depth, min(deepest, MOST_LAG))
-        store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
+        return 1 + max(depth, min(deepest, MOST_LAG))
+
+    def _waiting(self, requests: list[Request], part: Part) -> dict[int, int]:
+        """How many features of each row wait for a head that can read in steps; nothing without one."""
+        store = self._drafting.features
         if store is None or not self._drafting.has_part:
-            return lag
-        waits = {row: store.count(requests[row]) for row in part.rows}
+            return {}
+        return {row: store.count(requests[row]) for row in part.rows}
+
+    def _reads_first(self, part: Part, lag: int, waits: dict[int, int]) -> bool:
+        """Whether a head is to read before there can be a tree, or because there is no place for more features."""
+        if not any(waits.values()):
+            return False
         is_too_far = any(waits[row] > lag for row in part.drafted)
-        if is_too_far or any(waits[row] + depth + 1 > capacity for row in part.plain) or self.reads_always:
-            part.plain, part.groups, part.tree, part.draws = part.rows, [], None, False
-            part.reading = [row for row in part.plain if waits[row] > 0]
-            return capacity
-        return lag
+        is_full = not part.groups and max(waits.values()) == WaitingFeatures.CAPACITY
+        return is_too_far or is_full or self.reads_always
 
     def _features_of(self, own: list[Request], lags: dict[Request, int], new: int) -> tuple[list[int], list[int]]:
         """
@@ -354,10 +370,12 @@ class DeviceSteps:
         except Exception as error:  # whatever stands against it, the requests can do without
             if compiles:
                 self._compiles = False
+            elif not step.is_vital:
+                self.prompts.give_up()
             else:
                 self.works, self._failed = False, True
                 self._steps.clear()
-                self.prompts.clear()
+                self.prompts.give_up()
             what = "compiled" if compiles else "captured in a CUDA graph"
             warn_of_failed_capture(self._target.model, error, "A step", what)
             return False
