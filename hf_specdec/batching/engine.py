@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -24,40 +23,13 @@ from .blocks import BlockPool
 from .device_steps import DeviceSteps, Outcome, Reading
 from .distribution import RowDistributions
 from .draft_temperatures import DraftTemperatures
-from .graphs import SIZES
 from .joining import join_drafts
 from .model_drafting import drafting_of
 from .policy import LoadPolicy
 from .request import Request
-from .scheduler import MOST_ROWS, Chunk, Scheduler
+from .scheduler import Chunk, Scheduler
 from .target import InFlightTarget
 from .tree_choice import TreeChoices
-
-
-WARM_UP_STEPS = 4
-"""Of every kind."""
-MOST_WARM_NODES = 2048
-"""Of all rows: steps with larger trees are not captured beforehand, except for the manager's own tree."""
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """
-    What is captured before requests come.
-
-    Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): what is drafted.
-        number (`int`): how many requests.
-        do_sample (`bool`): whether they are sampled.
-        length (`int`, *optional*): of their prompts.
-        reads (`bool`): whether a head reads in every step.
-    """
-
-    tree: TokenTree | DynamicTree | None
-    number: int
-    do_sample: bool = False
-    length: int | None = None
-    reads: bool = False
 
 
 @dataclass(eq=False)
@@ -141,69 +113,10 @@ class Engine:
             self.ranks.share_random_state()
             yield
 
-    def warm_up(self, new_requests: Callable[..., list[Request]], goes_on: Callable[[], bool] = lambda: True) -> None:
-        """
-        Captures steps by requests of nobody, which leave nothing behind: not in the counts either. Numbers of rows are
-        powers of two and the most there may be; for others the graph of the next larger one will do.
-
-        Args:
-            new_requests (`Callable`): makes so many requests, sampled or not, that end after some steps; with prompts
-                of so many tokens, if it is told.
-            goes_on (`Callable`, *optional*): asked before every kind of step.
-        """
-        if not self.device_steps.works:
-            return
-        try:
-            with self.device_steps.capturing_every_size():
-                for case in chain(self._steps_to_warm_up(new_requests), self._prompts_to_warm_up()):
-                    if not goes_on():
-                        break
-                    self.device_steps.reads_always = case.reads
-                    with self.choices.always(case.tree):
-                        self._run_in_vain(new_requests(case.number, case.do_sample, case.length))
-        finally:
-            self.device_steps.reads_always = False
-            self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
-            self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
-            self.choices.forget_texts()
-
-    def _steps_to_warm_up(self, new_requests: Callable[..., list[Request]]) -> Iterator[WarmUp]:
-        """Every kind of step."""
-        most = self.scheduler.max_requests
-        for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
-            for do_sample in (False, True):
-                yield WarmUp(None, size, do_sample)
-                if self.drafting.features is not None:
-                    yield WarmUp(None, size, do_sample, reads=True)
-                if not self.policy.speculates(size, 0):
-                    continue
-                trees = [tree for one in new_requests(1, do_sample) for tree in self.choices.trees_of(one)]
-                for tree in trees:
-                    if tree == trees[0] or size * (tree.num_nodes + 1) <= MOST_WARM_NODES:
-                        yield WarmUp(tree, size, do_sample)
-
-    def _prompts_to_warm_up(self) -> Iterator[WarmUp]:
-        """Every size of a piece, twice."""
-        for width in self.target.widths():
-            number = 1
-            while number <= min(self.scheduler.max_requests, self.scheduler.chunk_size // width, MOST_ROWS):
-                if number * width < self.scheduler.busy_at:
-                    yield from [WarmUp(None, number, length=width)] * 2  # captured when it comes again
-                number *= 2
-
-    def _run_in_vain(self, requests: list[Request]) -> None:
-        """Runs requests of nobody for a few steps: one to be captured, the others to be timed."""
-        for request in requests:
-            self.scheduler.add(request)
-        first = self.num_steps
-        while self.scheduler.has_work and self.num_steps < first + WARM_UP_STEPS:
-            for request in chain.from_iterable(self.step()):
-                if request.is_over:
-                    self.end(request)
-        if self.drafting.has_part:
-            self.drafting.lags([one for one in self.scheduler.running if self.drafting.knows(one)], 1)
-        for request in [*self.scheduler.active, *self.scheduler.waiting]:
-            self.end(request)
+    def reset_counts(self) -> None:
+        """Nothing has been done so far."""
+        self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
+        self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
 
     # -------------------------------------------------------------------------------------------------------- a step
 

@@ -26,6 +26,7 @@ from .loop import RequestLoop
 from .policy import LoadPolicy
 from .request import Request
 from .request import SpeculativeGenerationOutput as Output
+from .warming_up import warm_up
 
 
 logger = logging.get_logger(__name__)
@@ -133,8 +134,8 @@ class SpeculativeBatchingManager:
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
-        self._loop.prepare = lambda: self.engine.warm_up(
-            self._requests_of_nobody, lambda: not self._loop.stops_at_once
+        self._loop.prepare = lambda: warm_up(
+            self.engine, self._requests_of_nobody, lambda: not self._loop.stops_at_once
         )
 
     def _requests_of_nobody(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:

@@ -111,8 +111,8 @@ class Scheduler:
         What of the texts is to be forwarded in a step, each chunk after the one before has been read: one that is
         padded to the longest, or several of the widths for which there are graphs.
         """
-        left, most = self.chunk_size, min(self.chunk_size, self.busy_at - 1)
-        widths = [width for width in self._widths() if width <= most]
+        left = self.chunk_size
+        widths = [width for width in self._widths() if width <= self.chunk_size and width < self.busy_at]
         if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self.busy_at:
             chunk = self._padded_chunk(self._unread, left)
             if chunk is not None:

@@ -189,17 +189,12 @@ class DevicePrompts:
 
     def can_read(self, request: Request) -> bool:
         """Whether all that is to be done with a prompt can be done there."""
-        target = self._target
-        if (
-            self._failed
-            or not self._all.works
-            or not target.cache.has_memory
-            or request.options.device_warpers is None
-        ):
+        target, drafting = self._target, self._drafting
+        if self._failed or not self._all.works or not target.cache.has_memory:
             return False
-        if not target.forward.takes_logits_to_keep:
+        if not target.forward.takes_logits_to_keep or request.options.device_warpers is None:
             return False
-        return target.forward.features is None or (self._drafting.features is not None and self._drafting.has_part)
+        return target.forward.features is None or (drafting.features is not None and drafting.has_part)
 
     def _values(self, chunk: Chunk, ends: list[int]) -> tuple[list[Any], ...]:
         """See `InFlightRows.load`."""

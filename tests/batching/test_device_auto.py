@@ -1,0 +1,153 @@
+"""`tree="auto"` in whole steps of requests in flight, with a stand-in for CUDA's graphs."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits, text_alone
+from support.goldens import trained_prompts, trained_target
+from support.graphs import StandIn, install_stand_in
+from support.heads import trained_head
+from support.models import noisy_copy, tiny_model
+
+from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
+from hf_specdec.batching.device_steps import runner
+from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.trees.auto import AutoTree, Plan
+from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
+
+
+pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
+
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
+CHAIN = TokenTree.chain(2)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+@pytest.mark.parametrize("others", [CHAIN, DYNAMIC], ids=["static", "dynamic"])
+def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
+    """It plans, and rows that were not drafted for count as no refusals."""
+    target = tiny_model(dtype=torch.float32)
+    draft = copy.deepcopy(target)
+    with target.init_continuous_batching(
+        assistant_model=draft, tree="auto", continuous_batching_config=limits()
+    ) as manager:
+        names = [manager.add_request([4, 5, 6], max_new_tokens=200, **own) for own in ({}, {"tree": others})]
+        for name in names:
+            assert manager.get_result(name, timeout=120).error is None
+        choices = manager.engine.choices
+        assert all(table.chances()[0][0] > 0.9 for table in choices._acceptance.values())
+        assert all(not choice._to_try for (_, size), choice in choices._auto.items() if size == 2)
+
+
+def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:
+    """Each has a graph of its own."""
+    target = tiny_model(dtype=torch.float32)
+    with target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
+    ) as manager:
+        for _ in range(6):
+            manager.add_request([4, 5, 6], max_new_tokens=100)
+            manager.get_result(timeout=60)
+        kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
+    assert 2 < len(kinds) <= len(TreeMenu(AutoTree()).trees) + 2 and len(runs) > 60
+
+
+def test_auto_captures_nothing_once_it_is_warm(
+    runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it changes to, however far a head is behind, and however long prompts are."""
+    target = trained_target()
+    manager = target.init_continuous_batching(
+        assistant_model=trained_head(),
+        tree="auto",
+        continuous_batching_config=limits(400, max_requests_per_batch=4, max_batch_tokens=256),
+    )
+    manager.warmup()
+    with manager:
+        manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
+        captures, choice = stand_in.captures, random.Random(0)
+        menu = [None, *TreeMenu(AutoTree()).trees]
+        monkeypatch.setattr(MenuChoice, "begin_step", lambda self, length: choice.choice(menu))
+        prompts = [(prompt * 9)[: 5 + 30 * number] for number, prompt in enumerate(trained_prompts()["prompts"][:6])]
+        for prompt in prompts:
+            manager.add_request(prompt, max_new_tokens=60)
+        for _ in prompts:
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
+    assert stand_in.captures == captures
+    assert len({step.kind.tree for step in runs[-40:]}) > 4
+
+
+def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head is further behind by then than the probe is deep: it reads first, and the probe comes one step later."""
+    monkeypatch.setattr(MenuChoice, "plan", lambda self: Plan(None, 1.0))
+    monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree is None))
+    monkeypatch.setattr(MenuChoice, "_cost_of_probe", lambda self: 0.0)
+    monkeypatch.setattr(MenuChoice, "_looked_at", lambda self: None)
+    carried, run = [], runner.DeviceSteps.run
+
+    def noted(self: runner.DeviceSteps, requests: Any, groups: Any) -> Any:
+        outcome = run(self, requests, groups)
+        carried.append("-" if not groups else "tree" if outcome is None or outcome.drafted else "reads")
+        return outcome
+
+    monkeypatch.setattr(runner.DeviceSteps, "run", noted)
+    target, head = trained_target(), trained_head()
+    manager = target.init_continuous_batching(
+        assistant_model=head, tree="auto", continuous_batching_config=limits(400, max_requests_per_batch=2)
+    )
+    prompt = trained_prompts()["prompts"][0]
+    with manager:
+        output = manager.get_result(manager.add_request(prompt, max_new_tokens=150), timeout=100)
+    assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=150)
+    assert carried.count("reads") > 2
+    assert all(carried[step + 1] == "tree" for step, what in enumerate(carried[:-1]) if what == "reads")
+
+
+def test_auto_within_a_budget_and_beside_other_trees(runs: list[InFlightStep]) -> None:
+    """It chooses among the trees that are within each row's share; those of a schedule are captured as they are."""
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.02)
+    manager = target.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=SpeculativeConfig(tree=[(0, "auto"), (40, DYNAMIC)], max_step_nodes=12),
+        continuous_batching_config=limits(400, max_requests_per_batch=2),
+    )
+    manager.warmup()
+    with warnings.catch_warnings(), manager:
+        warnings.simplefilter("error")
+        manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
+        first = len(runs)
+        for prompt in ([4, 5, 6], [7, 8]):
+            manager.add_request(prompt, max_new_tokens=60)
+        for _ in range(2):
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=60)
+    trees = [step.kind.tree for step in runs[first:] if step.kind.tree is not None]
+    menu, sizes = TreeMenu(AutoTree()).trees, {tree.num_nodes for tree in trees}
+    assert max(sizes) <= 12 and any(isinstance(tree, DynamicTree) for tree in trees)
+    assert all(tree in menu for tree in trees if isinstance(tree, TokenTree)) and len(sizes) > 1
+
+
+def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:
+    """They accept less: what greedy ones accept is not believed of them, nor the other way round."""
+    target = tiny_model(dtype=torch.float32)
+    with target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
+    ) as manager:
+        acceptance, found = manager.engine.choices._acceptance, []
+        for options in ({"do_sample": False}, {"do_sample": True, "temperature": 3.0}):
+            manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=100, **options), timeout=120)
+            found.append({draws: table.chances() for (_, draws), table in acceptance.items()})
+    assert found[0].keys() == {False} and found[1].keys() == {False, True}
+    assert found[0][False] == found[1][False] != found[1][True]

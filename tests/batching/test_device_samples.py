@@ -1,0 +1,135 @@
+"""Samples of whole steps of requests in flight: exact, with a stand-in for CUDA's graphs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits, ragged_prompts
+from support.exact import SIGNIFICANCE, Fit, combine, enumerate_tokens, fit
+from support.graphs import StandIn, install_stand_in
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR
+from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, TREE, a_draft, a_head, the_target
+
+from hf_specdec import DynamicTree, SpeculativeConfig
+from hf_specdec.batching import distribution
+from hf_specdec.batching.device_steps import rows
+from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.drafters import growth
+
+
+pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
+
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+PROMPTS = ([6], [5, 3, 7], [4, 6, 4, 5])
+SAMPLES = 1_500
+METHODS = {
+    "rejection": {"tree": TREE},
+    "target, drawn": {"tree": TREE, "draft_sampling": "sample", "verification": "target"},
+    "target": {"tree": TREE, "verification": "target"},
+    "target, dynamic": {"tree": DYNAMIC, "draft_sampling": "greedy"},
+    "rejection, budgets": {"tree": LIMITS, "draft_sampling": "sample"},
+    "off": {"tree": TREE, "disable_by_batch_size": 0},
+}
+
+
+def fit_requests(assistant: str, method: str, seeded: bool, settings: tuple[str, ...]) -> Fit:
+    """How well the first tokens of requests fit the enumeration: prompts and settings side by side, some greedy."""
+    target = copy.deepcopy(the_target()).float()
+    draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
+    kinds = [(number, setting) for number in range(len(PROMPTS)) for setting in settings]
+    names: dict[Any, list[str]] = {kind: [] for kind in kinds}
+    manager = target.init_continuous_batching(
+        assistant_model=draft,
+        speculative_config=SpeculativeConfig(**METHODS[method]),
+        continuous_batching_config=limits(3000, max_requests_per_batch=200, max_batch_tokens=400),
+    )
+    torch.manual_seed(0)
+    for sample in range(SAMPLES):
+        number, setting = kind = kinds[sample % len(kinds)]
+        names[kind].append(
+            manager.add_request(
+                PROMPTS[number],
+                max_new_tokens=LENGTH + 2 + sample % 7,  # so that they end one after the other
+                do_sample=True,
+                seed=sample if seeded else None,
+                **({"top_k": 0} | ALL_SETTINGS[setting]),
+            )
+        )
+        if sample % 50 == 0:
+            manager.add_request([3, 4], do_sample=False, max_new_tokens=4, speculate=sample % 100 == 0)
+    with manager:
+        texts = {
+            kind: [manager.get_result(name).generated_tokens[:LENGTH] for name in of] for kind, of in names.items()
+        }
+    return combine(fit(torch.tensor(texts[number, setting]), expected(number, setting)) for number, setting in kinds)
+
+
+def expected(number: int, setting: str) -> torch.Tensor:
+    ids = torch.tensor([PROMPTS[number]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return enumerate_tokens(the_target(), inputs, LENGTH, **ALL_SETTINGS[setting])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("assistant", ["noisy", "head"])
+def test_samples_are_exact(assistant: str, method: str, runs: list[InFlightStep]) -> None:
+    found = fit_requests(assistant, method, False, ("plain", "temperature", "top-k", "top-p"))
+    assert found.p_value > SIGNIFICANCE, found
+    assert len(runs) > 20
+
+
+@pytest.mark.parametrize("method", ["rejection", "off"])
+def test_samples_with_seeds_are_exact(method: str, runs: list[InFlightStep]) -> None:
+    found = fit_requests("noisy", method, True, ("plain", "temperature"))
+    assert found.p_value > SIGNIFICANCE, found
+    assert len(runs) > 20
+
+
+@pytest.mark.parametrize("wrong", ["numbers", "warpers", "children"])
+def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number for all places; the first row's temperature for all; children all tested with the root's q."""
+    right = distribution.uniform
+    if wrong == "numbers":
+        monkeypatch.setattr(rows, "uniform", lambda seed, place: right(seed, 0))
+        assert fit_requests("noisy", "target", True, ("plain",)).p_value < 1e-6
+    elif wrong == "warpers":
+        load = rows.InFlightRows.load
+
+        def alike(self: rows.InFlightRows, requests: Any, *values: Any) -> None:
+            load(self, requests, *values)
+            self.temperature.copy_(self.temperature[:1].expand_as(self.temperature))
+
+        monkeypatch.setattr(rows.InFlightRows, "load", alike)
+        assert fit_requests("noisy", "target", False, ("plain", "low temperature")).p_value < 1e-6
+    else:
+        index = growth._score_index
+        monkeypatch.setattr(growth, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
+        assert fit_requests("noisy", "rejection", False, ("plain",)).p_value < 1e-6
+
+
+def test_a_seed_gives_the_text_that_the_host_would() -> None:
+    target = tiny_model(dtype=torch.float32)
+    draft, prompts, texts = noisy_copy(target, 0.05), ragged_prompts(), []
+    for graphs in (False, "auto"):
+        with target.init_continuous_batching(
+            assistant_model=draft,
+            speculative_config=SpeculativeConfig(tree=IRREGULAR, cuda_graphs=graphs),
+            continuous_batching_config=limits(60),
+        ) as manager:
+            names = [
+                manager.add_request(prompt, max_new_tokens=25, do_sample=True, temperature=0.5, top_k=40, seed=number)
+                for number, prompt in enumerate(prompts)
+            ]
+            texts.append([manager.get_result(name).generated_tokens for name in names])
+    assert texts[0] == texts[1]

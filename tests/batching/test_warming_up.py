@@ -1,0 +1,93 @@
+"""Steps that are captured before requests come, with a stand-in for CUDA's graphs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, text_alone
+from support.graphs import StandIn, install_stand_in
+from support.models import noisy_copy, tiny_model
+from support.sampling import TREE, a_head, the_target
+
+from hf_specdec import NgramDraft, TokenTree
+
+
+pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
+
+CHAIN = TokenTree.chain(2)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
+def test_warming_up(tree: Any, kind: str) -> None:
+    """All sizes are there before the first request, which finds nothing else changed."""
+    target = copy.deepcopy(the_target()).float()
+    draft = (a_head(None) if kind == "head" else noisy_copy(target, 0.05)).float()
+    manager = target.init_continuous_batching(
+        assistant_model=draft, tree=tree, continuous_batching_config=limits(400, max_requests_per_batch=5)
+    )
+    manager.warmup()
+    with manager:
+        name = manager.add_request([4, 5, 6], max_new_tokens=12)
+        output = manager.get_result(name, timeout=120)
+        assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=12)
+        state, steps = manager.state, set(manager.engine.device_steps._steps)
+        assert state.num_generation_tokens == 12 and state.speculation.num_drafts == output.speculation.num_drafts
+        for count in (5, 3, 1):
+            manager.add_requests([[4, 5, 6]] * count, max_new_tokens=12, **({"do_sample": True} if count == 3 else {}))
+            for _ in range(count):
+                assert manager.get_result(timeout=60).error is None
+        assert {size.rows for _, size in steps} == {1, 2, 4, 6}
+        assert set(manager.engine.device_steps._steps) == steps
+        with pytest.raises(RuntimeError, match="`warmup`: the manager is running already"):
+            manager.warmup()
+    assert_nothing_left(manager)
+
+
+def test_warming_up_with_stop_strings() -> None:
+    """They need the tokenizer that requests bring along."""
+    target = tiny_model(dtype=torch.float32)
+    config = copy.deepcopy(target.generation_config)
+    config.stop_strings = ["stop"]
+    manager = target.init_continuous_batching(
+        config,
+        assistant_model=noisy_copy(target),
+        tree=CHAIN,
+        continuous_batching_config=limits(400, max_requests_per_batch=2),
+    )
+    assert len(manager._requests_of_nobody(2, do_sample=True)) == 2
+
+
+def test_warming_up_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, and a manager that serves all the same."""
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("nothing works")
+
+    target = tiny_model(dtype=torch.float32)
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target), tree=CHAIN, continuous_batching_config=limits(400)
+    )
+    monkeypatch.setattr(manager, "_requests_of_nobody", fails)
+    manager.warmup()
+    with pytest.warns(UserWarning, match="could not warm up, and starts cold: RuntimeError: nothing works"), manager:
+        output = manager.get_result(manager.add_request([4, 5], max_new_tokens=9), timeout=60)
+    assert output.generated_tokens == text_alone(target, [4, 5], max_new_tokens=9)
+    assert_nothing_left(manager)
+
+
+def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model()  # in float64
+    manager = target.init_continuous_batching(assistant_model=NgramDraft(), continuous_batching_config=limits())
+    manager.warmup()
+    with manager:
+        assert manager.get_result(manager.add_request([4, 5], max_new_tokens=3)).error is None
+        assert manager.engine.num_steps < 5
