@@ -85,6 +85,10 @@ def running(command: list[str]) -> Iterator[str]:
                     raise RuntimeError(f"{' '.join(command)} did not start:\n{log.read()[-3000:]}")
                 time.sleep(0.2)
             yield address
+        except Exception:
+            log.seek(0)
+            print(f"{' '.join(command)} said at last:\n{log.read()[-8000:]}", file=sys.stderr)
+            raise
         finally:
             process.terminate()
             process.wait(60)

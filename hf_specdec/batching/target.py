@@ -104,13 +104,17 @@ class InFlightTarget:
         kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted)
         if widths:
             kept = 0
+        elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
+            kept = most - wanted[0]  # accelerate would move the numbers where the first layer is, and not the last
         with self._running():
             outputs = self.forward(
                 tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept
             )
         self.cache.set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
-        if outputs.logits.shape[1] == len(wanted):  # some models return all of them
+        if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all
             last = [wanted.index(place) for place in last]
+        else:
+            last = [place - most + outputs.logits.shape[1] for place in last]
         return outputs.logits[list(range(len(last))), last]
 
     def score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:

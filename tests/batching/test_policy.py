@@ -197,14 +197,15 @@ def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatc
     install_stand_in(monkeypatch, with_kernel=True)
     target, head, prompts = drafters("head")
     target, head = (copy.deepcopy(one).float() for one in (target, head))
-    written, keep = [], InFlightStep.keep_features
+    written, launch = [], InFlightStep.launch
 
-    def noted(self: InFlightStep, store: WaitingFeatures) -> None:
-        places = {place for place in self.rows.places.tolist() if place != store.NOBODY} | {store.UNWANTED}
-        written.append({slot // store.CAPACITY for slot in self._slots.tolist()} <= places)
-        keep(self, store)
+    def noted(self: InFlightStep) -> None:
+        before = self._store.held.clone()
+        launch(self)
+        changed = (self._store.held != before).flatten(1).any(dim=1).nonzero().flatten().tolist()
+        written.append({*changed} <= {*self.rows.places.tolist(), WaitingFeatures.UNWANTED})
 
-    monkeypatch.setattr(InFlightStep, "keep_features", noted)
+    monkeypatch.setattr(InFlightStep, "launch", noted)
     late = [(0, None), (10**6, TokenTree.chain(2))]
     options = [{"tree": late}, {}, {"speculate": False}][:: 1 if is_first else -1]
     with target.init_continuous_batching(

@@ -41,8 +41,9 @@ def test_warming_up(tree: Any, kind: str) -> None:
         assert output.generated_tokens == text_alone(target, [4, 5, 6], max_new_tokens=12)
         state, steps = manager.state, set(manager.engine.device_steps._steps)
         assert state.num_generation_tokens == 12 and state.speculation.num_drafts == output.speculation.num_drafts
-        for count in (5, 3, 1):
-            manager.add_requests([[4, 5, 6]] * count, max_new_tokens=12, **({"do_sample": True} if count == 3 else {}))
+        drawn = {"do_sample": True}
+        for count, options in [(5, {}), (3, drawn), (2, drawn | {"top_k": 0}), (4, drawn | {"top_p": 0.9}), (1, {})]:
+            manager.add_requests([[4, 5, 6]] * count, max_new_tokens=12, **options)
             for _ in range(count):
                 assert manager.get_result(timeout=60).error is None
         assert {size.rows for _, size in steps} == {1, 2, 4, 6}

@@ -45,7 +45,7 @@ class PromptStep(CapturedStep):
     def __init__(self, target: InFlightTarget, drafting: Drafting, size: Size, has_head: bool):
         super().__init__(target, size)
         self._drafting = drafting
-        self._walks = Walks(self.rows, ALL_KINDS, True)
+        self._walks = Walks(self.rows, ALL_KINDS)
         part: Any = drafting.part
         self._head: HeadPart | None = part(drafting, None, self.rows, None) if has_head else None
         # Made once and kept elsewhere: a graph needs it for as long as it lives.

@@ -173,6 +173,10 @@ class InFlightRows:
         if self._was_told is not None:
             self._was_told.record()
 
+    def keep_no_features(self) -> None:
+        """Until rows are loaded again, their new features are lost."""
+        self.slots.fill_(WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY)
+
     @property
     def roots(self) -> torch.Tensor:
         """The last token of every row, `[rows, 1]`: the last of its tail, too."""

@@ -206,12 +206,8 @@ class DeviceSteps:
             if step is None:
                 return None
             steps.append(step)
-        store = self._drafting.features
         for part, step in zip(parts, steps, strict=True):
-            # Only now: what another part could not do, or a capture did twice, finds the old ones.
-            if step.features is not None and store is not None:
-                step.keep_features(store)
-            elif step.features is not None:  # a copy: the next run writes over its own
+            if step.features is not None:  # a copy: the next run writes over its own
                 outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
             self._drafting.note_proposed([requests[row] for row in part.drafted + part.reading])
         outcome.was_put_off = any(part.was_put_off for part in parts)
@@ -264,12 +260,11 @@ class DeviceSteps:
         places, slots = self._features_of(own, lags, depth + 1)
         counts = [lags.get(one, 1) for one in own]
         values = own, kinds, room, counts, places, slots, sharpness + [1.0 for _ in behind]
-        is_filtered = any(_is_filtered(one) for one in own)
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(kinds, part.draws),
-            is_filtered=is_filtered,
             draws=part.draws,
+            is_filtered=part.draws and any(_is_filtered(one) for one in drafted),
             reads=bool(part.reading),
             compiles=self._compiles,
         )
@@ -332,26 +327,29 @@ class DeviceSteps:
             if len(self._seen) > MOST_SEEN:
                 self._seen.clear()
             self._seen[key] += 1
-            larger = [
-                other
-                for kind_of_other, other in self._steps
-                if kind_of_other == kind
+            able = [
+                (other_kind, other)
+                for other_kind, other in self._steps
+                if other_kind.can_do(kind)
                 and wanted.lag <= other.lag
                 and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
                 and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks
             ]
-            if larger and self._seen[key] < self._patience:
-                size = min(larger, key=lambda other: (other.rows, other.blocks, other.lag))
+            if able and self._seen[key] < self._patience:
+                kind, size = min(able, key=lambda one: (one[1].rows, one[1].blocks, one[1].lag, one[0] != kind))
         step = self._steps.pop((kind, size), None)
         is_new = step is None
         if step is None:
             request = part.groups[0].request if part.groups else None
             step = InFlightStep(self._target, self._drafting, kind, size, request)
         step.load(*values)
-        if is_new and not self.capture(step):
-            if not kind.compiles:
-                return None
-            return self._step_for(replace(kind, compiles=False), wanted, part, values)
+        if is_new:
+            step.rows.keep_no_features()  # a capture may run it more than once, and they are read before
+            if not self.capture(step):
+                if not kind.compiles:
+                    return None
+                return self._step_for(replace(kind, compiles=False), wanted, part, values)
+            step.load(*values)
         self._steps[kind, size] = step  # last: the most recently used
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from ...kernels import Compaction
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature
-from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
 from .rows import Kind, Size
@@ -31,18 +30,22 @@ class StepKind:
     Args:
         tree (`TokenTree` or `DynamicTree`, *optional*): what the draft grows; None: nothing.
         kinds (`frozenset[Kind]`): how rows find their tokens.
-        is_filtered (`bool`): whether any row that draws has a top-k or top-p.
         draws (`bool`): whether children are drawn.
+        is_filtered (`bool`): whether they are drawn from what the top-k and top-p of rows leave.
         reads (`bool`): whether a head reads what waits, without a tree.
         compiles (`bool`): whether forwards are compiled first.
     """
 
     tree: TokenTree | DynamicTree | None
     kinds: frozenset[Kind]
-    is_filtered: bool
     draws: bool = False
+    is_filtered: bool = False
     reads: bool = False
     compiles: bool = False
+
+    def can_do(self, other: StepKind) -> bool:
+        """Whether its steps can serve the rows of another kind: to a row without top-k and top-p they do nothing."""
+        return self in (other, replace(other, is_filtered=other.draws))
 
 
 class InFlightStep(CapturedStep):
@@ -64,15 +67,18 @@ class InFlightStep(CapturedStep):
         part = drafting.part if kind.reads or kind.tree is not None else NoPart
         assert part is not None  # nobody asks for the trees of a draft without one
         self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
-        self._walks = Walks(self.rows, kind.kinds, kind.is_filtered, self.part.drafter if kind.draws else None)
+        self._walks = Walks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers)
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._on_host = torch.zeros(self._report.shape, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._store = drafting.features
         self.features: torch.Tensor | None = None
-        """What is watched of the target, of the root and the accepted nodes, `[rows, depth + 1, size]`."""
-        self._slots: torch.Tensor | None = None
+        """
+        What is watched of the target, of the root and the accepted nodes, `[rows, depth + 1, size]`; None if nothing
+        is, or it goes to where the rows' features wait, behind those that are left there.
+        """
 
     @property
     def compiles(self) -> bool:  # type: ignore[override]
@@ -101,14 +107,16 @@ class InFlightStep(CapturedStep):
         path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~counts, -1))
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
+        places = torch.arange(depth + 1, device=rows.device)
         if features is not None:
             kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
-            slots = (rows.slots[:, None] + torch.arange(depth + 1, device=rows.device)).flatten()
-            if self.features is None or self._slots is None:
-                self.features, self._slots = torch.empty_like(kept), torch.empty_like(slots)
-            self.features.copy_(kept)
-            self._slots.copy_(slots)
-        places = torch.arange(depth + 1, device=rows.device)
+            if self._store is not None:
+                held = self._store.held.flatten(0, 1)
+                held.index_copy_(0, (rows.slots[:, None] + places).flatten(), kept.flatten(0, 1).to(held))
+            else:
+                if self.features is None:
+                    self.features = torch.empty_like(kept)
+                self.features.copy_(kept)
         new = torch.nn.functional.pad(tokens.gather(1, path)[:, 1:], (0, 1), value=-1)
         new = torch.where(places < accepted[:, None], new, -1)
         new = torch.where(places == accepted[:, None], next_tokens[:, None], new)
@@ -120,12 +128,6 @@ class InFlightStep(CapturedStep):
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
         return [self._report]
-
-    def keep_features(self, store: WaitingFeatures) -> None:
-        """Puts the features of this step's tokens where its rows' wait, behind those that are left there."""
-        assert self.features is not None and self._slots is not None
-        flat = store.held.view(-1, store.held.shape[2])
-        flat.index_copy_(0, self._slots.to(flat.device), self.features.flatten(0, 1).to(flat))
 
     def launch(self) -> None:
         """Lets the device begin with the rows that were loaded."""

@@ -19,15 +19,19 @@ class Walks:
     Args:
         rows (`InFlightRows`): the step's.
         kinds (`frozenset[Kind]`): how they find their tokens.
-        is_filtered (`bool`): whether any row that draws has a top-k or top-p.
         drawn_by (`Drafter`, *optional*): the drafter whose children are drawn.
+        draft_is_filtered (`bool`): whether they are drawn from what top-k and top-p leave, which takes a sort. (Of the
+            target's tokens these leave all for a row that has neither, at the price of a comparison.)
     """
 
-    def __init__(self, rows: InFlightRows, kinds: frozenset[Kind], is_filtered: bool, drawn_by: Any = None):
+    def __init__(
+        self, rows: InFlightRows, kinds: frozenset[Kind], drawn_by: Any = None, draft_is_filtered: bool = False
+    ):
         self._rows, self._kinds = rows, kinds
-        filters = {"top_k": rows.top_k, "top_p": rows.top_p} if is_filtered else {}
-        self._warpers: dict[str, torch.Tensor] = {"temperature": rows.temperature} | filters
-        self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.sharpness, **self._warpers)
+        temperature, filters = {"temperature": rows.temperature}, {"top_k": rows.top_k, "top_p": rows.top_p}
+        self._warpers: dict[str, torch.Tensor] = temperature | filters
+        of_draft = self._warpers if draft_is_filtered else temperature
+        self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.sharpness, **of_draft)
         """What children are drawn from."""
 
     def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
