@@ -23,6 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .grouped_attention import grouped_attention
 from .kernels import NODES_PER_WORD, KernelInputs
+from .modules import modules_of
 
 
 NAME = "tree_attention"
@@ -360,9 +361,9 @@ def _decoder_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """The configs that the decoder's attention layers read, each once."""
     text_config = model.config.get_text_config(decoder=True)
     configs = {id(text_config): text_config}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if hasattr(module, "layer_idx") and isinstance(config, PreTrainedConfig):
+    for module in modules_of(model):
+        config = vars(module).get("config")
+        if isinstance(config, PreTrainedConfig) and hasattr(module, "layer_idx"):
             configs.setdefault(id(config), config)
     return list(configs.values())
 

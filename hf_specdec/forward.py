@@ -92,6 +92,8 @@ class TreeForward:
             `prepare_inputs_for_generation`, as in `generate`, or are passed as they are.
         max_position (`int`, *optional*): positions beyond are clamped to it.
         features (`Features`, *optional*): hidden states that somebody watches.
+        shift_of_all (`int`, *optional*): the position shift, where it is known to be that of every row. Else the host
+            asks the device, and waits for what that has been told to do before.
     """
 
     TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -106,11 +108,11 @@ class TreeForward:
         prepares_inputs: bool = False,
         max_position: int | None = None,
         features: Features | None = None,
+        shift_of_all: int | None = None,
     ):
         self.model, self.cache, self.visible = model, cache, visible
         self.position_shift, self.max_position, self.features = position_shift, max_position, features
-        shifts = position_shift.flatten().unique().tolist() if position_shift.dim() == 1 else []
-        self._shift_of_all = shifts[0] if len(shifts) == 1 else None
+        self._shift_of_all = _shift_of_all(position_shift) if shift_of_all is None else shift_of_all
         self.model_kwargs = dict(model_kwargs or {})
         self.prepares_inputs = prepares_inputs
         # Both properties go through the parameters: too slow for every forward.
@@ -271,6 +273,12 @@ class TreeForward:
         if self.max_position is not None and cache.write_window.end > self.max_position:
             positions = positions.clamp(max=self.max_position)
         return positions.to(self.device)
+
+
+def _shift_of_all(position_shift: torch.Tensor) -> int | None:
+    """The one of all rows; None if they differ, or there are several to a row."""
+    shifts = set(position_shift.tolist()) if position_shift.dim() == 1 else set()
+    return shifts.pop() if len(shifts) == 1 else None
 
 
 def _is_constant(name: str, value: Any) -> bool:

@@ -100,7 +100,7 @@ def read_in_pieces(target: Target) -> ModelOutput:
     tokens, cache = target.sequences.columns(target.sequences.prompt_length), target.cache
     batch_size, length = tokens.shape
     padded = [width for width in WIDTHS if length <= width and batch_size * width <= MOST_PADDED]
-    if padded:
+    if padded and length < padded[0]:
         return _read_padded(target, tokens, padded[0])
     outputs: Any = None
     end = 0
@@ -119,7 +119,7 @@ def read_in_pieces(target: Target) -> ModelOutput:
 
 
 def _read_padded(target: Target, tokens: torch.Tensor, width: int) -> ModelOutput:
-    """Prompts no longer than a width: behind them, their last token again, which nobody attends to."""
+    """Prompts shorter than a width: behind them, their last token again, which nobody attends to."""
     length = tokens.shape[1]
     target.cache.set_lengths([0] * len(tokens))
     depths = torch.arange(width, device=tokens.device).clamp(max=length - 1)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from support.device_steps import install
 from support.goldens import trained_prompts, trained_target
-from support.heads import trained_head
+from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 from transformers import DynamicCache
 
 import hf_specdec
+from hf_specdec import forward
 from hf_specdec import prompts as pieces
 from hf_specdec import target as of_target
 from hf_specdec.attention import supports_switching
@@ -175,3 +176,21 @@ def test_a_wrong_piece_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = target.generate(**inputs, **options, assistant_model=noisy_copy(target, 0.05), tree=IRREGULAR)
         found.append(ours.tolist() == target.generate(**inputs, **options).tolist())
     assert not all(found)
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_drafts_start_without_asking_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no prompt is padded: else they would wait there until the target has read it."""
+    target = tiny_model()
+    draft = noisy_copy(target) if kind == "draft" else tiny_head(target)
+    asked, shift_of_all = [], forward._shift_of_all
+
+    def noted(shift: torch.Tensor) -> int | None:
+        asked.append(shift)
+        return shift_of_all(shift)
+
+    monkeypatch.setattr(forward, "_shift_of_all", noted)
+    for is_padded in (False, True):
+        asked.clear()
+        target.generate(**prompts(2, 9, padding=is_padded), assistant_model=draft, tree=IRREGULAR, max_new_tokens=8)
+        assert (len(asked) > 1) == is_padded  # the target asks before there is anything to wait for

@@ -53,8 +53,11 @@ class DraftModelDrafter(Drafter):
         config = self.model.config.get_text_config(decoder=True)
         self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         max_position = None if self.max_positions is None else self.max_positions - 1
-        self.forward = TreeForward(self.model, cache, visible, shift, max_position=max_position)
-        self._shift = shift.tolist()
+        is_padded = visible is not None
+        self._shift = shift.tolist() if is_padded else [0] * len(shift)
+        self.forward = TreeForward(
+            self.model, cache, visible, shift, max_position=max_position, shift_of_all=None if is_padded else 0
+        )
 
     def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
         """Plain causal forwards over the prompts; their logits are not needed."""

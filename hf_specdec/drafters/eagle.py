@@ -144,7 +144,7 @@ class EagleDrafter(Drafter):
         feature of token `first` with the token behind it.
         """
         self.device, self.cache, self.first = execution_device(self.head), cache, first
-        self.forward = TreeForward(self.head, cache, visible, shift)
+        self.forward = TreeForward(self.head, cache, visible, shift, shift_of_all=first if visible is None else None)
         self._waiting = []
         self.root_states: Any = None
         self.root_logits: Any = None

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
 from ..attention import implementation_of, supports_switching
+from ..modules import buffers_of, modules_of, parameters_of
 from .capturing import RECORDERS
 
 
@@ -34,7 +35,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     """Why forwards of a model cannot be captured."""
     if model.device.type not in RECORDERS:
         return f"runs on {model.device.type}"
-    if len({parameter.device for parameter in model.parameters()}) > 1 or hasattr(model, "_hf_hook"):
+    if len({parameter.device for parameter in parameters_of(model)}) > 1 or hasattr(model, "_hf_hook"):
         return "is spread over devices"
     if getattr(model, "_tp_size", None) not in (None, 1):
         return "is spread over processes"
@@ -44,7 +45,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "runs under autocast, which puts away the weights that it has converted"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
-    if any(map(_has_hooks, model.modules())):
+    if any(map(_has_hooks, modules_of(model))):
         return "has forward hooks, which a graph would pass by"
     return None
 
@@ -57,11 +58,12 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def fingerprint_of(model: PreTrainedModel) -> Any:
     """Where its weights are, which adapters act, how it attends: what was moved or switched is captured anew."""
-    places = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    places = tuple(tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model)))
     adapters = tuple(
         str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
-        for module in model.modules()
-        if isinstance(getattr(module, "disable_adapters", None), bool)  # a model has a method of that name
+        for module in modules_of(model)
+        if hasattr(type(module), "disable_adapters")  # else to ask the module takes torch a while
+        if isinstance(module.disable_adapters, bool)  # a model has a method of that name
     )
     return hash(places), implementation_of(model), adapters
 
