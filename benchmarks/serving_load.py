@@ -121,21 +121,31 @@ def counters(address: str) -> dict[str, float]:
 
 
 async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: float, length: int) -> Timing:
+    """
+    One request. Its events are read here: the client makes objects of them, which takes longer than a server to write
+    them, and it is a server that is measured.
+    """
     generation = {"max_new_tokens": length, "eos_token_id": -1, "do_sample": temperature > 0, "top_k": 0}
-    start, pieces, tokens = time.perf_counter(), [], 0
-    stream = await client.completions.create(
+    start, pieces, tokens, unread = time.perf_counter(), [], 0, b""
+    async with client.completions.with_streaming_response.create(
         model=model,
         prompt=prompt,
         max_tokens=length,
         temperature=temperature,
         stream=True,
         extra_body={"generation_config": json.dumps(generation)},
-    )
-    async for chunk in stream:
-        if chunk.choices[0].text:
-            pieces.append(time.perf_counter() - start)
-        if chunk.usage is not None:
-            tokens = chunk.usage.completion_tokens
+    ) as response:
+        async for part in response.iter_bytes():
+            *events, unread = (unread + part).split(b"\n\n")
+            now = time.perf_counter() - start
+            for event in events:
+                chunk = json.loads(event.removeprefix(b"data: "))
+                if "choices" not in chunk:
+                    raise RuntimeError(f"A request ended with {chunk}.")
+                if chunk["choices"][0]["text"]:
+                    pieces.append(now)
+                if chunk.get("usage") is not None:
+                    tokens = chunk["usage"]["completion_tokens"]
     if not pieces or tokens == 0:
         raise RuntimeError(f"A request came back without text: {prompt[:60]!r}")
     return Timing(tokens, pieces)

@@ -26,8 +26,7 @@ class Results:
             self._handlers[request_id] = callback, loop
             mine = [output for output in self._outputs if output.request_id == request_id]
             self._outputs = deque(output for output in self._outputs if output.request_id != request_id)
-            for output in mine:
-                self._call_handler(output)
+            self._call_handlers(mine)
 
     def unregister(self, request_id: str) -> None:
         """Forgets a handler."""
@@ -40,21 +39,26 @@ class Results:
         in another thread is woken once, and does not take turns with the next step for every one.)
         """
         with self._changed:  # all along, so that outputs stay in order
-            for output in outputs:
-                if output.request_id in self._handlers:
-                    self._call_handler(output)
-                else:
-                    self._outputs.append(output)
+            self._outputs += self._call_handlers(outputs)
             self._changed.notify_all()
 
-    def _call_handler(self, output: Output) -> None:
-        callback, loop = self._handlers[output.request_id]
-        if output.is_finished():
-            del self._handlers[output.request_id]
-        try:
-            loop.call_soon_threadsafe(callback, output)
-        except RuntimeError:
-            pass  # the loop is closed: nobody is left to be told
+    def _call_handlers(self, outputs: Iterable[Output]) -> list[Output]:
+        """Wakes each event loop once, however many of its handlers are called. Returns outputs that have none."""
+        calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Output], None], Output]]] = {}
+        left = []
+        for output in outputs:
+            name = output.request_id
+            if name not in self._handlers:
+                left.append(output)
+                continue
+            callback, loop = self._handlers.pop(name) if output.is_finished() else self._handlers[name]
+            calls.setdefault(loop, []).append((callback, output))
+        for loop, of_loop in calls.items():
+            try:
+                loop.call_soon_threadsafe(_call_soon, loop, of_loop)
+            except RuntimeError:
+                pass  # the loop is closed: nobody is left to be told
+        return left
 
     def open(self) -> None:
         """More outputs are to come: it is worth waiting for them."""
@@ -82,3 +86,9 @@ class Results:
                 if not self._is_open or (left is not None and left <= 0):
                     return None
                 self._changed.wait(left)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, calls: list[tuple[Callable[[Output], None], Output]]) -> None:
+    """Each on its own: one that fails is no affair of the others."""
+    for callback, output in calls:
+        loop.call_soon(callback, output)

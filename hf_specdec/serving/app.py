@@ -23,6 +23,7 @@ from .disconnects import CancelOnDisconnect
 from .generation import SpeculativeState
 from .metrics import registry_of
 from .stop_strings import trimmed
+from .streams import QuickChunks
 
 
 class OneModel(ModelManager):
@@ -65,7 +66,7 @@ _stop_strings: ContextVar[str | list[str] | None] = ContextVar("stop_strings", d
 """Those of the request that the present task is about."""
 
 
-class _Chat(_OwnOptions, ChatCompletionHandler):
+class _Chat(_OwnOptions, QuickChunks, ChatCompletionHandler):
     """Stop strings leave answers, too, that are parsed from tokens: those of models with a response template."""
 
     def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> GenerationConfig:
@@ -82,7 +83,7 @@ class _Chat(_OwnOptions, ChatCompletionHandler):
         return super()._build_completion(request_id, content, *args, reasoning_content=reasoning_content, **kwargs)
 
 
-class _Completion(_OwnOptions, CompletionHandler):
+class _Completion(_OwnOptions, QuickChunks, CompletionHandler):
     pass
 
 

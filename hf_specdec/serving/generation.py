@@ -12,6 +12,7 @@ from transformers.cli.serving.utils import BaseGenerateManager, CBGenerateManage
 
 from ..batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from .stop_strings import TrimmedQueue, trimmed
+from .streams import MergedQueue
 
 
 class SpeculativeState(GenerationState):
@@ -57,7 +58,8 @@ class Generation(BaseGenerateManager):
         frontend, stop_strings = self._frontend(gen_config, processor), gen_config.stop_strings
         name = _own_name(request_id)
         texts, streamer = frontend.generate_streaming(model, processor, inputs, gen_config, name, **others)
-        return (TrimmedQueue(texts, stop_strings), streamer) if stop_strings else (texts, streamer)
+        merged = MergedQueue(texts)
+        return (TrimmedQueue(merged, stop_strings), streamer) if stop_strings else (merged, streamer)
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str

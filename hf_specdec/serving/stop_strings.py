@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from .streams import MergedQueue
+
 
 def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
     """The text up to the first stop string in it."""
@@ -18,12 +20,12 @@ class TrimmedQueue:
     of one is held back until it is known.
 
     Args:
-        pieces (`asyncio.Queue`): text (`str`, or a subclass of it for text of another kind, such as reasoning: no stop
-            string goes across), and other things that pass unchanged.
+        pieces (`MergedQueue` or `asyncio.Queue`): text (`str`, or a subclass of it for text of another kind, such as
+            reasoning: no stop string goes across), and other things that pass unchanged.
         stop_strings (`str` or `list[str]`): what ends the text.
     """
 
-    def __init__(self, pieces: asyncio.Queue, stop_strings: str | list[str]):
+    def __init__(self, pieces: MergedQueue | asyncio.Queue, stop_strings: str | list[str]):
         self._pieces, self._stop_strings = pieces, _as_list(stop_strings)
         self._held, self._kind, self._has_ended = "", str, False
         self._ready: list[Any] = []

@@ -1,0 +1,90 @@
+"""What a stream is made of: pieces that wait come as one, and chunks are those of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.completion import CompletionHandler
+from transformers.cli.serving.utils import ReasoningText
+
+from hf_specdec.serving.app import _Chat, _Completion
+from hf_specdec.serving.stop_strings import TrimmedQueue
+from hf_specdec.serving.streams import MergedQueue
+
+
+TEXTS = ["a", "", ' "quoted" \\ and\nbroken\t', "größer 語 🙂 \u2028 \x00", "the text of nobody", "the id of nobody"]
+
+
+def test_pieces_that_wait_come_as_one() -> None:
+    """Text of one kind; never more than was there, and in order."""
+
+    async def run() -> list[Any]:
+        texts: asyncio.Queue = asyncio.Queue()
+        queue, out = MergedQueue(texts), []
+        waits = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        for piece in ("a", "b", ReasoningText("c"), ReasoningText("d"), "e", 1, "f", "g", None):
+            texts.put_nowait(piece)
+        out.append(await waits)
+        while out[-1] is not None:
+            out.append(queue.get_nowait() if len(out) % 2 else await queue.get())
+        with pytest.raises(asyncio.QueueEmpty):
+            queue.get_nowait()
+        return out
+
+    found = asyncio.run(run())
+    assert found == ["ab", "cd", "e", 1, "fg", None]
+    assert [type(piece) for piece in found[:3]] == [str, ReasoningText, str]
+
+
+def test_stop_strings_in_merged_pieces() -> None:
+    async def run() -> list[Any]:
+        texts: asyncio.Queue = asyncio.Queue()
+        for piece in ("on", "e t", "wo", " three", None):
+            texts.put_nowait(piece)
+        queue = TrimmedQueue(MergedQueue(texts), "two")
+        return [queue.get_nowait(), queue.get_nowait()]
+
+    assert asyncio.run(run()) == ["one ", None]
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, name",
+    [
+        (_Completion, CompletionHandler, "text"),
+        (_Chat, ChatCompletionHandler, "content"),
+        (_Chat, ChatCompletionHandler, "reasoning_content"),
+    ],
+)
+def test_chunks_are_those_of_transformers(ours: Any, theirs: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letter by letter; built once a second."""
+    built, build = [], theirs._build_chunk_sse
+
+    def counted(self: Any, *args: Any, **options: Any) -> str:
+        built.append(options)
+        return build(self, *args, **options)
+
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(theirs, "_build_chunk_sse", counted)
+    one, other = (kind.__new__(kind) for kind in (ours, theirs))
+    one._second, one._built = 0, {}
+    model = ("a model",) if name == "text" else ()
+    options = {} if name == "text" else {"model": "a model"}
+    for second in (1000.0, 1000.9, 1001.0):
+        now[0] = second
+        for request_id in ("one", 'an "id"'):
+            for text in TEXTS:
+                built.clear()
+                ours_says = one._build_chunk_sse(request_id, *model, **options | {name: text})
+                times = len(built)
+                assert ours_says == build(other, request_id, *model, **options | {name: text})
+                assert times == (second != 1000.9 and request_id == "one" and text == TEXTS[0])
+    for others in ({"finish_reason": "stop"}, {name: "x", "finish_reason": "stop"}, {}):
+        assert one._build_chunk_sse("one", *model, **options | others) == build(
+            other, "one", *model, **options | others
+        )
