@@ -11,8 +11,7 @@ import torch
 from transformers.utils import logging
 
 from .engine import Engine
-from .request import Request
-from .request import SpeculativeGenerationOutput as Output
+from .request import Request, RequestStatus
 from .results import Results
 
 
@@ -36,8 +35,11 @@ class RequestLoop:
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
-        self._untold: list[Output] = []
-        """Results that nobody has been told: the time for it is while the device works."""
+        self._untold: list[tuple[Request, RequestStatus]] = []
+        """
+        Requests with results that nobody has been told. The time to make and to tell them is while the device works on
+        what comes next: until then a request may have lost its blocks, but has got no more tokens, nor failed.
+        """
         engine.device_steps.meanwhile = self._tell
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -167,7 +169,7 @@ class RequestLoop:
                     if request.is_over:
                         self._forget(request)
                 told = (request for request in requests if request.is_over or request.streaming)
-                self._untold += [request.to_generation_output() for request in told]
+                self._untold += [(request, request.status) for request in told]
             if not self.engine.scheduler.has_work:
                 self._tell()
         elif self._stops is not None:
@@ -179,7 +181,7 @@ class RequestLoop:
     def _tell(self) -> None:
         told, self._untold = self._untold, []
         if told:
-            self.results.deliver(told)
+            self.results.deliver([request.to_generation_output(status) for request, status in told])
 
     def _take_in(self) -> None:
         while not self._inbox.empty():

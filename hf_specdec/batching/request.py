@@ -100,6 +100,8 @@ class Request:
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)
+        self._prompt_told = list(prompt)
+        """What results have in common: a copy, since it is handed out, and one, since there may be many."""
         self.max_length = _max_length(options.criteria, len(prompt))
         self.table = BlockTable()
         self.error: str | None = None
@@ -179,14 +181,14 @@ class Request:
         self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.status = RequestStatus.FAILED
 
-    def to_generation_output(self) -> SpeculativeGenerationOutput:
-        """The request as it stands, for whoever waits for it."""
+    def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:
+        """The request as it stands, for whoever waits for it; with a `status` that it had just before."""
         return SpeculativeGenerationOutput(
             request_id=self.request_id,
-            prompt_ids=list(self.prompt),
+            prompt_ids=self._prompt_told,
             generated_tokens=self.tokens[len(self.prompt) :],
             error=self.error,
-            status=self.status,
+            status=self.status if status is None else status,
             created_time=self._created,
             lifespan=(self._started, self._ended),
             timestamps=None if self._timestamps is None else list(self._timestamps),
