@@ -14,8 +14,10 @@ import torch
 from walk_cases import Case, draft_arguments, filter_arguments, tree_arguments, uniforms
 
 from hf_specdec_kernels import Walks, rejection_walk
+from hf_specdec_kernels.rejection_sampling import triton as launching
 from hf_specdec_kernels.rejection_sampling.naive import greedy_walk_naive, rejection_walk_naive, target_walk_naive
 from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
+from hf_specdec_kernels.rejection_sampling.triton_walks import SIZES_OF_TREES, rejection_walk_kernel
 
 
 CASES = {
@@ -260,3 +262,18 @@ def test_replay_of_a_graph_with_other_numbers(device: torch.device) -> None:
         arguments["uniforms"].copy_(uniforms(case, device))
         graph.replay()
         assert_same(found, rejection_walk_naive(**arguments))
+
+
+def test_trees_of_all_usual_sizes_share_kernels() -> None:
+    """To compile one takes seconds: what they are compiled for is the same, and what differs is not looked at."""
+    compiled = set()
+    for num_nodes, depth in ((1, 0), (2, 1), (9, 4), (17, 15), (64, 8)):
+        tokens, one = torch.zeros(300, num_nodes, dtype=torch.long), torch.ones(300)
+        logits = torch.empty(300, num_nodes, 1000, device="meta")
+        told = launching._target(logits, tokens, tokens[:1], one, one.int(), one, one.bool())
+        told |= launching._walk(tokens.double(), depth, None)
+        differs = {name: value for name, value in told.items() if isinstance(value, int) and not name.isupper()}
+        fixed = {name: differs.pop(name) for name in ("num_warps", "vocab", "logits_stride_b", "logits_stride_n")}
+        assert set(differs) <= set(SIZES_OF_TREES) <= set(rejection_walk_kernel.arg_names)
+        compiled.add(tuple((name, value) for name, value in told.items() if name.isupper()) + (fixed["num_warps"],))
+    assert len(compiled) == 1

@@ -17,6 +17,8 @@ SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 """Low bits of float32 that values of these dtypes do not use."""
 STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
 """Blocks under way at once, the one in work included; more do not fit into shared memory."""
+FEWEST_NODES, FEWEST_DEPTHS = 64, 16
+"""Blocks of nodes and of a path are no smaller: trees of all usual sizes share kernels, which take long to compile."""
 PREPARED_NODES = 264
 """If all rows together have so many nodes at most, programs side by side compute the sums of every one beforehand."""
 
@@ -145,7 +147,7 @@ def _target(
         "BLOCK": block,  # the larger, the more loads are under way at once
         "BINS": BINS,
         "STAGES": STAGES[logits.dtype],
-        "BLOCK_NODES": triton.next_power_of_2(num_nodes),
+        "BLOCK_NODES": max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
         "num_warps": min(32, max(4, block // 512)),
     }
 
@@ -187,7 +189,7 @@ def _walk(uniforms: torch.Tensor, max_depth: int, end_tokens: torch.Tensor | Non
         "end_tokens": uniforms if end_tokens is None else end_tokens,
         "max_depth": max_depth,
         "num_end_tokens": 0 if end_tokens is None else len(end_tokens),
-        "BLOCK_PATH": triton.next_power_of_2(max_depth + 1),
+        "BLOCK_PATH": max(FEWEST_DEPTHS, triton.next_power_of_2(max_depth + 1)),
         "BLOCK_ENDS": 1 if end_tokens is None else triton.next_power_of_2(len(end_tokens)),
     }
 

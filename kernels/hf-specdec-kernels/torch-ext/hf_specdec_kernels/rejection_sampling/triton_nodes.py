@@ -45,7 +45,7 @@ def sums_of_p(
     return highest, total, threshold, first_tied
 
 
-@triton.jit(do_not_specialize=["num_nodes", "num_parents"])
+@triton.jit(do_not_specialize=["num_nodes", "num_parents", "tokens_stride_b", "parents_stride_b", "index_stride_b"])
 def prepare_kernel(
     logits, draft_logits, tokens, parents, draft_index, draft_columns, draft_temperature,
     temperature, top_k, top_p, active, bins, sums, edges, vocab, num_nodes, num_parents,

@@ -36,7 +36,14 @@ def _store_walk(
     tl.store(next_tokens + row, next_token.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["num_nodes", "max_depth", "num_end_tokens"])
+SIZES_OF_TREES = (
+    *("num_nodes", "num_parents", "max_depth", "num_end_tokens"),
+    *("tokens_stride_b", "parents_stride_b", "uniforms_stride_b", "index_stride_b"),
+)
+"""Arguments that differ from tree to tree, for whose values kernels are not compiled anew."""
+
+
+@triton.jit(do_not_specialize=[name for name in SIZES_OF_TREES if name not in ("num_parents", "index_stride_b")])
 def target_walk_kernel(
     logits, tokens, parents, uniforms, temperature, top_k, top_p, end_tokens, active, bins, sums, edges,
     path, accepted, next_tokens, vocab, num_nodes, max_depth, num_end_tokens,
@@ -87,7 +94,7 @@ def target_walk_kernel(
     _store_walk(path, accepted, next_tokens, row, nodes_of_path, depth, next_token, walks, max_depth, BLOCK_PATH)
 
 
-@triton.jit(do_not_specialize=["num_nodes", "num_parents", "max_depth", "num_end_tokens"])
+@triton.jit(do_not_specialize=SIZES_OF_TREES)
 def rejection_walk_kernel(
     logits, draft_logits, tokens, parents, uniforms, draft_index, draft_columns, draft_temperature,
     temperature, top_k, top_p, end_tokens, active, weights, scores, bins, sums, edges,
