@@ -10,6 +10,8 @@ from ..trees import DraftTree
 from ..verification.draft_temperature import overlaps
 
 
+MOST_KEPT = 256
+"""Tokens that top-k and top-p leave of a draft's distribution, if they are asked for as few."""
 _UNIT = 2**30
 """Parts of one in which a report counts."""
 
@@ -44,22 +46,29 @@ class Drawing:
             self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size)
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32."""
+        """
+        The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the `MOST_KEPT`
+        best alone: a larger top-k filters nothing, a top-p keeps no more. (Any q will do, as the walk knows it; to sort
+        all scores takes longer than the draft.)
+        """
         scores = logits.float() / _per_row(self.sharpness)
         if self._temperature is not None:
             scores = scores / _per_row(self._temperature)
         if self._top_k is None and self._top_p is None:
             return scores
-        ordered, places = scores.sort(dim=-1, descending=True)
-        hidden = torch.zeros_like(ordered, dtype=torch.bool)
+        best = scores.topk(min(MOST_KEPT, scores.shape[-1]), dim=-1).values
+        total, hidden = scores.logsumexp(dim=-1, keepdim=True), torch.zeros_like(best, dtype=torch.bool)
         if self._top_k is not None:
-            most = torch.where(self._top_k > 0, self._top_k, scores.shape[-1])[:, None, None]
-            hidden = torch.arange(scores.shape[-1], device=scores.device) >= most
+            filters = ((self._top_k > 0) & (self._top_k <= best.shape[-1]))[:, None, None]
+            hidden = (torch.arange(best.shape[-1], device=best.device) >= self._top_k[:, None, None]) & filters
+            total = torch.where(filters, best.masked_fill(hidden, -torch.inf).logsumexp(dim=-1, keepdim=True), total)
+        ends = filters if self._top_k is not None else torch.zeros_like(total, dtype=torch.bool)
         if self._top_p is not None:
-            chances = ordered.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+            chances = (best - total).exp()
             hidden = hidden | (chances.cumsum(dim=-1) - chances >= _per_row(self._top_p))
-        ordered = ordered.masked_fill(hidden, -torch.inf)
-        return torch.empty_like(scores).scatter_(-1, places, ordered)
+            ends = ends | (_per_row(self._top_p) < 1.0)
+        last = best.masked_fill(hidden, torch.inf).amin(dim=-1, keepdim=True)
+        return scores.masked_fill((scores < last) & ends, -torch.inf)
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
