@@ -47,9 +47,9 @@ class Drawing:
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """
-        The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the `MOST_KEPT`
-        best alone: a larger top-k filters nothing, a top-p keeps no more. (Any q will do, as the walk knows it; to sort
-        all scores takes longer than the draft.)
+        The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the
+        `MOST_KEPT` best alone: a larger top-k filters nothing, a top-p keeps no more. (Any q will do, since the walk
+        knows it; to sort all scores takes longer than the draft.)
         """
         scores = logits.float() / _per_row(self.sharpness)
         if self._temperature is not None:
