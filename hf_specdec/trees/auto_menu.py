@@ -64,7 +64,7 @@ class WholeTimes:
 
     FIRST = 3
     """Times that are a tree's own, of which the median counts."""
-    BELIEF = 2.0
+    BELIEF = 1.0
     """How many times of a tree the factor of all steps counts for."""
     OLD = 64
     """Steps after which a time is worth another look: the next one counts without it."""
@@ -82,6 +82,7 @@ class WholeTimes:
         self._first: dict[TokenTree | None, list[float]] = {}
         self._recent: dict[TokenTree | None, deque[tuple[int, float]]] = {}
         self._of_all: deque[float] = deque(maxlen=31)
+        self._of_all_then: float | None = None
         self._best: dict[TokenTree | None, float] = {}
         self._likely = StepTimes()
 
@@ -115,6 +116,8 @@ class WholeTimes:
             self._recent[tree].clear()
         self._recent.setdefault(tree, deque(maxlen=TimeTable.RECENT)).append((self.steps, factor))
         self._of_all.append(factor)
+        if tree is None:
+            self._of_all_then = statistics.median(self._of_all)
         self._best[tree] = min(self._best.get(tree, seconds), seconds)
         self._learn_what_is_likely(tree, seconds)
 
@@ -135,6 +138,11 @@ class WholeTimes:
     def is_old(self, tree: TokenTree | None) -> bool:
         """Whether the last step with it, if there was any, is long past."""
         return tree in self._recent and self.steps - self._recent[tree][-1][0] > self.OLD
+
+    @property
+    def slowed(self) -> float:
+        """How many times as long all steps take as when one without a tree was timed last."""
+        return 1.0 if self._of_all_then is None else statistics.median(self._of_all) / self._of_all_then
 
     def _learn_what_is_likely(self, tree: TokenTree | None, seconds: float) -> None:
         """
@@ -175,16 +183,14 @@ class MenuChoice(TreeChoice):
     """
     ROUNDS = 3
     """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
+    BUDGET = 0.01
+    """Of the time, as much may be lost by steps that are there to find something out."""
     PROBE = 16
-    """
-    Steps without trees, at least, after which one carries a small tree, to see whether the text has changed; more
-    where that would cost over a hundredth of the time, so that speculation which does not pay costs next to nothing.
-    """
+    """Steps without trees, at least, after which one carries a small tree, to see whether the text has changed."""
     LOOK = 64
-    """
-    Steps after which a few may be spent on a tree whose time is old; for the same tree twice as many next time, and
-    more where that is believed to cost over half a hundredth of the time.
-    """
+    """Steps after which a few may be spent on a tree whose time is old; for the same tree twice as many next time."""
+    SLOWED = 1.15
+    """As soon as all steps have become so much slower, a few go without a tree."""
     MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
@@ -202,6 +208,8 @@ class MenuChoice(TreeChoice):
         self._look_at = self.LOOK
         self._looks: dict[TokenTree | None, int] = {}
         self._next_look: dict[TokenTree | None, int] = {}
+        self._spent = self._lost = 0.0
+        """Seconds of all steps, and of those that were there to find something out, beyond what their tokens took."""
         self.most_nodes: int | None = None
         """Most draft tokens of a row of the step to come."""
 
@@ -224,20 +232,24 @@ class MenuChoice(TreeChoice):
         self._without = self._without + 1 if self.tree is None else 0
         if not self.times.has(None):
             return self.tree
-        if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
+        if self._lost > self.BUDGET * self._spent:
+            return self.tree
+        if self._without >= self.PROBE:
             self._without, self.tree = 0, self._small
+        elif self._planned is not None and self.times.slowed > self.SLOWED:
+            self._look_at_tree(None)
         elif self._step >= self._look_at:
             self._look_at = self._step + self.LOOK
-            self.tree = self._looked_at()
-            if self.tree != self._planned:
-                self._to_try = [self.tree] * (self.STEPS_OF_LOOK - 1)
+            self._look_at_tree(self._worth_a_look())
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         assert not isinstance(self.tree, DynamicTree)
-        self.times.add(self.tree if draft.num_nodes > 0 else None, propose + rest, is_whole=False)
+        tree = self.tree if draft.num_nodes > 0 else None
+        self.times.add(tree, propose + rest, is_whole=False)
         if self.tree is not None:
             self.acceptance.add(draft, paths)
+        self._account(tree, paths, propose + rest)
 
     def end_whole_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
         """
@@ -248,6 +260,7 @@ class MenuChoice(TreeChoice):
             self.times.add(tree, seconds)
         if tree is not None:
             self.acceptance.add_whole(tree, paths)
+        self._account(tree, paths, seconds)
 
     def put_off(self) -> None:
         """The step that ended could not carry its tree, but the next one can: it is to be the same."""
@@ -277,8 +290,8 @@ class MenuChoice(TreeChoice):
     def _allowed(self) -> list[TokenTree]:
         return [tree for tree in self.menu.trees if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
-    def _looked_at(self) -> TokenTree | None:
-        """What this step has in place of the planned tree, if anything's old time might be worth another look."""
+    def _worth_a_look(self) -> TokenTree | None:
+        """What might do better than the planned tree, if anything that was not timed for long; else that."""
         now, chances = self.worth(self._planned), self.acceptance.chances()
         due = {
             tree: _tokens(tree, chances) / self.times.best_of(tree) / self._price(tree)
@@ -290,13 +303,23 @@ class MenuChoice(TreeChoice):
             return self._planned
         looks = self._looks[tree] = self._looks.get(tree, 0) + 1
         self._next_look[tree] = self._step + (self.LOOK << min(looks, self.MOST_DOUBLINGS))
-        cost = self.STEPS_OF_LOOK * max(self.rate(self._planned) / self.rate(tree) - 1.0, 0.0)
-        self._look_at = self._step + max(self.LOOK, int(200 * cost))
         return tree
 
-    def _cost_of_probe(self) -> float:
-        """The time that a probe wastes if nothing is accepted, in steps without a tree."""
-        return self.times.of(self._small) / self.times.of(None) - 1.0
+    def _look_at_tree(self, tree: TokenTree | None) -> None:
+        """Takes it for a few steps in place of the planned one, if it is another."""
+        self.tree = tree
+        if tree != self._planned:
+            self._to_try = [tree] * (self.STEPS_OF_LOOK - 1)
+
+    def _account(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
+        """Notes what a step has taken, and what of it was lost if it was not as planned."""
+        if seconds is None or not self.times.has(self._planned):
+            return
+        self._spent += seconds
+        if tree != self._planned:
+            taken = [len(path) for path in paths if path is not None]
+            tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
+            self._lost = max(self._lost + seconds - tokens / self.rate(self._planned), 0.0)
 
 
 def _tokens(tree: TokenTree | None, chances: list[list[float]]) -> float:

@@ -92,8 +92,8 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     """A head is further behind by then than the probe is deep: it reads first, and the probe comes one step later."""
     monkeypatch.setattr(MenuChoice, "plan", lambda self: Plan(None, 1.0))
     monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree is None))
-    monkeypatch.setattr(MenuChoice, "_cost_of_probe", lambda self: 0.0)
-    monkeypatch.setattr(MenuChoice, "_looked_at", lambda self: None)
+    monkeypatch.setattr(MenuChoice, "BUDGET", 1.0)
+    monkeypatch.setattr(MenuChoice, "_worth_a_look", lambda self: None)
     carried, run = [], runner.DeviceSteps.run
 
     def noted(self: runner.DeviceSteps, requests: Any, groups: Any) -> Any:

@@ -92,7 +92,7 @@ def test_the_load_is_believed_of_what_is_not_in_use() -> None:
     for _ in range(times.OLD):
         assert not times.is_old(other) or times.steps > times.OLD
         times.add(used, 2 * 1.1)
-    assert times.is_old(other) and 1.4 * first < times.of(other) < 2 * first
+    assert times.is_old(other) and 1.2 * first < times.of(other) < 2 * first
     for _ in range(3):
         times.add(other, 3 * first)
     assert not times.is_old(other) and 2.4 * first < times.of(other) < 3 * first
@@ -105,7 +105,7 @@ def test_one_lucky_time_is_not_believed() -> None:
     for _ in range(500):
         times.add(used, 2 * 1.1)
     times.add(other, first)
-    assert times.of(other) > 1.5 * first
+    assert times.of(other) > 1.4 * first
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
@@ -152,6 +152,37 @@ def test_a_tree_that_gains_little_is_not_taken_for_a_load_that_slows_trees_alone
     assert gain(choice, chances, idle, 100) > 1.1
     assert gain(choice, chances, loaded, 100) > 0.9
     assert gain(choice, chances, loaded, 1000) > 0.98
+
+
+@pytest.mark.parametrize("best", [0.3, 0.37, 0.45])
+def test_a_load_under_which_no_tree_gains(best: float) -> None:
+    """It slows plain steps, too, and no two take the same time: what is spent on knowing that stays within bounds."""
+    idle, draws, spent, plain = machine(0.02, 0.09), random.Random(0), 0.0, 0.0
+    chances = [[best, 0.08, 0.05]] + [[best - 0.04, 0.08, 0.05]] * 7
+    choice, tokens = choice_with(warm_times(idle)), 0.0
+    gain(choice, chances, idle, 100)
+    for step in range(900):
+        tree = choice.begin_step(100)
+        paths = [] if tree is None else [path_through(tree, chances, draws) for _ in range(16)]
+        noise = 1 + 0.1 * abs(draws.gauss(0, 1))
+        choice.end_whole_step(tree, paths, noise * idle(tree) * (1.2 if tree is None else 1.8))
+        if step >= 200:
+            tokens += 1 + (sum(map(len, paths)) / 16 if paths else 0)
+            spent += noise * idle(tree) * (1.2 if tree is None else 1.8)
+            plain += noise * 1.2
+    assert tokens / spent > 0.965 * 700 / plain
+
+
+def test_no_tree_is_looked_at_as_soon_as_steps_are_slower() -> None:
+    idle = machine(0.002, 0.02)
+    choice = choice_with(warm_times(idle))
+    gain(choice, GOOD, idle, 300)
+    seen = []
+    for _ in range(40):
+        tree = choice.begin_step(100)
+        seen.append(tree)
+        choice.end_whole_step(tree, [] if tree is None else [[]], 2 * idle(tree))
+    assert None in seen and None not in seen[:10]
 
 
 def test_looks_are_few() -> None:
