@@ -139,10 +139,11 @@ async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: 
             *events, unread = (unread + part).split(b"\n\n")
             now = time.perf_counter() - start
             for event in events:
-                chunk = json.loads(event.removeprefix(b"data: "))
+                data = event.removeprefix(b"data: ")
+                chunk = {"choices": []} if data == b"[DONE]" else json.loads(data)
                 if "choices" not in chunk:
                     raise RuntimeError(f"A request ended with {chunk}.")
-                if chunk["choices"][0]["text"]:
+                if any(choice["text"] for choice in chunk["choices"]):
                     pieces.append(now)
                 if chunk.get("usage") is not None:
                     tokens = chunk["usage"]["completion_tokens"]

@@ -9,7 +9,7 @@ from torch import nn
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """The model and all modules in it, each once."""
+    """The model and all modules in it, each once, in no order that anybody should rely on."""
     found, left = {model: None}, [model]
     while left:
         for child in left.pop()._modules.values():

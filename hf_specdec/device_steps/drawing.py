@@ -11,7 +11,7 @@ from ..verification.draft_temperature import overlaps
 
 
 MOST_KEPT = 256
-"""Tokens that top-k and top-p leave of a draft's distribution, if they are asked for as few."""
+"""Of a draft's tokens filters look at so many."""
 _UNIT = 2**30
 """Parts of one in which a report counts."""
 
@@ -48,8 +48,8 @@ class Drawing:
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """
         The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the
-        `MOST_KEPT` best alone: a larger top-k filters nothing, a top-p keeps no more. (Any q will do, since the walk
-        knows it; to sort all scores takes longer than the draft.)
+        `MOST_KEPT` best alone: a larger top-k filters nothing, a top-p keeps no more, but for ties with the last. (Any
+        q will do, since the walk knows it; to sort all scores takes longer than the draft.)
         """
         scores = logits.float() / _per_row(self.sharpness)
         if self._temperature is not None:
@@ -67,6 +67,7 @@ class Drawing:
             chances = (best - total).exp()
             hidden = hidden | (chances.cumsum(dim=-1) - chances >= _per_row(self._top_p))
             ends = ends | (_per_row(self._top_p) < 1.0)
+        hidden = hidden & (torch.arange(best.shape[-1], device=best.device) > 0)  # the best stays, with any top-p
         last = best.masked_fill(hidden, torch.inf).amin(dim=-1, keepdim=True)
         return scores.masked_fill((scores < last) & ends, -torch.inf)
 

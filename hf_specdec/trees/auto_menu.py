@@ -184,7 +184,9 @@ class MenuChoice(TreeChoice):
     ROUNDS = 3
     """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
     BUDGET = 0.01
-    """Of the time, as much may be lost by steps that are there to find something out."""
+    """Of the time, as much may be lost by steps that are there to find something out …"""
+    MEMORY = 1024
+    """… among the last so many steps."""
     PROBE = 16
     """Steps without trees, at least, after which one carries a small tree, to see whether the text has changed."""
     LOOK = 64
@@ -205,21 +207,31 @@ class MenuChoice(TreeChoice):
         self._rounds = 1
         self._planned: TokenTree | None = None
         self._step = self._without = 0
-        self._look_at = self.LOOK
+        self._look_at, self._slow_look_at = self.LOOK, 0
         self._looks: dict[TokenTree | None, int] = {}
         self._next_look: dict[TokenTree | None, int] = {}
+        self._explores = False
+        """Whether the present step is there to find something out."""
         self._spent = self._lost = 0.0
-        """Seconds of all steps, and of those that were there to find something out, beyond what their tokens took."""
+        """
+        Seconds of all steps, and by how much those that were there to find something out took longer than planned ones
+        for as many tokens; the older, the less they count.
+        """
         self.most_nodes: int | None = None
         """Most draft tokens of a row of the step to come."""
 
     def begin_step(self, length: int) -> TokenTree | None:
+        self.tree = self._chosen()
+        self._explores = self.tree != self._planned
+        return self.tree
+
+    def _chosen(self) -> TokenTree | None:
+        """The tree of this step: what is planned, or what something is to be found out about."""
         if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
             self._rounds += 1
             self._to_try = list(self._trials)  # nobody has timed them
         if self._to_try:
-            self.tree = self._to_try.pop(0)
-            return self.tree
+            return self._to_try.pop(0)
         if self._planned not in (None, *self._allowed):
             self._planned = None
         if self._step % self.REPLAN == 0 and self.times.has(None):
@@ -228,20 +240,20 @@ class MenuChoice(TreeChoice):
                 self._planned = plan.tree
                 self._looks.pop(plan.tree, None)
         self._step += 1
-        self.tree = self._planned
-        self._without = self._without + 1 if self.tree is None else 0
-        if not self.times.has(None):
-            return self.tree
-        if self._lost > self.BUDGET * self._spent:
-            return self.tree
+        self._without = self._without + 1 if self._planned is None else 0
+        if not self.times.has(None) or self._lost > self.BUDGET * self._spent:
+            return self._planned
         if self._without >= self.PROBE:
-            self._without, self.tree = 0, self._small
-        elif self._planned is not None and self.times.slowed > self.SLOWED:
-            self._look_at_tree(None)
+            self._without = 0
+            return self._small
+        tree = self._planned
+        if self._planned is not None and self.times.slowed > self.SLOWED and self._step >= self._slow_look_at:
+            self._slow_look_at, tree = self._step + self.LOOK, None
         elif self._step >= self._look_at:
-            self._look_at = self._step + self.LOOK
-            self._look_at_tree(self._worth_a_look())
-        return self.tree
+            self._look_at, tree = self._step + self.LOOK, self._worth_a_look()
+        if tree != self._planned:
+            self._to_try = [tree] * (self.STEPS_OF_LOOK - 1)
+        return tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         assert not isinstance(self.tree, DynamicTree)
@@ -249,7 +261,8 @@ class MenuChoice(TreeChoice):
         self.times.add(tree, propose + rest, is_whole=False)
         if self.tree is not None:
             self.acceptance.add(draft, paths)
-        self._account(tree, paths, propose + rest)
+        if not self.times.are_of_whole_steps:
+            self._account(tree, paths, propose + rest)
 
     def end_whole_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
         """
@@ -305,18 +318,14 @@ class MenuChoice(TreeChoice):
         self._next_look[tree] = self._step + (self.LOOK << min(looks, self.MOST_DOUBLINGS))
         return tree
 
-    def _look_at_tree(self, tree: TokenTree | None) -> None:
-        """Takes it for a few steps in place of the planned one, if it is another."""
-        self.tree = tree
-        if tree != self._planned:
-            self._to_try = [tree] * (self.STEPS_OF_LOOK - 1)
-
     def _account(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
-        """Notes what a step has taken, and what of it was lost if it was not as planned."""
-        if seconds is None or not self.times.has(self._planned):
+        """Notes what a step has taken (None: nobody knows), and what of it was lost."""
+        if not self.times.has(self._planned) or not self.times.has(tree):
             return
-        self._spent += seconds
-        if tree != self._planned:
+        seconds = self.times.of(tree) if seconds is None else seconds
+        kept = 1.0 - 1.0 / self.MEMORY
+        self._spent, self._lost = kept * self._spent + seconds, kept * self._lost
+        if self._explores:
             taken = [len(path) for path in paths if path is not None]
             tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
             self._lost = max(self._lost + seconds - tokens / self.rate(self._planned), 0.0)

@@ -14,7 +14,7 @@ from hf_specdec.device_steps.drawing import Drawing
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-ROWS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.0, 0, 0.8), (1.3, 12, 0.6), (2.0, 3, 0.1), (1.0, 20, 0.99)]
+ROWS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.0, 0, 0.8), (1.3, 12, 0.6), (2.0, 3, 0.1), (1.0, 20, 0.99), (1.0, 0, 0.0)]
 """Temperature, top-k and top-p."""
 
 

@@ -239,3 +239,25 @@ def test_texts_that_change() -> None:
     assert gain(choice, BAD, seconds, 1000) > 0.97
     gain(choice, GOOD, seconds, 600)
     assert gain(choice, GOOD, seconds, 400) > 1.8
+
+
+def test_steps_that_nobody_times_do_not_keep_it_without_trees() -> None:
+    """As while prompts are read beside every step: to have become slower is a reason to look once, not for ever."""
+    idle = machine(0.002, 0.02)
+    choice = choice_with(warm_times(idle))
+    gain(choice, GOOD, idle, 300)
+    for _ in range(31):
+        choice.times.add(choice._planned, 3 * idle(choice._planned))
+    taken, draws = [], random.Random(0)
+    for _ in range(600):
+        taken.append(tree := choice.begin_step(100))
+        choice.end_whole_step(tree, [] if tree is None else [path_through(tree, GOOD, draws)], None)
+    assert 0 < taken.count(None) < 60
+
+
+def test_good_times_do_not_pay_for_many_bad_ones() -> None:
+    seconds = machine(0.5, 0.1)
+    good, choice = machine(0.002, 0.02), choice_with(warm_times(seconds))
+    gain(choice, GOOD, good, 8000)
+    gain(choice, BAD, seconds, 400)  # learns that it does not pay
+    assert gain(choice, BAD, seconds, 600) > 0.97

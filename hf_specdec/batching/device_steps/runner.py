@@ -176,6 +176,7 @@ class DeviceSteps:
             and not self._failed
             and are_installed()
             and all(obstacle_to_graphs(model, "auto") is None for model in models)
+            and all(model.device == self._target.device for model in models)
             and forward.can_be_captured
             and forward.has_kernel
             and forward.dtype in DTYPES
@@ -193,7 +194,9 @@ class DeviceSteps:
 
     def run(self, requests: list[Request], groups: Sequence[Group]) -> Outcome | None:
         """
-        A step of all these requests; None, and no request or draft knows of it, if the device cannot do it as a whole.
+        A step of all these requests; None if the device cannot do it as a whole. Then no request knows of it, and no
+        draft, but for features of parts that have run before one that could not be captured, the first and the last:
+        what a head drafts from these may be worse.
         """
         parts = self._parts(requests, groups)
         if parts is None:

@@ -20,7 +20,7 @@ class Walks:
         rows (`InFlightRows`): the step's.
         kinds (`frozenset[Kind]`): how they find their tokens.
         drawn_by (`Drafter`, *optional*): the drafter whose children are drawn.
-        draft_is_filtered (`bool`): whether they are drawn from what top-k and top-p leave, which takes a sort. (Of the
+        draft_is_filtered (`bool`): whether they are drawn from what top-k and top-p leave, which takes time. (Of the
             target's tokens these leave all for a row that has neither, at the price of a comparison.)
     """
 
