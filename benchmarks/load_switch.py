@@ -3,12 +3,13 @@ Speculation under a load that rises and falls: when it goes, whether it comes ba
 
     python benchmarks/load_switch.py [--target ID_OR_FOLDER] [--draft ID_OR_FOLDER] [--limit 16] [--output switch.png]
 
-So many requests as `--open` says are open at a time, each number for `--phase-seconds`; those that are too many when
-the load falls end by themselves. The same load is put on three managers: one that switches speculation off with more
-than `--limit` running requests, one that never speculates and one that always does. The picture shows, over time, the
-running requests, the tokens per second of all three, and the acceptance of the first, whose steps without drafts are
-shaded. Prints, for every phase, the throughput and the mean acceptance length, then one JSON line. The defaults need
-no network, and take five phases of 15 seconds on each of three managers. A trial on a CPU:
+So many requests as `--open` says are open at a time, each number for `--phase-seconds`, with texts of two, three and
+four thirds of `--output-len`; those that are too many when the load falls end by themselves. The same load is put on
+three managers: one that switches speculation off with more than `--limit` running requests, one that never speculates
+and one that always does. The picture shows, over time, the running requests, the tokens per second of all three, and
+the acceptance of the first, whose steps without drafts are shaded. Prints, for every phase, the throughput and the
+mean acceptance length, then one JSON line. The defaults need no network, and take five phases of 15 seconds on each
+of three managers. A trial on a CPU:
 
     python benchmarks/load_switch.py --open 1 6 1 --limit 2 --phase-seconds 6 --output-len 24 --prompts real
 """
@@ -74,7 +75,8 @@ def put_load(manager: Any, prompts: list[list[int]], options: argparse.Namespace
     while (phase := int((time.perf_counter() - start) / options.phase_seconds)) < len(options.open):
         while len(running) < options.open[phase]:
             prompt = prompts[asked % len(prompts)]
-            running.add(manager.add_request(prompt, max_new_tokens=options.output_len, eos_token_id=-1))
+            length = options.output_len * (2 + asked % 3) // 3  # of one length, they would all end at once
+            running.add(manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1))
             asked += 1
         result = manager.get_result(timeout=options.interval / 4)
         if result is not None:

@@ -101,7 +101,7 @@ def test_a_load_on_a_manager() -> None:
 def test_a_load_that_rises_and_falls(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "switch.png"
-    options = ["--open", "1", "6", "1", "--limit", "2", "--phase-seconds", "4", "--output-len", "60"]
+    options = ["--open", "1", "6", "1", "--limit", "2", "--phase-seconds", "4", "--output-len", "24"]
     found = trial("load_switch.py", *options, "--interval", "0.25", "--input-len", "20", "--output", str(picture))
     assert picture.stat().st_size > 10_000
     low, high, again = found["phases"]["by load"]
