@@ -81,11 +81,10 @@ def running(command: list[str]) -> Iterator[str]:
             until = time.monotonic() + 600
             while read(f"{address}/health") is None:
                 if process.poll() is not None or time.monotonic() > until:
-                    log.seek(0)
-                    raise RuntimeError(f"{' '.join(command)} did not start:\n{log.read()[-3000:]}")
+                    raise RuntimeError(f"{' '.join(command)} did not start.")
                 time.sleep(0.2)
             yield address
-        except Exception:
+        except Exception:  # raised again: by then what the server has said is gone
             log.seek(0)
             print(f"{' '.join(command)} said at last:\n{log.read()[-8000:]}", file=sys.stderr)
             raise
@@ -121,10 +120,7 @@ def counters(address: str) -> dict[str, float]:
 
 
 async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: float, length: int) -> Timing:
-    """
-    One request. Its events are read here: the client makes objects of them, which takes longer than a server to write
-    them, and it is a server that is measured.
-    """
+    """One request. Its events are read here, since the client would make an object of each."""
     generation = {"max_new_tokens": length, "eos_token_id": -1, "do_sample": temperature > 0, "top_k": 0}
     start, pieces, tokens, unread = time.perf_counter(), [], 0, b""
     async with client.completions.with_streaming_response.create(

@@ -49,7 +49,7 @@ class Drawing:
         """
         The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the
         `MOST_KEPT` best alone: a larger top-k filters nothing, a top-p keeps no more, but for ties with the last. (Any
-        q will do, since the walk knows it; to sort all scores takes longer than the draft.)
+        q will do, since the walk knows it, and so no level has to sort its whole vocabulary.)
         """
         scores = logits.float() / _per_row(self.sharpness)
         if self._temperature is not None:

@@ -49,7 +49,7 @@ _ID, _TEXT = "the id of nobody", "the text of nobody"
 class QuickChunks:
     """
     Mixed into a handler of transformers' server: its chunks with nothing but text in them are made from one that the
-    handler has built in the same second. (To build and check one takes longer than all else that is done with it.)
+    handler has built in the same second. (With 64 streams, to build them was more than half of the event loop's time.)
     """
 
     _TEXTS = ("text", "content", "reasoning_content")

@@ -330,10 +330,11 @@ class DeviceSteps:
             if len(self._seen) > MOST_SEEN:
                 self._seen.clear()
             self._seen[key] += 1
+            kinds = kind.done_by
             able = [
                 (other_kind, other)
                 for other_kind, other in self._steps
-                if other_kind.can_do(kind)
+                if other_kind in kinds
                 and wanted.lag <= other.lag
                 and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
                 and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks

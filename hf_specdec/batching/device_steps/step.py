@@ -43,9 +43,10 @@ class StepKind:
     reads: bool = False
     compiles: bool = False
 
-    def can_do(self, other: StepKind) -> bool:
-        """Whether its steps can serve the rows of another kind: to a row without top-k and top-p they do nothing."""
-        return self in (other, replace(other, is_filtered=other.draws))
+    @property
+    def done_by(self) -> tuple[StepKind, ...]:
+        """Kinds whose steps can serve its rows: also the one that filters, which does nothing to rows without."""
+        return (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
 
 
 class InFlightStep(CapturedStep):
