@@ -158,7 +158,7 @@ def train(
     Over several GPUs: accelerate launch --module hf_specdec.cli train …
     """
     options = dict(locals())
-    from ..training import TrainOptions
+    from ..training import TrainOptions, end_processes
     from ..training import train as run
 
     console = Console(soft_wrap=True)
@@ -168,6 +168,7 @@ def train(
         result = run(TrainOptions(**options), report=console.print)
     except (ImportError, OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    end_processes()
     if os.environ.get("RANK", "0") != "0":  # the first process speaks for all
         return
     if not result.finished:

@@ -9,7 +9,7 @@ train(TrainOptions(output="head", target="HuggingFaceTB/SmolLM2-135M-Instruct", 
 """
 
 from .options import TrainOptions
-from .recipe import TrainResult, train
+from .recipe import TrainResult, end_processes, train
 
 
-__all__ = ["TrainOptions", "TrainResult", "train"]
+__all__ = ["TrainOptions", "TrainResult", "end_processes", "train"]

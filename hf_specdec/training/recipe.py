@@ -72,7 +72,8 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     Trains a head or a draft model, or continues to.
 
     `options.output` becomes what `EagleHead.from_pretrained` (or `AutoModelForCausalLM`) reads, besides `data/`,
-    `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls this.
+    `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls this, and when there is
+    nothing more to train, `end_processes`.
 
     Args:
         options (`TrainOptions`): the run.
@@ -109,6 +110,17 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     if texts is None:
         return TrainResult(output=output, finished=False, before={}, after={})
     return _Run(options, output, target, tokenizer, texts, start, report).finish(deadline)
+
+
+def end_processes() -> None:
+    """
+    Takes leave of the other processes of `accelerate launch`; nothing is trained after it.
+
+    Gloo's threads may still hold tensors at the end of a program: one that ends without this aborts now and then, with
+    everything written (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class _Run:

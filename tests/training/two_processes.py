@@ -9,7 +9,7 @@ import torch
 from support.goldens import TINY_TARGET
 from support.ranks import write_result
 
-from hf_specdec.training import TrainOptions, train, trainer
+from hf_specdec.training import TrainOptions, end_processes, train, trainer
 
 
 def main(folder: Path) -> None:
@@ -46,6 +46,7 @@ def main(folder: Path) -> None:
             "after": result.after,
         },
     )
+    end_processes()
 
 
 if __name__ == "__main__":
