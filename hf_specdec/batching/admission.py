@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -157,11 +158,14 @@ class Admission:
         return request
 
     def _checked_prompt(self, input_ids: Iterable[int]) -> list[int]:
-        prompt = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
-        if not prompt or not all(hasattr(token, "__index__") for token in prompt):
-            raise ValueError(f"`input_ids` must be a list of one token or more, but is {_shorten(prompt)}.")
-        prompt = [int(token) for token in prompt]
-        if not all(0 <= token < self.num_embeddings for token in prompt):
+        given = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
+        try:
+            prompt = list(map(operator.index, given))
+        except TypeError:
+            prompt = []
+        if not prompt:
+            raise ValueError(f"`input_ids` must be a list of one token or more, but is {_shorten(given)}.")
+        if min(prompt) < 0 or max(prompt) >= self.num_embeddings:
             raise ValueError(
                 f"`input_ids` names tokens beyond the {self.num_embeddings} that the model knows: {_shorten(prompt)}."
             )

@@ -344,6 +344,14 @@ class SpeculativeBatchingManager:
         """Forgets a request's handler, if there is one. (With its last result it is forgotten by itself.)"""
         self._loop.results.unregister(request_id)
 
+    def listen(self, callback: Callable[[list[Output]], None]) -> None:
+        """
+        From now on all results go to `callback`, those of a step together, and nowhere else. It is called by the
+        manager's thread, while the device works on what comes next: a short one keeps nobody waiting. What it raises
+        ends the manager.
+        """
+        self._loop.results.listener = callback
+
     @property
     def state(self) -> ManagerState:
         """What the manager is doing now."""

@@ -12,9 +12,10 @@ from .request import SpeculativeGenerationOutput as Output
 
 
 class Results:
-    """Outputs in the order they came; those with a handler go to it instead."""
+    """Outputs in the order they came; those with a handler, or all if there is a listener, go to it instead."""
 
     def __init__(self) -> None:
+        self.listener: Callable[[list[Output]], None] | None = None
         self._outputs: deque[Output] = deque()
         self._handlers: dict[str, tuple[Callable[[Output], None], asyncio.AbstractEventLoop]] = {}
         self._changed = threading.Condition()
@@ -39,6 +40,9 @@ class Results:
         in another thread is woken once, and does not take turns with the next step for every one.)
         """
         with self._changed:  # all along, so that outputs stay in order
+            if self.listener is not None:
+                self.listener(list(outputs))
+                return
             self._outputs += self._call_handlers(outputs)
             self._changed.notify_all()
 

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from transformers import PreTrainedModel
 
-from ..batching import Limits, SpeculativeBatchingManager
 from ..benchmarking import contenders as ways
 from ..benchmarking import loading
 from ..config import SpeculativeConfig
-from ..forward import execution_device
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 
-SWITCH_INTERVAL = 0.0005
-"""
-Seconds for which a Python thread may keep the others waiting. By default 0.005, in which a small model on a GPU does a
-whole step: its thread would wait as long for that which writes the answers.
-"""
 PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client")
 
 
@@ -82,6 +73,7 @@ def serve(
     import uvicorn
 
     from ..serving.app import build_app
+    from ..serving.engine import EngineOptions, StartError, running_engine
 
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
@@ -95,34 +87,22 @@ def serve(
             max_step_nodes=max_step_nodes,
         ),
     )
-    type_ = loading.DTYPES[checked_dtype(dtype, device)]
-    model = or_bad_parameter("TARGET", loading.load_target, target, type_, device, device_map)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", loading.load_draft, draft, type_, str(execution_device(model)))
-    defaults = Limits.of(None, model.device, model.num_parameters())
-    limits = Limits(
+    options = EngineOptions(
+        target=target,
+        draft=draft,
+        speculative_config=config,
+        device=device,
+        dtype=checked_dtype(dtype, device),
+        device_map=device_map,
+        max_requests=max_requests,
+        max_batch_tokens=max_batch_tokens,
         num_blocks=num_blocks,
-        max_requests=max_requests or defaults.max_requests,
-        chunk_size=max_batch_tokens or defaults.chunk_size,
         max_queue_size=max_queue_size,
     )
-    manager = or_bad_parameter("--draft", _manager, model, assistant, config, limits)
-    app = build_app(manager, tokenizer, model_name or target or loading.SMOLLM2)
-    manager.warmup()
-    manager.start()
-    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        uvicorn.Server(uvicorn.Config(app, host=host, port=port)).run()
-    finally:
-        manager.stop(hard_stop=True)
-
-
-def _manager(
-    model: PreTrainedModel, assistant: Any, config: SpeculativeConfig, limits: Limits
-) -> SpeculativeBatchingManager:
-    return SpeculativeBatchingManager(
-        model,
-        continuous_batching_config=limits,
-        assistant_model=assistant,
-        speculative_config=config,
-    )
+        with running_engine(options) as engine:
+            app = build_app(engine, tokenizer, model_name or target or loading.SMOLLM2)
+            uvicorn.Server(uvicorn.Config(app, host=host, port=port)).run()
+    except StartError as error:
+        raise typer.BadParameter(error.reason, param_hint=error.option) from error

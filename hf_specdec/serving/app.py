@@ -1,4 +1,4 @@
-"""The application: transformers' routes and handlers, our manager behind them."""
+"""The application: transformers' routes and handlers, our engine behind them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
-from transformers.cli.serving.transcription import TranscriptionHandler
 
-from ..batching import SpeculativeBatchingManager
 from .disconnects import CancelOnDisconnect
-from .generation import SpeculativeState
+from .engine.client import EngineClient
+from .engine.messages import Served
+from .generation import SpeculativeState, asked_for
 from .metrics import registry_of
 from .stop_strings import trimmed
 from .streams import QuickChunks
@@ -28,26 +28,39 @@ from .streams import QuickChunks
 
 class OneModel(ModelManager):
     """
-    The server's one model, which is loaded already.
+    The server's one model, which the engine has loaded already.
 
     Args:
         name (`str`): what clients call it.
-        model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): the model.
+        model (`Served`): what the engine tells of it.
+        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
     """
 
-    def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
         self._loaded = model, tokenizer
         super().__init__(force_model=name)
 
-    def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         return self._loaded
 
     def get_gen_models(self, *_: Any) -> list[dict[str, Any]]:
         return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}]
 
 
-class _OwnOptions:
-    """Options of a request that transformers' handlers leave out, or to all requests."""
+class _OwnRequests:
+    """
+    Each request has its own options, also those that transformers' handlers leave out. A stream begins when the engine
+    has taken the request: one that is refused is answered with a status of its own.
+    """
+
+    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+        asked_for.set(None)
+        handler: Any = super()  # it is mixed into one
+        response = await handler.handle_request(body, request_id)
+        request = asked_for.get()
+        if request is not None:
+            await request.admitted()
+        return response
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
@@ -66,7 +79,7 @@ _stop_strings: ContextVar[str | list[str] | None] = ContextVar("stop_strings", d
 """Those of the request that the present task is about."""
 
 
-class _Chat(_OwnOptions, QuickChunks, ChatCompletionHandler):
+class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
     """Stop strings leave answers, too, that are parsed from tokens: those of models with a response template."""
 
     def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> GenerationConfig:
@@ -83,36 +96,40 @@ class _Chat(_OwnOptions, QuickChunks, ChatCompletionHandler):
         return super()._build_completion(request_id, content, *args, reasoning_content=reasoning_content, **kwargs)
 
 
-class _Completion(_OwnOptions, QuickChunks, CompletionHandler):
+class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
     pass
 
 
-class _Response(_OwnOptions, ResponseHandler):
+class _Response(_OwnRequests, ResponseHandler):
     pass
 
 
-def build_app(manager: SpeculativeBatchingManager, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
+class _Nothing:
+    """In the place of handlers that need the model itself."""
+
+    async def handle_request(self, *_: Any) -> Response:
+        raise ValueError("this server is for chat, completions and responses. Use `transformers serve` for others.")
+
+
+def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
 
     Args:
-        manager (`SpeculativeBatchingManager`): runs the requests; started by whoever runs the server.
+        engine (`EngineClient`): runs the requests; ended by whoever started it.
         tokenizer (`PreTrainedTokenizerBase`): the model's.
         model_name (`str`): what clients call the model.
     """
-    models, state = OneModel(model_name, manager.model, tokenizer), SpeculativeState(manager)
-    parts = {
+    models, state = OneModel(model_name, engine.model, tokenizer), SpeculativeState(engine)
+    handlers: dict[str, Any] = {
+        "chat_handler": _Chat(models, state),
         "completion_handler": _Completion(models, state),
         "response_handler": _Response(models, state),
-        "transcription_handler": TranscriptionHandler(models, state),
-        "generation_state": state,
     }
-    if "systemone_handler" in inspect.signature(build_server).parameters:  # since 5.23
-        from transformers.cli.serving.systemone import SystemOneHandler
-
-        parts["systemone_handler"] = SystemOneHandler(models, state)
-    app = build_server(models, _Chat(models, state), **parts)
-    registry = registry_of(manager, model_name)
+    others = [name for name in inspect.signature(build_server).parameters if name.endswith("_handler")]
+    handlers |= {name: _Nothing() for name in others if name not in handlers}
+    app = build_server(models, generation_state=state, **handlers)
+    registry = registry_of(engine, model_name)
 
     @app.get("/metrics")
     def metrics() -> Response:

@@ -8,23 +8,23 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..batching import SpeculativeBatchingManager
+from .engine.client import EngineClient
 
 
-class ManagerCollector(Collector):
+class EngineCollector(Collector):
     """
-    Reads a manager's state when somebody asks.
+    Reads the engine's state when somebody asks.
 
     Args:
-        manager (`SpeculativeBatchingManager`): the manager.
+        engine (`EngineClient`): the engine.
         model_name (`str`): the value of the label `model_name`, which vLLM has, too.
     """
 
-    def __init__(self, manager: SpeculativeBatchingManager, model_name: str):
-        self.manager, self.model_name = manager, model_name
+    def __init__(self, engine: EngineClient, model_name: str):
+        self.engine, self.model_name = engine, model_name
 
     def collect(self) -> Iterator[Metric]:
-        state = self.manager.state
+        state = self.engine.state
         speculation, used = state.speculation, state.num_blocks - state.num_free_blocks
         yield self._counter("vllm:spec_decode_num_drafts", "Drafts.", speculation.num_drafts)
         yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.", speculation.num_draft_tokens)
@@ -62,8 +62,8 @@ class ManagerCollector(Collector):
         return family
 
 
-def registry_of(manager: SpeculativeBatchingManager, model_name: str) -> CollectorRegistry:
-    """A registry with the metrics of one manager."""
+def registry_of(engine: EngineClient, model_name: str) -> CollectorRegistry:
+    """A registry with the metrics of one engine."""
     registry = CollectorRegistry()
-    registry.register(ManagerCollector(manager, model_name))
+    registry.register(EngineCollector(engine, model_name))
     return registry

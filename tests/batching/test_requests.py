@@ -208,6 +208,29 @@ def test_handlers_in_an_event_loop(manager: SpeculativeBatchingManager, target: 
     assert manager.get_result(timeout=0.01) is None
 
 
+def test_a_listener_is_told_all_results_of_a_step_together(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    told, threads = [], set()
+
+    def listen(results: list[Any]) -> None:
+        told.append(results)
+        threads.add(threading.current_thread().name)
+
+    manager = make(target, draft)
+    manager.listen(listen)
+    names = manager.add_requests(PROMPTS, max_new_tokens=12, do_sample=False, streaming=True)
+    with manager:
+        pass
+    texts = {name: [] for name in names}
+    for results in told:
+        for result in results:
+            texts[result.request_id].append(result.generated_tokens)
+    assert max(map(len, told)) == len(names) and threads == {"hf-specdec-manager"}
+    for name, prompt in zip(names, PROMPTS, strict=True):
+        assert texts[name][-1] == text_alone(target, prompt, max_new_tokens=12)
+        assert sorted(texts[name], key=len) == texts[name]
+    assert manager.get_result(timeout=0.01) is None
+
+
 def test_names(manager: SpeculativeBatchingManager) -> None:
     assert manager.add_request([5, 6], max_new_tokens=100, request_id="mine") == "mine"
     with pytest.raises(ValueError, match="`request_id='mine'` is running already"):

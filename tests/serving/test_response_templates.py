@@ -12,6 +12,7 @@ import transformers
 from packaging import version
 from support.batches import limits
 from support.models import tiny_model
+from support.servers import engine_over
 from support.tokenizer import tiny_tokenizer
 
 from hf_specdec import NgramDraft
@@ -33,8 +34,11 @@ def chat() -> Iterator[_Chat]:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    with tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager:
-        yield _Chat(OneModel("tiny", manager.model, tokenizer), SpeculativeState(manager))
+    with (
+        tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager,
+        engine_over(manager, tokenizer) as engine,
+    ):
+        yield _Chat(OneModel("tiny", engine.model, tokenizer), SpeculativeState(engine))
 
 
 @pytest.fixture(scope="module")

@@ -202,11 +202,18 @@ def test_a_client_that_leaves_before_its_answer(address: str, client: Any) -> No
         ({"temperature": -1.0}, "temperature"),
     ],
 )
-def test_requests_that_cannot_be_served(client: Any, options: dict[str, Any], message: str) -> None:
-    call = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0.0} | options
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_cannot_be_served(client: Any, options: dict[str, Any], message: str, stream: bool) -> None:
+    call = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0.0, "stream": stream} | options
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(**call)
     assert message in error.value.response.text
+
+
+def test_what_needs_the_model_itself_is_refused(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.audio.transcriptions.create(model=MODEL, file=b"no sound")
+    assert "transformers serve" in error.value.response.text
 
 
 def test_metrics_have_vllms_names(address: str, client: Any) -> None:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from hf_specdec.serving.engine import EngineClient, EngineServer
 
 
 SECONDS_TO_START = 120
+
+
+@contextmanager
+def engine_over(manager: Any, tokenizer: Any) -> Iterator[EngineClient]:
+    """A client of a manager, with the pipe between them and without the process."""
+    connection, theirs = multiprocessing.Pipe()
+    serving = threading.Thread(target=EngineServer(manager, tokenizer, theirs).serve)
+    serving.start()
+    client = EngineClient(connection, connection.recv())
+    try:
+        yield client
+    finally:
+        client.close()
+        serving.join()
+        theirs.close()
 
 
 @contextmanager

@@ -1,0 +1,16 @@
+"""
+The model in a process of its own. Between HTTP and texts on the one side, and steps on the other, Python would take
+turns: with 64 streams of a small model the one costs as much as the other.
+
+    client.py     the manager, as the server sees it
+    messages.py   what the two processes tell each other
+    server.py     the manager's side
+    process.py    the process: what it loads, and how it starts and ends
+"""
+
+from .client import EngineClient
+from .process import EngineOptions, StartError, running_engine
+from .server import EngineServer
+
+
+__all__ = ["EngineClient", "EngineOptions", "EngineServer", "StartError", "running_engine"]

@@ -1,0 +1,105 @@
+"""The manager's side: takes requests from the pipe, and tells there what becomes of them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from .messages import AddRequest, Admission, AskState, CancelRequest, Ended, Progress, Served, State
+
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""For how long nobody may know that the manager has ended with an error, if nobody asks it anything."""
+
+
+class EngineServer:
+    """
+    Serves one `EngineClient`.
+
+    Args:
+        manager (`SpeculativeBatchingManager`): runs the requests; started and stopped by whoever made it.
+        tokenizer (`PreTrainedTokenizerBase`): the model's, for stop strings.
+        connection (`Connection`): one end of a pipe; the client has the other.
+    """
+
+    def __init__(
+        self, manager: SpeculativeBatchingManager, tokenizer: PreTrainedTokenizerBase, connection: Connection
+    ):
+        self._manager, self._tokenizer, self._connection = manager, tokenizer, connection
+        self._sending = threading.Lock()
+        self._told: dict[str, int] = {}
+        """How many tokens of each open request have been told."""
+        self._has_ended = False
+
+    def serve(self) -> None:
+        """Until the client takes leave, or is no more: then what it had asked for is cancelled."""
+        model = self._manager.model
+        self._manager.listen(self._tell)
+        try:
+            self._send(Served(model.config, model.generation_config))
+            while True:
+                if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
+                    self._look_for_the_end()
+                elif (message := self._connection.recv()) is not None:
+                    self._handle(message)
+                else:
+                    break
+        except (EOFError, OSError):
+            pass
+        for request_id in list(self._told):
+            self._manager.cancel_request(request_id)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, AddRequest):
+            self._send(self._added(message))
+        elif isinstance(message, CancelRequest):
+            self._manager.cancel_request(message.request_id)
+        elif isinstance(message, AskState):
+            self._send(State(message.number, self._manager.state))
+
+    def _added(self, asked: AddRequest) -> Admission:
+        self._told[asked.request_id] = 0
+        try:
+            self._manager.add_request(
+                asked.input_ids,
+                asked.request_id,
+                streaming=asked.streaming,
+                generation_config=asked.generation_config,
+                seed=asked.seed,
+                tokenizer=self._tokenizer if asked.generation_config.stop_strings else None,
+            )
+        except (ValueError, TypeError, RuntimeError, queue.Full) as error:
+            del self._told[asked.request_id]
+            return Admission.refused(asked.request_id, error)
+        return Admission(asked.request_id)
+
+    def _tell(self, outputs: list[SpeculativeGenerationOutput]) -> None:
+        """In the manager's thread, while the device is busy with the next step."""
+        told = []
+        for output in outputs:
+            tokens, name = output.generated_tokens, output.request_id
+            told.append(Progress(name, tokens[self._told[name] :], output.status, output.error))
+            if output.is_finished():
+                del self._told[name]
+            else:
+                self._told[name] = len(tokens)
+        try:
+            self._look_for_the_end()
+            self._send(told)
+        except OSError:
+            pass  # nobody is there any more: `serve` sees to it
+
+    def _look_for_the_end(self) -> None:
+        error = self._manager.background_thread_status.fatal_error
+        if error is not None and not self._has_ended:
+            self._has_ended = True
+            self._send(Ended(f"{type(error).__name__}: {error}"))
+
+    def _send(self, message: Any) -> None:
+        with self._sending:
+            self._connection.send(message)

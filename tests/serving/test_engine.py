@@ -1,0 +1,258 @@
+"""The engine in a process of its own: how it starts and ends, and what becomes of those who wait for it then."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batches import limits, text_alone
+from support.goldens import TINY_TARGET
+from support.models import tiny_model
+from support.servers import engine_over
+from support.tokenizer import tiny_tokenizer
+from transformers import GenerationConfig
+
+from hf_specdec import NgramDraft, SpeculativeConfig
+from hf_specdec.serving.engine import EngineClient, EngineOptions, StartError, running_engine
+
+
+PROMPT = [5, 6, 7]
+HEAD_OF_ANOTHER = Path(__file__).parents[2] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
+
+
+def options(**changes: Any) -> EngineOptions:
+    config = SpeculativeConfig(tree="[(0,)]")
+    given = {"target": str(TINY_TARGET), "draft": "ngram", "speculative_config": config, "device": "cpu"}
+    return EngineOptions(**given | {"dtype": "float32", "num_blocks": 60} | changes)
+
+
+@contextmanager
+def here(**changes: Any) -> Iterator[tuple[Any, EngineClient]]:
+    """A manager and its client, in this process."""
+    given = {"continuous_batching_config": limits(), **changes}
+    with tiny_model().init_continuous_batching(assistant_model=NgramDraft(), tree="[(0,)]", **given) as manager:
+        with engine_over(manager, tiny_tokenizer()) as engine:
+            yield manager, engine
+
+
+async def results_of(engine: EngineClient, length: int, name: str = "one", **request: Any) -> tuple[list, list[int]]:
+    """The results of a request as they come, and how many tokens there were with each."""
+    done = asyncio.get_running_loop().create_future()
+    results, counts = [], []
+
+    def note(result: Any) -> None:
+        results.append(result)
+        counts.append(len(result.generated_tokens))
+        if result.is_finished():
+            done.set_result(None)
+
+    config = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1)
+    engine.register_result_handler(name, note)
+    await engine.add_request(PROMPT, name, generation_config=config, **request)
+    await asyncio.wait_for(done, 60)
+    return results, counts
+
+
+def has_ended(process_id: int, seconds: float = 20.0) -> bool:
+    """Waits until a process is no more."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------ what it tells
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_tokens_are_told_once(streaming: bool) -> None:
+    with here() as (manager, engine):
+        results, counts = asyncio.run(results_of(engine, 40, streaming=streaming))
+        assert results[-1].generated_tokens == text_alone(manager.model, PROMPT, max_new_tokens=40, eos_token_id=-1)
+        assert len(results) > 10 if streaming else len(results) == 1
+        assert counts[-1] == 40
+        assert engine.state.num_generation_tokens == 40 and not engine._open and not engine._handlers
+
+
+@pytest.mark.parametrize(
+    "request_, kind, message",
+    [
+        ({"input_ids": [10**6]}, ValueError, "input_ids"),
+        ({"generation_config": GenerationConfig(max_new_tokens=10**6)}, ValueError, "never fit"),
+        ({"generation_config": GenerationConfig(max_new_tokens=4, num_beams=2)}, ValueError, "beam"),
+        ({"seed": "seven"}, TypeError, "seed"),
+    ],
+)
+def test_refusals_have_their_kind(request_: dict[str, Any], kind: type[Exception], message: str) -> None:
+    asked = {"input_ids": PROMPT, "generation_config": GenerationConfig(max_new_tokens=4)} | request_
+
+    async def ask() -> None:
+        told = []
+        engine.register_result_handler("one", told.append)
+        with pytest.raises(kind, match=message):
+            await engine.add_request(asked.pop("input_ids"), "one", **asked)
+        await asyncio.sleep(0)
+        assert [result.error is not None for result in told] == [True]
+
+    with here() as (manager, engine):
+        asyncio.run(ask())
+        assert not engine._open and not engine._handlers and manager.state.num_running == 0
+
+
+def test_a_full_queue() -> None:
+    async def ask() -> None:
+        config = GenerationConfig(max_new_tokens=600, eos_token_id=-1)
+        asked = [engine.add_request(PROMPT, f"{number}", generation_config=config) for number in range(20)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert any(isinstance(one, queue.Full) for one in found) and found[0] is None
+        for number in range(20):
+            engine.cancel_request(f"{number}")
+
+    config = limits()
+    config.max_queue_size = 1
+    with here(continuous_batching_config=config) as (_, engine):
+        asyncio.run(ask())
+
+
+def test_a_client_that_takes_leave_is_asked_for_nothing_more() -> None:
+    config = GenerationConfig(max_new_tokens=700, eos_token_id=-1)
+
+    async def ask() -> None:
+        await engine.add_request(PROMPT, "one", generation_config=config)
+
+    with tiny_model().init_continuous_batching(
+        assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
+    ) as manager:
+        with engine_over(manager, tiny_tokenizer()) as engine:
+            asyncio.run(ask())
+        until = time.monotonic() + 10
+        while manager.state.num_running + manager.state.num_waiting > 0:
+            assert time.monotonic() < until, "it still runs"
+            time.sleep(0.01)
+    assert manager.state.num_generation_tokens < 700
+
+
+def test_an_error_of_the_model_reaches_those_who_wait() -> None:
+    async def ask() -> None:
+        results, _ = await results_of(engine, 100, streaming=True)
+        assert "no more" in results[-1].error
+        assert "no more" in str(engine.fatal_error)
+        with pytest.raises(RuntimeError, match="has ended"):
+            engine.add_request(PROMPT, "another", generation_config=GenerationConfig(max_new_tokens=4))
+
+    with here() as (manager, engine):
+        forward, calls = manager.model.model.forward, []
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 5:
+                raise OSError("no more")
+            return forward(*args, **kwargs)
+
+        manager.model.model.forward = failing
+        try:
+            asyncio.run(ask())
+        finally:
+            del manager.model.model.forward
+
+
+# --------------------------------------------------------------------------------------------------------- the process
+
+
+def test_a_process() -> None:
+    with running_engine(options()) as engine:
+        assert engine.model.config.model_type == "llama"
+        results, counts = asyncio.run(results_of(engine, 24, streaming=True))
+        assert results[-1].error is None and counts[-1] == 24 and len(results) > 5
+        [process] = multiprocessing.active_children()
+    assert not process.is_alive() and process.exitcode == 0
+
+
+def test_a_process_that_is_killed() -> None:
+    async def ask() -> None:
+        asked = asyncio.ensure_future(results_of(engine, 500, streaming=True))
+        await asyncio.sleep(0.3)
+        [process] = multiprocessing.active_children()
+        process.kill()
+        results, _ = await asked
+        assert "has ended" in results[-1].error and engine.fatal_error is not None
+        with pytest.raises(RuntimeError, match="has ended"):
+            engine.add_request(PROMPT, "another", generation_config=GenerationConfig(max_new_tokens=4))
+        with pytest.raises(RuntimeError, match="has ended"):
+            await asyncio.to_thread(lambda: engine.state)
+
+    with running_engine(options()) as engine:
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "changes, option, reason",
+    [
+        ({"target": "no/such/folder/here"}, "TARGET", "no/such/folder/here"),
+        ({"draft": "no/such/draft"}, "--draft", "no/such/draft"),
+        ({"draft": str(HEAD_OF_ANOTHER)}, "--draft", "vocabulary"),
+        ({"dtype": "float33"}, "serve", "exit code 1"),
+    ],
+    ids=["target", "draft", "together", "unforeseen"],
+)
+def test_what_cannot_start(changes: dict[str, Any], option: str, reason: str) -> None:
+    with pytest.raises(StartError, match=reason) as error:
+        with running_engine(options(**changes)):
+            raise AssertionError("it runs")
+    assert error.value.option == option
+    assert not multiprocessing.active_children()
+
+
+@contextmanager
+def server(log: Path) -> Iterator[tuple[subprocess.Popen, int]]:
+    """A server in a process group of its own, and the number of its engine's process."""
+    pytest.importorskip("fastapi")
+    command = [sys.executable, "-m", "hf_specdec.cli", "serve", str(TINY_TARGET), "--device", "cpu", "--port", "0"]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        until = time.monotonic() + 60
+        while "Uvicorn running" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        names = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
+        yield process, next(child for child, name in names.items() if "spawn_main" in name)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_server_that_is_asked_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    """As by a terminal: all of its processes are told."""
+    with server(tmp_path / "log") as (process, engine):
+        os.killpg(process.pid, number)
+        process.wait(30)
+        assert has_ended(engine)
+    text = (tmp_path / "log").read_text()
+    assert "Application shutdown complete" in text and "Traceback" not in text, text
+
+
+def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    with server(tmp_path / "log") as (process, engine):
+        process.kill()
+        process.wait()
+        assert has_ended(engine)
