@@ -14,6 +14,7 @@ from .importing import when_imported
 
 
 OPTIONS = ("assistant_model", "tree", "speculative_config")
+_DESTRUCTION = "destroy_cached_continuous_batching_manager"
 _BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
 
 
@@ -39,6 +40,7 @@ def install() -> None:
     _wrap_assisted_decoding(GenerationMixin)
     for name in _BATCH_METHODS:
         _wrap_batches(ContinuousMixin, name)
+    _wrap_destruction(ContinuousMixin)
 
 
 def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
@@ -154,3 +156,17 @@ def _wrap_batches(mixin: Any, name: str) -> None:
         return METHODS[name](self, *args, **given)
 
     setattr(mixin, name, method)
+
+
+def _wrap_destruction(mixin: Any) -> None:
+    original = getattr(mixin, _DESTRUCTION)
+
+    @functools.wraps(original)
+    def method(self):
+        original(self)
+        if "hf_specdec.batching.methods" in sys.modules:  # else there is none of ours
+            from .batching.methods import METHODS
+
+            METHODS[_DESTRUCTION](self)
+
+    setattr(mixin, _DESTRUCTION, method)

@@ -68,9 +68,18 @@ class Admission:
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
         self.max_positions = _num_learned_positions(model)
-        self.generation_config = _plain(generation_config)
         self._known_options = set(vars(GenerationConfig())) - {"tree", "speculative_config"} | set(_OBJECTS)
-        # What is wrong with the target or the draft is wrong with every request.
+        self.use_defaults(generation_config)
+
+    def use_defaults(self, generation_config: GenerationConfig | None) -> None:
+        """
+        From now on these are the options of requests that give none.
+
+        Raises:
+            ValueError, TypeError: for what cannot be served: what is wrong with the target or the draft, too, since
+                that is wrong with every request.
+        """
+        self.generation_config = _plain(generation_config)
         check = copy.copy(self.generation_config)
         if check is not None:
             check.stop_strings = None  # they need the tokenizer that requests bring along

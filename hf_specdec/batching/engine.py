@@ -110,6 +110,7 @@ class Engine:
                 if cache is not None and cache.graphs is not None:
                     cache.graphs.renew()
             self.device_steps.renew()
+            self._last_end = None
             self.ranks.share_random_state()
             yield
 

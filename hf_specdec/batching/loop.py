@@ -11,6 +11,7 @@ import torch
 from transformers.utils import logging
 
 from .engine import Engine
+from .pauses import Pauses
 from .request import Request, RequestStatus
 from .results import Results
 
@@ -32,6 +33,8 @@ class RequestLoop:
         """What ended the thread, if it did not end by itself."""
         self.prepare: Callable[[], None] | None = None
         """What the thread is to do when it starts, once, before it takes requests."""
+        self.pauses = Pauses()
+        """In which the thread leaves the models to others."""
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
@@ -74,6 +77,19 @@ class RequestLoop:
         """Lets the thread end: when all requests are done, or at once."""
         self._stops = "at once" if at_once else self._stops or "when done"
         self._news.set()
+
+    def pause(self) -> None:
+        """
+        Waits until the thread rests; until `pauses.end` it does.
+
+        Raises:
+            RuntimeError: if it does not run, or is the calling one.
+        """
+        if not self.is_running:
+            raise RuntimeError("`pause`: the manager is not running. Without a thread there is nothing to pause.")
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("`pause`: called by the manager's own thread, which would wait for itself.")
+        self.pauses.begin(self._news.set, lambda: self.is_running)
 
     def join(self, timeout: float | None) -> None:
         """Waits for the thread to end."""
@@ -132,12 +148,16 @@ class RequestLoop:
             device = self.engine.target.device
             if device.type == "cuda" and device.index is not None:
                 torch.cuda.set_device(device)
-            with self.engine.running():
-                prepare, self.prepare = self.prepare, None
-                if prepare is not None and self._stops != "at once":
-                    self._prepare(prepare)
-                while self._go_on():
-                    pass
+            while True:
+                with self.engine.running():
+                    prepare, self.prepare = self.prepare, None
+                    if prepare is not None and self._stops != "at once":
+                        self._prepare(prepare)
+                    while self._go_on():
+                        pass
+                if not self.pauses.are_wanted:
+                    break
+                self._rest()
             self._end_all("The manager was stopped before the request was done.")
         except BaseException as error:
             logger.error("The manager has ended with an error.", exc_info=True)
@@ -157,11 +177,18 @@ class RequestLoop:
             for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:
                 self.engine.end(request)
 
+    def _rest(self) -> None:
+        """Until there is no pause any more."""
+        self._tell()
+        if self.engine.target.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.target.device)
+        self.pauses.rest()
+
     def _go_on(self) -> bool:
-        """One step, or a wait for news. False if the thread is to end."""
+        """One step, or a wait for news. False if the thread is to rest or to end."""
         self._news.clear()
         self._take_in()
-        if self._stops == "at once":
+        if self._stops == "at once" or self.pauses.are_wanted:
             return False
         if self.engine.scheduler.has_work:
             for requests in self.engine.step():

@@ -7,6 +7,7 @@ import copy
 import itertools
 import queue
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool
 from .engine import Engine
+from .keeping import keep
 from .limits import Limits
 from .loop import RequestLoop
 from .policy import LoadPolicy
@@ -170,10 +172,17 @@ class SpeculativeBatchingManager:
 
         Args:
             block (`bool`): whether to wait for it, at most `timeout` seconds.
-            keep_for_next_session (`bool`): must be False: a manager can be started again as it is.
+            keep_for_next_session (`bool`): whether the model is to keep the manager, with its memory and its graphs,
+                for the next call with the same draft and configuration
+                (`model.destroy_cached_continuous_batching_manager()` frees it).
+
+        Raises:
+            RuntimeError: inside a pause: the thread could not end.
         """
+        if self._loop.pauses.are_held_here:
+            raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
         if keep_for_next_session:
-            raise ValueError("`keep_for_next_session=True`: keep the manager yourself, and `start` it again.")
+            keep(self)
         if not self.is_running():
             return
         self._loop.stop(at_once=hard_stop)
@@ -187,6 +196,40 @@ class SpeculativeBatchingManager:
     def destroy(self) -> None:
         """Stops at once and forgets all requests."""
         self.stop(hard_stop=True)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """
+        Inside, the manager's thread rests, and the models are as they are without a manager, the caller's to use and
+        to change: to update weights, to switch adapters. Requests that are under way go on afterwards, with the keys
+        and values that they have; new ones may be added, and wait. Several threads may be inside at a time.
+
+        Raises:
+            RuntimeError: if the manager is not running, or ends first.
+        """
+        self._loop.pause()
+        try:
+            yield
+        finally:
+            self._loop.pauses.end()
+
+    def _serves(
+        self,
+        assistant_model: Any,
+        speculative_config: SpeculativeConfig | None,
+        continuous_batching_config: ContinuousBatchingConfig | Limits | None,
+    ) -> bool:
+        """Whether it is one that a call with these would make, and free to be used."""
+        config = SpeculativeConfig() if speculative_config is None else speculative_config
+        limits = Limits.of(continuous_batching_config, self.model.device, self.model.num_parameters())
+        admission = self._admission
+        is_alike = admission.assistant_model is assistant_model and admission.config == config
+        return is_alike and self._limits == limits and not self.is_running() and self._loop.fatal_error is None
+
+    def _renew(self, generation_config: GenerationConfig | None) -> None:
+        """Makes one that was kept as good as new: results that nobody has asked for are forgotten."""
+        self._admission.use_defaults(generation_config)
+        self._loop.results.clear()
 
     def __enter__(self) -> SpeculativeBatchingManager:
         self.start()

@@ -10,6 +10,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
+from .keeping import keep, let_go
 from .manager import SpeculativeBatchingManager
 from .request import SpeculativeGenerationOutput
 
@@ -24,7 +25,10 @@ def _make_manager(
     tree: Any = None,
     speculative_config: Any = None,
 ) -> SpeculativeBatchingManager:
-    """`init_continuous_batching`; `workload_hints` are for transformers' own manager."""
+    """
+    `init_continuous_batching`; `workload_hints` are for transformers' own manager. Gives the one that the model keeps,
+    if it is alike; another that it keeps is no more, since its memory is in the way.
+    """
     call = GenerationConfig()
     call.tree = tree if tree is not None else getattr(generation_config, "tree", None)
     own = getattr(generation_config, "speculative_config", None)
@@ -36,6 +40,11 @@ def _make_manager(
             f"`{name}`={getattr(call, name)!r} without a draft: pass `assistant_model=` a draft model, a head or "
             f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
         )
+    kept = let_go(model)
+    if kept is not None and kept._serves(assistant_model, config, continuous_batching_config):
+        kept._renew(generation_config)
+        return kept
+    del kept
     return SpeculativeBatchingManager(
         model,
         generation_config,
@@ -57,8 +66,7 @@ def _running_manager(
     workload_hints: Any = None,
     **speculation: Any,
 ) -> Iterator[SpeculativeBatchingManager]:
-    """`continuous_batching_context_manager`; there is nothing to warm up."""
-    _refuse_persistence(persistent_manager)
+    """`continuous_batching_context_manager`; whoever wants a warm-up asks the manager for it."""
     manager = _make_manager(model, generation_config, continuous_batching_config, **speculation)
     manager.start()
     try:
@@ -66,7 +74,7 @@ def _running_manager(
     except BaseException:
         manager.stop(hard_stop=True)
         raise
-    manager.stop(block=block, timeout=timeout)
+    manager.stop(block=block, timeout=timeout, keep_for_next_session=persistent_manager)
 
 
 def _generate_batch(
@@ -86,13 +94,13 @@ def _generate_batch(
 ) -> dict[str, SpeculativeGenerationOutput]:
     """
     `generate_batch`: results by request, in the order of `inputs`. `options` are those of `generate`, and `seed`.
-    (`max_queue_size` is for requests that come; here all are there from the start.)
+    (`max_queue_size` is for requests that come; here all are there from the start.) With `persistent_manager` the
+    model keeps the manager for the next call.
 
     Raises:
         ValueError, TypeError: for what cannot be served, before anything runs.
         RuntimeError: if a step fails.
     """
-    _refuse_persistence(persistent_manager)
     manager = _make_manager(
         model,
         generation_config,
@@ -116,19 +124,22 @@ def _generate_batch(
     fatal_error = manager.background_thread_status.fatal_error
     if fatal_error is not None:
         raise RuntimeError(f"A step has failed: {fatal_error}") from fatal_error
+    if persistent_manager:
+        keep(manager)
     return {name: results[name] for name in names}
 
 
-def _refuse_persistence(persistent_manager: bool) -> None:
-    if persistent_manager:
-        raise ValueError(
-            "`persistent_manager=True`: make a manager with `init_continuous_batching` instead, and keep it."
-        )
+def _destroy_kept_manager(model: PreTrainedModel) -> None:
+    """`destroy_cached_continuous_batching_manager`: ours."""
+    manager = let_go(model)
+    if manager is not None:
+        manager.destroy()
 
 
 METHODS: dict[str, Callable[..., Any]] = {
     "init_continuous_batching": _make_manager,
     "continuous_batching_context_manager": _running_manager,
     "generate_batch": _generate_batch,
+    "destroy_cached_continuous_batching_manager": _destroy_kept_manager,
 }
 """By name, what takes over from transformers' `ContinuousMixin`."""

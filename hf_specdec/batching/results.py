@@ -64,6 +64,13 @@ class Results:
                 pass  # the loop is closed: nobody is left to be told
         return left
 
+    def clear(self) -> None:
+        """Forgets what nobody has asked for, and who was to be told."""
+        with self._changed:
+            self._outputs.clear()
+            self._handlers.clear()
+            self.listener = None
+
     def open(self) -> None:
         """More outputs are to come: it is worth waiting for them."""
         with self._changed:

@@ -169,10 +169,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "more than ever fits": ({"max_new_tokens": 999}, ("`max_new_tokens=999`", "never fit", "num_blocks")),
     "a tree without a draft": ({"assistant_model": None}, ("`tree`", "without a draft")),
     "a tree that is none": ({"tree": "[(1, 0)]"}, ("(1, 0)",)),
-    "a manager that persists": (
-        {"persistent_manager": True},
-        ("`persistent_manager=True`", "init_continuous_batching"),
-    ),
     "a seed that is none": ({"seed": "7", "do_sample": True}, ("`seed`", "'7'")),
     "logprobs": (
         {"continuous_batching_config": limits(return_logprobs=True)},

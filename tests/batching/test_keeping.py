@@ -1,0 +1,146 @@
+"""A manager that a model keeps between calls."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from support.graphs import install_stand_in
+from support.heads import tiny_head
+from support.models import noisy_copy, tiny_model
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec import NgramDraft, SpeculativeConfig
+from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching.keeping import kept_by
+
+
+TREE = "[(0,), (1,), (0, 0)]"
+PROMPTS = ragged_prompts((9, 14, 5))
+
+
+def generate(model: PreTrainedModel, draft: Any, **options: Any) -> list[list[int]]:
+    call = {"max_new_tokens": 14, "do_sample": False, "continuous_batching_config": limits()} | options
+    if "speculative_config" not in call:
+        call = {"tree": TREE} | call
+    return [out.generated_tokens for out in model.generate_batch(PROMPTS, assistant_model=draft, **call).values()]
+
+
+def alone(model: PreTrainedModel, **options: Any) -> list[list[int]]:
+    return [text_alone(model, prompt, **({"max_new_tokens": 14} | options)) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Managers that are made, weakly."""
+    found, init = [], SpeculativeBatchingManager.__init__
+
+    def noted(self: SpeculativeBatchingManager, *args: Any, **options: Any) -> None:
+        found.append(weakref.ref(self))
+        init(self, *args, **options)
+
+    monkeypatch.setattr(SpeculativeBatchingManager, "__init__", noted)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["draft", "head", "ngram"])
+def test_the_next_call_has_it(kind: str, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that it has captured. Its options are those of the new call."""
+    stand_in = install_stand_in(monkeypatch, with_kernel=True)
+    model = tiny_model()
+    draft = {"draft": noisy_copy, "head": tiny_head, "ngram": lambda _: NgramDraft()}[kind](model)
+    for _ in range(2):  # sizes of prompts are captured when they come for the second time
+        assert generate(model, draft, persistent_manager=True) == alone(model)
+    captures = stand_in.captures
+    assert captures > 0
+    assert generate(model, draft, persistent_manager=True) == alone(model)
+    assert stand_in.captures == captures and len(made) == 1
+    assert_nothing_left(kept_by(model))
+    config = GenerationConfig(max_new_tokens=6, repetition_penalty=1.4, do_sample=False)
+    options = {"generation_config": config, "max_new_tokens": None}
+    texts = generate(model, draft, **options)
+    assert texts == alone(model, max_new_tokens=6, repetition_penalty=1.4) and len(made) == 1
+    assert kept_by(model) is None
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_another_call_makes_another(made: list[Any]) -> None:
+    model = tiny_model()
+    draft, ngram = noisy_copy(model), NgramDraft()
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (draft, {}),
+        (ngram, {}),
+        (ngram, {"tree": "[(0,)]"}),
+        (ngram, {"speculative_config": SpeculativeConfig(tree="[(0,)]", disable_by_batch_size=2)}),
+        (ngram, {"continuous_batching_config": limits(90)}),
+    ]
+    for number, (assistant, options) in enumerate(calls):
+        assert generate(model, assistant, persistent_manager=True, **options) == alone(model)
+        assert len(made) == number + 1
+        gc.collect()
+        assert [one() is not None for one in made] == [False] * number + [True]
+
+
+def test_it_can_be_destroyed_and_belongs_to_the_model(made: list[Any]) -> None:
+    model, draft = tiny_model(), NgramDraft()
+    model.destroy_cached_continuous_batching_manager()
+    generate(model, draft, persistent_manager=True)
+    model.destroy_cached_continuous_batching_manager()
+    gc.collect()
+    assert made[0]() is None and kept_by(model) is None
+    generate(model, draft, persistent_manager=True)
+    del model
+    gc.collect()
+    assert made[1]() is None
+
+
+def test_copies_of_the_model_have_none() -> None:
+    model, draft = tiny_model(), NgramDraft()
+    generate(model, draft, persistent_manager=True)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert kept_by(other) is None and generate(other, draft) == alone(model)
+    assert kept_by(model) is not None
+
+
+def test_one_of_a_context_manager_is_as_good_as_new(made: list[Any]) -> None:
+    """Results that nobody has asked for, and a listener, are no more."""
+    model, draft = tiny_model(), NgramDraft()
+    told: list[Any] = []
+    options = {"assistant_model": draft, "tree": TREE, "continuous_batching_config": limits()}
+    with model.continuous_batching_context_manager(persistent_manager=True, **options) as manager:
+        manager.add_requests(PROMPTS, max_new_tokens=5)
+    manager = model.init_continuous_batching(**options)
+    assert len(made) == 1 and manager is made[0]() and kept_by(model) is None
+    manager.listen(told.append)
+    manager.start()
+    name = manager.add_request(PROMPTS[0], max_new_tokens=5)
+    manager.stop(keep_for_next_session=True)
+    assert [result.request_id for results in told for result in results] == [name]
+    assert generate(model, draft) == alone(model) and len(made) == 1
+
+
+def test_a_failed_one_is_not_kept(made: list[Any]) -> None:
+    model, draft = tiny_model(), NgramDraft()
+
+    def fails(*_: Any) -> None:
+        raise OSError("no more")
+
+    with model.register_forward_pre_hook(fails), pytest.raises(RuntimeError, match="no more"):
+        generate(model, draft, persistent_manager=True)
+    assert kept_by(model) is None
+    with model.continuous_batching_context_manager(
+        persistent_manager=True, assistant_model=draft, tree=TREE, continuous_batching_config=limits()
+    ) as manager:
+        with model.register_forward_pre_hook(fails):
+            manager.add_request(PROMPTS[0], max_new_tokens=5)
+            while manager.is_running():
+                manager.get_result(timeout=0.1)
+    assert generate(model, draft, persistent_manager=True) == alone(model) and len(made) == 3
+    torch.testing.assert_close(kept_by(model).model.lm_head.weight, model.lm_head.weight)
