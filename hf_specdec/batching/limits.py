@@ -10,7 +10,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 
 from ..prompts import busy_at
 from .blocks import NUM_RESERVED
-from .memory import DEFAULT_SHARES, bytes_per_token, free_memory
+from .memory import DEFAULT_SHARES, bytes_per_request, bytes_per_token, free_memory
 
 
 FEWEST_TOKENS, MOST_TOKENS = 2048, 8192
@@ -115,11 +115,21 @@ class Limits:
         """Blocks to allocate: those asked for, else what the memory of the fullest device allows."""
         if self.num_blocks is not None:
             return self.num_blocks
+        features = bytes_per_request(models)
         fitting = (
-            free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8)) / per_token
+            self._fitting(
+                free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8)),
+                per_token * self.block_size,
+                features.get(device, 0),
+            )
             for device, per_token in bytes_per_token(models).items()
         )
-        return max(int(min(fitting) / self.block_size) - NUM_RESERVED, 1)
+        return max(int(min(fitting)) - NUM_RESERVED, 1)
+
+    def _fitting(self, memory: float, per_block: int, per_request: int) -> float:
+        """Blocks for which there is memory, beside what requests take that run: each has a block at least."""
+        most = memory / (per_block + per_request)
+        return most if most < self.max_requests else (memory - self.max_requests * per_request) / per_block
 
 
 _NAMES = {

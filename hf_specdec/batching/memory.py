@@ -1,4 +1,4 @@
-"""What K/V take of the memory of each device, and what is free there."""
+"""What K/V and waiting features take of the memory of each device, and what is free there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..eagle import EagleHead
 from ..forward import execution_device
+from .waiting_features import WaitingFeatures
 
 
 DEFAULT_SHARES = {"cpu": 0.25}
@@ -27,6 +29,16 @@ def bytes_per_token(models: Iterable[PreTrainedModel]) -> dict[torch.device, int
         per_layer = 2 * heads * head_dim * model.dtype.itemsize
         for layer in _layers(model, config.num_hidden_layers):
             total[_device_of(layer, model)] += int(per_layer * _share_of_heads(layer))
+    return dict(total)
+
+
+def bytes_per_request(models: Iterable[PreTrainedModel]) -> dict[torch.device, int]:
+    """Bytes of features that wait for heads, of each request that may run, where there are any."""
+    total: Counter[torch.device] = Counter()
+    for model in models:
+        if isinstance(model, EagleHead):
+            size = model.config.feature_size * model.dtype.itemsize
+            total[execution_device(model)] += WaitingFeatures.CAPACITY * size
     return dict(total)
 
 

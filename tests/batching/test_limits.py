@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 from support.batches import limits
+from support.heads import tiny_head
+from support.models import tiny_model
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits
+from hf_specdec.batching import limits as limits_module
+from hf_specdec.batching.blocks import NUM_RESERVED
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,27 @@ def test_refusals(name: str, value: Any) -> None:
 def test_refusals_of_transformers_config(options: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Limits.of(limits(**options), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("max_requests", [3, 200, 10_000])
+@pytest.mark.parametrize("memory", [600_000, 4_000_000])
+def test_blocks_and_features_fill_the_memory(memory: int, max_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last block, as the manager allocates them."""
+    model = tiny_model()
+    head = tiny_head(model)
+    monkeypatch.setattr(limits_module, "free_memory", lambda device: 2 * memory)
+    given = Limits(block_size=4, memory_share=0.5, max_requests=max_requests)
+    manager = model.init_continuous_batching(assistant_model=head, continuous_batching_config=given)
+    with manager:
+        manager.get_result(manager.add_request([5, 6, 7], max_new_tokens=3))
+    caches = manager.engine.target.cache, manager.engine.drafting.cache
+    layers = [layer for cache in caches for layer in cache.layers]
+    used = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+    a_block = used // (manager.engine.pool.num_blocks + NUM_RESERVED)
+    features = manager.engine.drafting.features.held
+    per_request = features[0].nbytes
+    used += features.nbytes - 2 * per_request  # two places are nobody's
+    assert used <= memory < used + a_block + per_request * (1 + NUM_RESERVED)
 
 
 @pytest.mark.parametrize("name", ["max_new_tokens", "max_length"])
