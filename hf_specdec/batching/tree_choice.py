@@ -9,8 +9,9 @@ from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
 from ..trees.auto import times_of
-from ..trees.auto_menu import MenuChoice, TreeMenu, WholeTimes
+from ..trees.auto_menu import MenuChoice, TreeMenu
 from ..trees.auto_tables import AcceptanceTable
+from ..trees.whole_times import WholeTimes
 from .request import Request
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .auto_tables import AcceptanceTable, TimeTable, expected_length, likeliest_paths
-from .choice import TreeChoice
+from .auto_tables import AcceptanceTable, TimeTable, likeliest_paths
 from .draft_tree import DraftTree
+from .planned_choice import Plan, PlannedChoice
 from .token_tree import TokenTree
 
 
@@ -57,14 +57,6 @@ class AutoTree:
 
 
 # ------------------------------------------------------------------------------------------------------------ the plan
-
-
-@dataclass
-class Plan:
-    """A tree, or none, and the tokens per second that it promises."""
-
-    tree: TokenTree | None
-    tokens_per_second: float
 
 
 def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, reach: int) -> Plan:
@@ -111,13 +103,17 @@ class StepTimes:
         """Whether steps with and without a tree were measured: else the one would be judged by the other."""
         return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
 
+    def has(self, tree: TokenTree | None) -> bool:
+        """Whether any step with so many nodes was timed."""
+        return self.rest.has(0 if tree is None else tree.num_nodes)
+
     def of(self, tree: TokenTree | None) -> float:
         """What a step with this tree takes."""
         depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
         return self.propose.up_to(depth)[-1] + self.rest.up_to(nodes)[-1]
 
 
-class AutoChoice(TreeChoice):
+class AutoChoice(PlannedChoice):
     """
     Chooses the tree of every step of one call. Acceptance is learnt anew by every call, since it is the text's.
 
@@ -126,43 +122,20 @@ class AutoChoice(TreeChoice):
         limits (`AutoTree`): how large a tree may be.
     """
 
-    REPLAN = 4
-    """Steps between two plans."""
-    GAIN = 1.03
-    """How much better another tree must promise to be."""
-    PROBE = 16
-    """
-    Steps without trees, at least, after which one carries a small tree, to see whether the text has changed; more
-    where that would cost over a hundredth of the time, so that speculation which does not pay costs next to nothing.
-    """
-
     def __init__(self, times: StepTimes, limits: AutoTree):
-        super().__init__(None)
-        self.times, self.limits = times, limits
-        self.acceptance = AcceptanceTable(limits.max_depth, limits.max_children)
-        self._small = TokenTree.chain(min(2, limits.max_depth))
-        paths = likeliest_paths(self.acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
-        middling = TokenTree([path for _, path in paths])
-        # On a new machine every kind of step twice: the first is slow for reasons of its own.
-        trials = [None, self._small, None, self._small, middling, middling]
-        self._to_try = [] if times.are_known else trials
-        self._planned: TokenTree | None = None
-        self._steps_to_plan = self._without = 0
+        self.limits, acceptance = limits, AcceptanceTable(limits.max_depth, limits.max_children)
+        paths = likeliest_paths(acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
+        super().__init__(times, acceptance, limits.max_depth, TokenTree([path for _, path in paths]))
 
     def begin_step(self, length: int) -> TokenTree | None:
         if self._to_try:
             self.tree = self._to_try.pop(0)
             return self.tree
-        if self._steps_to_plan == 0 and self.times.rest.largest >= 0:
-            self._steps_to_plan = self.REPLAN
-            plan = self.plan()
-            if plan.tokens_per_second > self.GAIN * self.rate(self._planned):
-                self._planned = plan.tree
-        self._steps_to_plan = max(self._steps_to_plan - 1, 0)
+        self._go_by_plan()
         self.tree = self._planned
-        self._without = self._without + 1 if self.tree is None else 0
+        # Where a probe costs much there are fewer: speculation that does not pay costs next to nothing.
         if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
-            self._without, self.tree = 0, self._small
+            self.tree = self._probe()
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
@@ -176,11 +149,6 @@ class AutoChoice(TreeChoice):
         """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
         reach = max(2 * self.times.rest.largest, 4)
         return best_plan(self.acceptance.chances(), self.times, self.limits, reach)
-
-    def rate(self, tree: TokenTree | None) -> float:
-        """Tokens per second that a tree promises now."""
-        paths = () if tree is None else tree.paths
-        return expected_length(paths, self.acceptance.chances()) / self.times.of(tree)
 
     def _cost_of_probe(self) -> float:
         """The time that a probe wastes if nothing is accepted, in steps without a tree."""
