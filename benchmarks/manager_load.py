@@ -53,7 +53,7 @@ from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.suite.pair import Pair
 from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
-from hf_specdec.cli.serve import SWITCH_INTERVAL
+from hf_specdec.serving.engine.process import SWITCH_INTERVAL
 
 
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
