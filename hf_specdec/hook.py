@@ -150,6 +150,7 @@ def _wrap_batches(mixin: Any, name: str) -> None:
         is_ours |= any(getattr(config, option, None) is not None for option in OPTIONS)
         given = {option: value for option, value in kwargs.items() if value is not None or option not in OPTIONS}
         if not is_ours:
+            _destroy_ours(self)
             return original(self, *args, **given)
         from .batching.methods import METHODS
 
@@ -164,9 +165,14 @@ def _wrap_destruction(mixin: Any) -> None:
     @functools.wraps(original)
     def method(self):
         original(self)
-        if "hf_specdec.batching.methods" in sys.modules:  # else there is none of ours
-            from .batching.methods import METHODS
-
-            METHODS[_DESTRUCTION](self)
+        _destroy_ours(self)
 
     setattr(mixin, _DESTRUCTION, method)
+
+
+def _destroy_ours(model: Any) -> None:
+    """The manager that a model keeps: its memory would be in the way of another."""
+    if "hf_specdec.batching.methods" in sys.modules:  # else there is none
+        from .batching.methods import METHODS
+
+        METHODS[_DESTRUCTION](model)

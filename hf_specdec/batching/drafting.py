@@ -42,6 +42,10 @@ class Drafting(ABC):
         """The models that run over trees."""
         return ()
 
+    def refresh(self) -> None:
+        """Asked before the models run, for a while: their weights may have changed since they ran last."""
+        return
+
     def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
         """Entered before the target's first forward, by the thread that runs it."""
         return nullcontext()
@@ -123,6 +127,10 @@ class OneByOneDrafting(Drafting):
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
+
+    def refresh(self) -> None:
+        for drafter, _ in self._drafters.values():
+            drafter.refresh()
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         drafts = [self._propose(row, request) for row in requests]

@@ -103,6 +103,7 @@ class Engine:
     def running(self) -> Iterator[None]:
         """Entered by the thread that is to call `step`."""
         with ExitStack() as stack:
+            self.drafting.refresh()
             for switched in filter(supports_switching, (self.model, *self.drafting.models)):
                 stack.enter_context(switched_to_tree_attention(switched))
             stack.enter_context(self.drafting.watching(self.target))

@@ -39,6 +39,5 @@ def kept_by(model: PreTrainedModel) -> SpeculativeBatchingManager | None:
 
 def let_go(model: PreTrainedModel) -> SpeculativeBatchingManager | None:
     """The same, which the model keeps no longer."""
-    manager = kept_by(model)
-    vars(model).pop(_ATTRIBUTE, None)
-    return manager
+    kept = vars(model).pop(_ATTRIBUTE, None)
+    return None if kept is None else kept.manager

@@ -155,7 +155,7 @@ class RequestLoop:
                         self._prepare(prepare)
                     while self._go_on():
                         pass
-                if not self.pauses.are_wanted:
+                if self._is_to_end and not self.pauses.are_wanted:
                     break
                 self._rest()
             self._end_all("The manager was stopped before the request was done.")
@@ -177,6 +177,13 @@ class RequestLoop:
             for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:
                 self.engine.end(request)
 
+    @property
+    def _is_to_end(self) -> bool:
+        """Whether the thread has nothing left to do."""
+        if self._stops == "when done":
+            return not self.engine.scheduler.has_work and self._inbox.empty()
+        return self._stops is not None
+
     def _rest(self) -> None:
         """Until there is no pause any more."""
         self._tell()
@@ -188,7 +195,7 @@ class RequestLoop:
         """One step, or a wait for news. False if the thread is to rest or to end."""
         self._news.clear()
         self._take_in()
-        if self._stops == "at once" or self.pauses.are_wanted:
+        if self._is_to_end or self.pauses.are_wanted:
             return False
         if self.engine.scheduler.has_work:
             for requests in self.engine.step():
@@ -199,9 +206,7 @@ class RequestLoop:
                 self._untold += [(request, request.status) for request in told]
             if not self.engine.scheduler.has_work:
                 self._tell()
-        elif self._stops is not None:
-            return not self._inbox.empty()  # left before the stop, and after the look
-        else:
+        elif self._stops is None:
             self._news.wait()
         return True
 

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
+from ..forward import execution_device
 from ..metrics import SpeculationMetrics
 from ..prompts import busy_at
 from ..ranks import Ranks
@@ -110,6 +111,9 @@ class SpeculativeBatchingManager:
             cuda_graphs=config.cuda_graphs,
             compiles=config.compile,
         )
+        self._made_for = self._models_now()
+        self.was_kept = False
+        """Whether it served a call before, since when the model has kept it."""
         self._loop = RequestLoop(self.engine)
         self._numbers = itertools.count()
 
@@ -181,13 +185,12 @@ class SpeculativeBatchingManager:
         """
         if self._loop.pauses.are_held_here:
             raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
-        if keep_for_next_session:
+        if self.is_running():
+            self._loop.stop(at_once=hard_stop)
+            if block:
+                self.join(timeout=timeout)
+        if keep_for_next_session and self._loop.fatal_error is None:
             keep(self)
-        if not self.is_running():
-            return
-        self._loop.stop(at_once=hard_stop)
-        if block:
-            self.join(timeout=timeout)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """Waits for the thread to end."""
@@ -224,12 +227,20 @@ class SpeculativeBatchingManager:
         limits = Limits.of(continuous_batching_config, self.model.device, self.model.num_parameters())
         admission = self._admission
         is_alike = admission.assistant_model is assistant_model and admission.config == config
-        return is_alike and self._limits == limits and not self.is_running() and self._loop.fatal_error is None
+        is_alike = is_alike and self._limits == limits and self._made_for == self._models_now()
+        return is_alike and not self.is_running() and self._loop.fatal_error is None
+
+    def _models_now(self) -> list[Any]:
+        """What memory and graphs are made for, and would not do when it has changed."""
+        models = (self.model, *self._admission.drafter.models)
+        places = [(model.dtype, execution_device(model)) for model in models]
+        return [self.model.get_input_embeddings().num_embeddings, *places]
 
     def _renew(self, generation_config: GenerationConfig | None) -> None:
         """Makes one that was kept as good as new: results that nobody has asked for are forgotten."""
         self._admission.use_defaults(generation_config)
         self._loop.results.clear()
+        self.was_kept = True
 
     def __enter__(self) -> SpeculativeBatchingManager:
         self.start()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
 from ..forward import execution_device
 from .waiting_features import WaitingFeatures
@@ -19,25 +20,25 @@ DEFAULT_SHARES = {"cpu": 0.25}
 """By type of device, the share of the free memory that blocks take; elsewhere 0.8."""
 
 
-def bytes_per_token(models: Iterable[PreTrainedModel]) -> dict[torch.device, int]:
-    """Bytes of K/V per token of a text, on the devices where the models' layers run."""
+def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int]:
+    """Bytes of K/V per token of a text, on the devices where the models' layers run. The first model is the target."""
     total: Counter[torch.device] = Counter()
     for model in models:
         config = model.config.get_text_config(decoder=True)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_layer = 2 * heads * head_dim * model.dtype.itemsize
+        per_layer = 2 * heads * head_dim * _dtype_in_use(model, models[0]).itemsize
         for layer in _layers(model, config.num_hidden_layers):
             total[_device_of(layer, model)] += int(per_layer * _share_of_heads(layer))
     return dict(total)
 
 
-def bytes_per_request(models: Iterable[PreTrainedModel]) -> dict[torch.device, int]:
+def bytes_per_request(models: Sequence[PreTrainedModel]) -> dict[torch.device, int]:
     """Bytes of features that wait for heads, of each request that may run, where there are any."""
     total: Counter[torch.device] = Counter()
     for model in models:
         if isinstance(model, EagleHead):
-            size = model.config.feature_size * model.dtype.itemsize
+            size = model.config.feature_size * _dtype_in_use(model, models[0]).itemsize
             total[execution_device(model)] += WaitingFeatures.CAPACITY * size
     return dict(total)
 
@@ -50,6 +51,11 @@ def free_memory(device: torch.device) -> int:
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 4 << 30
+
+
+def _dtype_in_use(model: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
+    """In which it runs: a head may follow the target's."""
+    return dtype_for(model, target) if isinstance(model, EagleHead) else model.dtype
 
 
 def _layers(model: PreTrainedModel, number: int) -> list[nn.Module]:

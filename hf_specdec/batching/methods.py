@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
-from .keeping import keep, let_go
+from .keeping import keep, kept_by, let_go
 from .manager import SpeculativeBatchingManager
 from .request import SpeculativeGenerationOutput
 
@@ -40,11 +41,13 @@ def _make_manager(
             f"`{name}`={getattr(call, name)!r} without a draft: pass `assistant_model=` a draft model, a head or "
             f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
         )
-    kept = let_go(model)
+    kept = kept_by(model)
     if kept is not None and kept._serves(assistant_model, config, continuous_batching_config):
         kept._renew(generation_config)
+        let_go(model)
         return kept
     del kept
+    _destroy_kept_manager(model)
     return SpeculativeBatchingManager(
         model,
         generation_config,
@@ -111,7 +114,12 @@ def _generate_batch(
     )
     # Everything is in the queue before the first step: a seed of torch's then reproduces the batch.
     streaming = options.pop("streaming", False)
-    names = manager._add_all(inputs, options, streaming=streaming, record_timestamps=record_timestamps)
+    try:
+        names = manager._add_all(inputs, options, streaming=streaming, record_timestamps=record_timestamps)
+    except BaseException:
+        if manager.was_kept:
+            keep(manager)  # a call that is refused changes nothing
+        raise
     results: dict[str, SpeculativeGenerationOutput] = {}
     with manager, logging.tqdm(total=len(names), disable=not progress_bar, unit="request") as bar:
         while len(results) < len(names):
@@ -133,7 +141,10 @@ def _destroy_kept_manager(model: PreTrainedModel) -> None:
     """`destroy_cached_continuous_batching_manager`: ours."""
     manager = let_go(model)
     if manager is not None:
-        manager.destroy()
+        if not manager.is_running():  # else somebody has it
+            manager.destroy()
+        del manager
+        gc.collect()  # its parts know each other
 
 
 METHODS: dict[str, Callable[..., Any]] = {

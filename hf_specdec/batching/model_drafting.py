@@ -172,6 +172,9 @@ class EagleDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
+    def refresh(self) -> None:
+        self.drafter.refresh()
+
     def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
         return self.drafter.watching(target)
 
@@ -327,6 +330,9 @@ class MedusaDrafting(Drafting):
         self.drafter: Any = drafter
         drafter.device = execution_device(drafter.heads)
         self._last: weakref.WeakKeyDictionary[Request, torch.Tensor] = weakref.WeakKeyDictionary()
+
+    def refresh(self) -> None:
+        self.drafter.refresh()
 
     def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
         return self.drafter.watching(target)

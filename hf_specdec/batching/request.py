@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -231,8 +233,29 @@ def _with_stop_strings(
         generation_config = copy.copy(generation_config)
         generation_config.stop_strings = None
     criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
-    criteria.append(StopStringCriteria(tokenizer, stop_strings))
+    criteria.append(_stop_string_criterion(tokenizer, stop_strings))
     return generation_config, options | {"stopping_criteria": criteria}
+
+
+_stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, StopStringCriteria]] = (
+    weakref.WeakKeyDictionary()
+)
+MOST_STOP_STRINGS = 64
+"""Sets of stop strings that are remembered of a tokenizer."""
+
+
+def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> StopStringCriteria:
+    """It reads the whole vocabulary when it is made, for a tenth of a second or a whole one, and has no state."""
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    if not all(isinstance(string, str) for string in strings):
+        raise TypeError(f"`stop_strings` must be strings, but are {stop_strings!r}.")
+    known, key = _stop_string_criteria.setdefault(tokenizer, OrderedDict()), (strings, len(tokenizer))
+    if key not in known:
+        known[key] = StopStringCriteria(tokenizer, list(strings))
+    known.move_to_end(key)
+    while len(known) > MOST_STOP_STRINGS:
+        known.popitem(last=False)
+    return known[key]
 
 
 def _max_length(criteria: StoppingCriteriaList, prompt_length: int) -> int:

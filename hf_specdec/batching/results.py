@@ -41,7 +41,9 @@ class Results:
         """
         with self._changed:  # all along, so that outputs stay in order
             if self.listener is not None:
-                self.listener(list(outputs))
+                listener, self.listener = self.listener, None  # one that fails is not asked again
+                listener(list(outputs))
+                self.listener = listener
                 return
             self._outputs += self._call_handlers(outputs)
             self._changed.notify_all()

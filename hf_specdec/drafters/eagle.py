@@ -98,13 +98,18 @@ class EagleDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> EagleDrafter:
         drafter: Any = super().for_call(target)
-        drafter.head = in_dtype_of(self.head, target)
-        drafter._embedding, drafter._lm_head = drafter.head.embed_tokens, None
-        if drafter._embedding is None:
-            drafter._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
-        if drafter.head.lm_head is None:
-            drafter._lm_head = borrowed_lm_head(drafter.head, target)
+        drafter._given = self.head, target
+        drafter.refresh()
         return drafter
+
+    def refresh(self) -> None:
+        given, target = self._given
+        self.head = in_dtype_of(given, target)
+        self._embedding, self._lm_head = self.head.embed_tokens, None
+        if self._embedding is None:
+            self._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
+        if self.head.lm_head is None:
+            self._lm_head = borrowed_lm_head(self.head, target)
 
     @contextmanager
     def watching(self, target: Target) -> Iterator[None]:

@@ -21,16 +21,41 @@ _copies: weakref.WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, tuple[tupl
 def in_dtype_of(head: Head, target: PreTrainedModel) -> Head:
     """
     The head in the target's dtype, unless its own was asked for (`follows_target_dtype`): a copy with the same config,
-    kept for the next call as long as the head and its weights stay as they are.
+    kept for the next call. Where the head's weights have changed since, the copy takes them over in place.
     """
-    dtype, parameters = target.dtype, list(head.parameters())
-    if not head.follows_target_dtype or head.dtype == dtype or any(p.device.type == "meta" for p in parameters):
+    dtype, parameters = dtype_for(head, target), list(head.parameters())
+    if head.dtype == dtype:
         return head
     weights = tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
-    of_head = _copies.setdefault(head, {})
-    if dtype not in of_head or of_head[dtype][0] != weights:
-        of_head[dtype] = weights, _converted(head, dtype)
-    return of_head[dtype][1]
+    of_head: dict[torch.dtype, tuple[tuple, Any]] = _copies.setdefault(head, {})
+    known, converted = of_head.get(dtype, ((), None))
+    if converted is None or known != weights:
+        if converted is None or not _take_over([*converted.parameters()], parameters):
+            converted = _converted(head, dtype)
+        of_head[dtype] = weights, converted
+    return converted
+
+
+def dtype_for(head: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
+    """In which the head runs beside the target."""
+    is_fixed = not head.follows_target_dtype or any(p.device.type == "meta" for p in head.parameters())
+    return head.dtype if is_fixed else target.dtype
+
+
+def _take_over(held: list[Any], values: list[Any]) -> bool:
+    """
+    Writes values to where others are held, in whose dtype, so that CUDA graphs over these go on; False if they do not
+    fit.
+    """
+    pairs = list(zip(held, values, strict=True))
+    if not all((a is None) == (b is None) for a, b in pairs):
+        return False
+    pairs = [(a, b) for a, b in pairs if a is not None]
+    if not all(a.shape == b.shape and a.device == b.device for a, b in pairs):
+        return False
+    for one, value in pairs:
+        one.data.copy_(value.data)
+    return True
 
 
 def _converted(head: Head, dtype: torch.dtype) -> Head:
@@ -73,7 +98,7 @@ class Borrowed:
 
 class BorrowedRows(Borrowed):
     """
-    Some rows of the target's lm_head. They are copied once, and kept as long as its weight stays as it is.
+    Some rows of the target's lm_head. They are copied once; where its weight has changed, `_rows_of` writes it there.
 
     Args:
         token_ids (`torch.Tensor` of shape `[draft vocab]`, int64): which.
@@ -100,8 +125,11 @@ def _rows_of(module: nn.Linear, token_ids: torch.Tensor) -> tuple[torch.Tensor, 
     weight, bias = module.weight, module.bias
     state = (weight.data_ptr(), weight._version, None if bias is None else bias._version)
     held = _rows.get(module)
-    if held is None or held[0] != state or not torch.equal(held[1], token_ids):
+    is_same = held is not None and torch.equal(held[1], token_ids)
+    if held is None or not is_same or held[0] != state:
         with torch.no_grad():
             rows = weight[token_ids], None if bias is None else bias[token_ids]
+        if held is not None and is_same and held[2][0].dtype == weight.dtype and _take_over([*held[2]], [*rows]):
+            rows = held[2]
         held = _rows[module] = state, token_ids.clone(), rows
     return held[2]

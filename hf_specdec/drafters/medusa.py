@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -69,9 +69,13 @@ class MedusaDrafter(Drafter):
     # ------------------------------------------------------------------------------------------------------- a call
 
     def for_call(self, target: PreTrainedModel) -> MedusaDrafter:
-        drafter = super().for_call(target)
-        drafter.heads = in_dtype_of(self.heads, target)
+        drafter: Any = super().for_call(target)
+        drafter._given = self.heads, target
+        drafter.refresh()
         return drafter
+
+    def refresh(self) -> None:
+        self.heads = in_dtype_of(*self._given)
 
     @contextmanager
     def watching(self, target: Target) -> Iterator[None]:

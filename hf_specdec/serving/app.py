@@ -54,11 +54,9 @@ class _OwnRequests:
     """
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
-        asked_for.set(None)
         handler: Any = super()  # it is mixed into one
         response = await handler.handle_request(body, request_id)
-        request = asked_for.get()
-        if request is not None:
+        for request in asked_for.get() or ():
             await request.admitted()
         return response
 

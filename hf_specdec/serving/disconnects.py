@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from .generation import OneRequest, asked_for
+
 
 Message = MutableMapping[str, Any]
 
@@ -13,7 +15,8 @@ Message = MutableMapping[str, Any]
 class CancelOnDisconnect:
     """
     ASGI middleware: while an application works on a request, its connection is watched, and the work is cancelled when
-    the client has gone. (Starlette does so for answers that are streamed; others would be computed for nobody.)
+    the client has gone, and what the engine was asked for. (Starlette does so for streams that have begun; others
+    would be computed for nobody.)
 
     Args:
         app: the application.
@@ -27,6 +30,8 @@ class CancelOnDisconnect:
         if scope["type"] != "http" or not scope["path"].startswith(self.path_prefix):
             return await self.app(scope, receive, send)
         messages: asyncio.Queue[Message] = asyncio.Queue()
+        asked: list[OneRequest] = []
+        asked_for.set(asked)
         work = asyncio.ensure_future(self.app(scope, messages.get, send))
 
         async def watch() -> None:
@@ -36,11 +41,15 @@ class CancelOnDisconnect:
             work.cancel()
 
         watching = asyncio.ensure_future(watch())
+        is_answered = False
         try:
             await work
+            is_answered = not watching.done()
         except asyncio.CancelledError:
             if not (watching.done() and not watching.cancelled()):
                 raise  # it is the server that ends
         finally:
             watching.cancel()
             work.cancel()
+            for request in [] if is_answered else asked:
+                request.cancel()

@@ -15,8 +15,8 @@ from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue
 
 
-asked_for: ContextVar[OneRequest | None] = ContextVar("asked_for", default=None)
-"""What the present task has asked for, whose answer is to be a stream."""
+asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default=None)
+"""What the engine is asked for on behalf of the present connection."""
 
 
 class SpeculativeState(GenerationState):
@@ -60,7 +60,6 @@ class Generation(BaseGenerateManager):
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str, **others: Any
     ) -> tuple[Any, Any]:
         frontend, request, stop_strings = *self._frontend(gen_config, request_id), gen_config.stop_strings
-        asked_for.set(request)
         texts, streamer = frontend.generate_streaming(
             model, processor, inputs, gen_config, request.request_id, **others
         )
@@ -75,9 +74,6 @@ class Generation(BaseGenerateManager):
             text, length, tokens = await frontend.generate_non_streaming(
                 model, processor, inputs, gen_config, request.request_id
             )
-        except asyncio.CancelledError:
-            request.cancel()  # nobody waits for it any more
-            raise
         except RuntimeError:
             await request.admitted()  # it may have been refused
             raise
@@ -86,6 +82,9 @@ class Generation(BaseGenerateManager):
     def _frontend(self, gen_config: GenerationConfig, request_id: str) -> tuple[CBGenerateManager, OneRequest]:
         frontend, request = CBGenerateManager(), OneRequest(self._engine, gen_config, request_id)
         frontend._cb = request
+        asked = asked_for.get()
+        if asked is not None:
+            asked.append(request)
         return frontend, request
 
     def stop(self) -> None:
@@ -110,20 +109,16 @@ class OneRequest:
 
     async def admitted(self) -> None:
         """
-        Waits until the engine has taken it. If nobody waits for that any more, it is cancelled.
+        Waits until the engine has taken it.
 
         Raises:
             ValueError, TypeError, queue.Full: if it is refused.
         """
         if self._admission is not None:
-            try:
-                await self._admission
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
+            await self._admission
 
     def cancel(self) -> None:
-        """Ends it."""
+        """Ends it, if it is not over."""
         self._engine.cancel_request(self.request_id)
 
     @property

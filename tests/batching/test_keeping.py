@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -17,7 +18,7 @@ from support.models import noisy_copy, tiny_model
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching import Limits, SpeculativeBatchingManager
 from hf_specdec.batching.keeping import kept_by
 
 
@@ -84,8 +85,63 @@ def test_another_call_makes_another(made: list[Any]) -> None:
     for number, (assistant, options) in enumerate(calls):
         assert generate(model, assistant, persistent_manager=True, **options) == alone(model)
         assert len(made) == number + 1
-        gc.collect()
         assert [one() is not None for one in made] == [False] * number + [True]
+
+
+def test_its_memory_is_free_before_the_next_measures_it(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[int] = []
+    blocks = Limits.blocks
+
+    def measured(self: Limits, models: Any) -> int:
+        alive.append(sum(one() is not None for one in made[:-1]))
+        return blocks(self, models)
+
+    monkeypatch.setattr(Limits, "blocks", measured)
+    model = tiny_model()
+    gc.collect()
+    gc.disable()
+    try:
+        for tree in ("[(0,)]", "[(0,), (1,)]"):
+            generate(model, NgramDraft(), tree=tree, persistent_manager=True)
+        assert alive == [0, 0]
+        model.destroy_cached_continuous_batching_manager()
+        assert made[1]() is None
+    finally:
+        gc.enable()
+
+
+def test_transformers_own_manager_finds_its_memory_free(made: list[Any]) -> None:
+    model = tiny_model().float()
+    generate(model, NgramDraft(), persistent_manager=True)
+    with contextlib.suppress(Exception):  # its manager asks for more than a CPU has
+        model.init_continuous_batching()
+    assert kept_by(model) is None and made[0]() is None
+
+
+@pytest.mark.parametrize("change", ["dtype", "vocabulary"])
+def test_the_model_has_changed(change: str, made: list[Any]) -> None:
+    model, draft = tiny_model().float(), NgramDraft()
+    generate(model, draft, persistent_manager=True)
+    prompt = PROMPTS[0]
+    if change == "dtype":
+        model.double()
+    else:
+        model.resize_token_embeddings(70)
+        prompt = [65, *prompt]
+    call = {"tree": TREE, "max_new_tokens": 9, "continuous_batching_config": limits(), "do_sample": False}
+    [output] = model.generate_batch([prompt], assistant_model=draft, **call).values()
+    assert output.generated_tokens == text_alone(model, prompt, max_new_tokens=9) and len(made) == 2
+
+
+def test_a_refused_call_changes_nothing(made: list[Any]) -> None:
+    model, draft = tiny_model(), NgramDraft()
+    generate(model, draft, persistent_manager=True)
+    kept = kept_by(model)
+    for options in ({"max_new_token": 3}, {"generation_config": GenerationConfig(num_beams=3)}):
+        with pytest.raises(ValueError, match="max_new_token|beam"):
+            generate(model, draft, **options)
+        assert kept_by(model) is kept
+    assert generate(model, draft) == alone(model) and len(made) == 1
 
 
 def test_it_can_be_destroyed_and_belongs_to_the_model(made: list[Any]) -> None:
@@ -142,5 +198,6 @@ def test_a_failed_one_is_not_kept(made: list[Any]) -> None:
             manager.add_request(PROMPTS[0], max_new_tokens=5)
             while manager.is_running():
                 manager.get_result(timeout=0.1)
+    assert kept_by(model) is None
     assert generate(model, draft, persistent_manager=True) == alone(model) and len(made) == 3
     torch.testing.assert_close(kept_by(model).model.lm_head.weight, model.lm_head.weight)

@@ -53,10 +53,13 @@ def test_refusals_of_transformers_config(options: dict[str, int], words: str) ->
 
 @pytest.mark.parametrize("max_requests", [3, 200, 10_000])
 @pytest.mark.parametrize("memory", [600_000, 4_000_000])
-def test_blocks_and_features_fill_the_memory(memory: int, max_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the last block, as the manager allocates them."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_blocks_and_features_fill_the_memory(
+    dtype: torch.dtype, memory: int, max_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last block, as the manager allocates them: a head runs in its target's dtype, whatever its own."""
     model = tiny_model()
-    head = tiny_head(model)
+    head = tiny_head(model).to(dtype)
     monkeypatch.setattr(limits_module, "free_memory", lambda device: 2 * memory)
     given = Limits(block_size=4, memory_share=0.5, max_requests=max_requests)
     manager = model.init_continuous_batching(assistant_model=head, continuous_batching_config=given)

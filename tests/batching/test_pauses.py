@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -116,6 +117,60 @@ def test_an_error_inside_ends_the_pause() -> None:
             raise OSError("mine")
         name = manager.add_request(PROMPT, max_new_tokens=8, do_sample=False)
         assert manager.get_result(name).generated_tokens == text_alone(model, PROMPT, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("kind", ["another dtype", "some rows"])
+def test_drafts_are_those_of_the_new_weights(kind: str) -> None:
+    """Also what a head has copied: itself in the target's dtype, and rows of the target's lm_head."""
+    model, other = tiny_model(), tiny_model(seed=1)
+    head = tiny_head(model, **({"draft_vocab_size": 30, "has_lm_head": False} if kind == "some rows" else {}))
+    if kind == "another dtype":
+        head = head.float()
+        assert head.dtype != model.dtype
+    with make(model, head) as manager:
+        manager.get_result(manager.add_request(PROMPT, max_new_tokens=5))
+        drafter = manager.engine.drafting.drafter
+        held = drafter.head.layers[0].mlp.up_proj.weight if kind == "another dtype" else drafter._lm_head.rows[0]
+        places = held.data_ptr()
+        with manager.pause(), torch.no_grad():
+            model.load_state_dict(other.state_dict())
+            for weight in head.parameters():
+                weight.mul_(-1.5)
+        manager.get_result(manager.add_request(PROMPT, max_new_tokens=5))
+    drafter = manager.engine.drafting.drafter
+    if kind == "another dtype":
+        held, expected = drafter.head.layers[0].mlp.up_proj.weight, head.layers[0].mlp.up_proj.weight
+    else:
+        held, expected = drafter._lm_head.rows[0], model.lm_head.weight[head.target_ids]
+    assert torch.equal(held, expected.to(held.dtype))
+    assert held.data_ptr() == places  # where graphs read it
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_one_that_is_given_up_before_it_begins(stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C: the thread goes on, and comes to its end with nothing left undone."""
+    model = tiny_model()
+    manager = make(model, NgramDraft())
+    running, given_up = manager.engine.running, threading.Event()
+
+    @contextmanager
+    def leaves_late() -> Any:
+        with running():
+            yield
+        if not given_up.is_set():
+            given_up.set()
+            manager._loop.pauses._holders.clear()
+            if stops:
+                manager.stop(block=False)
+
+    monkeypatch.setattr(manager.engine, "running", leaves_late)
+    name = manager.add_request(PROMPT, max_new_tokens=60, do_sample=False)
+    with manager:
+        manager._loop.pauses._holders[0] = 1
+        manager._loop._news.set()
+        assert given_up.wait(30)
+        assert manager.get_result(name).generated_tokens == text_alone(model, PROMPT, max_new_tokens=60)
+    assert_nothing_left(manager)
 
 
 def test_what_cannot_be() -> None:

@@ -21,9 +21,11 @@ from support.exact import FrequencyPenalty
 from support.tokenizer import tiny_tokenizer
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching import request as request_module
 
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
@@ -231,12 +233,49 @@ def test_a_listener_is_told_all_results_of_a_step_together(target: PreTrainedMod
     assert manager.get_result(timeout=0.01) is None
 
 
+def test_a_listener_that_fails_ends_the_manager_and_all_requests(target: PreTrainedModel) -> None:
+    def fails(_: Any) -> None:
+        raise OSError("no more")
+
+    manager = make(target, NgramDraft())
+    manager.listen(fails)
+    names = manager.add_requests(PROMPTS, max_new_tokens=12, streaming=True)
+    manager.start()
+    results = [manager.get_result(name, timeout=30) for name in names]
+    assert all("no more" in result.error for result in results) and "no more" in str(
+        manager.background_thread_status.fatal_error
+    )
+    assert_nothing_left(manager)
+
+
 def test_names(manager: SpeculativeBatchingManager) -> None:
     assert manager.add_request([5, 6], max_new_tokens=100, request_id="mine") == "mine"
     with pytest.raises(ValueError, match="`request_id='mine'` is running already"):
         manager.add_request([5, 6], request_id="mine")
     assert manager.get_result("yours", timeout=0.01) is None
     assert manager.get_result("mine").request_id == "mine"
+
+
+def test_stop_strings_are_looked_up_in_the_vocabulary_once(
+    manager: SpeculativeBatchingManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tokenizer = [], tiny_tokenizer()
+
+    class Counted(StopStringCriteria):
+        def __init__(self, *args: Any) -> None:
+            made.append(args[1])
+            super().__init__(*args)
+
+    monkeypatch.setattr(request_module, "StopStringCriteria", Counted)
+    texts = {}
+    for stop in ("a", ["a"], ["b", "cc"], "a"):
+        name = manager.add_request(
+            PROMPTS[0], max_new_tokens=30, stop_strings=stop, tokenizer=tokenizer, do_sample=False
+        )
+        texts.setdefault(str(stop), []).append(manager.get_result(name).generated_tokens)
+    assert made == [["a"], ["b", "cc"]]
+    assert texts["a"][0] == texts["a"][1] == texts["['a']"][0]
+    assert "a" in tokenizer.decode(texts["a"][0]) or len(texts["a"][0]) == 30
 
 
 # ---------------------------------------------------------------------------------------------------------- their ends

@@ -97,6 +97,12 @@ def test_tokens_are_told_once(streaming: bool) -> None:
         ({"generation_config": GenerationConfig(max_new_tokens=10**6)}, ValueError, "never fit"),
         ({"generation_config": GenerationConfig(max_new_tokens=4, num_beams=2)}, ValueError, "beam"),
         ({"seed": "seven"}, TypeError, "seed"),
+        (
+            {"generation_config": GenerationConfig(max_new_tokens=4, exponential_decay_length_penalty=[])},
+            RuntimeError,
+            "IndexError",
+        ),
+        ({"generation_config": GenerationConfig(max_new_tokens=4, stop_strings=[None])}, TypeError, "stop_strings"),
     ],
 )
 def test_refusals_have_their_kind(request_: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -113,6 +119,7 @@ def test_refusals_have_their_kind(request_: dict[str, Any], kind: type[Exception
     with here() as (manager, engine):
         asyncio.run(ask())
         assert not engine._open and not engine._handlers and manager.state.num_running == 0
+        assert asyncio.run(results_of(engine, 5))[1] == [5]  # the others are served
 
 
 def test_a_full_queue() -> None:
@@ -153,8 +160,10 @@ def test_an_error_of_the_model_reaches_those_who_wait() -> None:
         results, _ = await results_of(engine, 100, streaming=True)
         assert "no more" in results[-1].error
         assert "no more" in str(engine.fatal_error)
-        with pytest.raises(RuntimeError, match="has ended"):
+        with pytest.raises(RuntimeError, match="has ended.*no more"):
             engine.add_request(PROMPT, "another", generation_config=GenerationConfig(max_new_tokens=4))
+        state = await asyncio.to_thread(lambda: engine.state)
+        assert 0 < state.num_generation_tokens < 100
 
     with here() as (manager, engine):
         forward, calls = manager.model.model.forward, []
@@ -256,3 +265,30 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         assert has_ended(engine)
+
+
+SERVER_THAT_LOADS = """
+import multiprocessing, time
+from hf_specdec.serving.engine.process import _while_the_server_lives
+
+def load():
+    with _while_the_server_lives():
+        print("loading", flush=True)
+        time.sleep(100)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=load)
+    process.start()
+    print(process.pid, flush=True)
+    process.join()
+"""
+
+
+def test_a_server_that_is_killed_while_its_engine_loads(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER_THAT_LOADS)
+    server = subprocess.Popen([sys.executable, str(tmp_path / "server.py")], stdout=subprocess.PIPE, text=True)
+    engine = int(server.stdout.readline())
+    assert server.stdout.readline() == "loading\n"
+    server.kill()
+    server.wait()
+    assert has_ended(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ pytest.importorskip("fastapi")
 
 from hf_specdec import NgramDraft  # noqa: E402
 from hf_specdec.batching import SpeculativeBatchingManager  # noqa: E402
+from hf_specdec.serving.disconnects import CancelOnDisconnect  # noqa: E402
 from hf_specdec.serving.engine import EngineClient  # noqa: E402
-from hf_specdec.serving.generation import Generation, OneRequest  # noqa: E402
+from hf_specdec.serving.generation import Generation, asked_for  # noqa: E402
 
 
 @dataclass
@@ -61,14 +62,6 @@ async def stream(engine: EngineClient, prompt: list[int], length: int, name: str
     return streamer.total_tokens
 
 
-async def until_idle(manager: SpeculativeBatchingManager) -> None:
-    for _ in range(200):
-        if manager.state.num_running + manager.state.num_waiting == 0:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it still runs")
-
-
 def test_clients_may_give_the_same_id(both: Both) -> None:
     asked = [([5, 6, 7], 120), ([9, 8], 5), ([4], 30)]
 
@@ -88,20 +81,54 @@ def test_a_refused_request_leaves_no_handler(both: Both) -> None:
             asyncio.run(answer(both.engine, [5, 6, 7], 10**6, f"request-{number}"))
 
 
-def test_a_cancelled_one_is_ended(both: Both) -> None:
+async def until_the_client_leaves(work: Callable[[], Awaitable[Any]], leaves: asyncio.Event) -> None:
+    """Does something on behalf of a connection."""
+
+    async def app(*_: Any) -> None:
+        await work()
+
+    async def receive() -> dict[str, str]:
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    await CancelOnDisconnect(app)({"type": "http", "path": "/v1/completions"}, receive, None)
+
+
+@pytest.mark.parametrize("when", ["before its answer", "before its stream", "within its stream"])
+def test_what_a_client_that_leaves_has_asked_for_is_ended(both: Both, when: str) -> None:
     async def leave() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(answer(both.engine, [5, 6, 7], 700, "gone"), timeout=0.05)
-        await until_idle(both.manager)
-        assert both.engine.state.num_running == 0
-        await asyncio.sleep(0.1)  # its last result
+        leaves, has_begun = asyncio.Event(), asyncio.Event()
 
-    asyncio.run(leave())
-    assert both.manager.state.num_generation_tokens < 700
+        async def work() -> None:
+            inputs, config = {"input_ids": [5, 6, 7]}, config_of(700)
+            if when == "before its answer":
+                has_begun.set()
+                await answer(both.engine, [5, 6, 7], 700, "gone")
+            call = both.engine.model, tiny_tokenizer(), inputs, config, "gone"
+            texts, _ = Generation(both.engine).generate_streaming(*call)
+            for request in asked_for.get():
+                await request.admitted()
+            if when == "within its stream":
+                await texts.get()
+            has_begun.set()
+            await asyncio.sleep(60)
+
+        serving = asyncio.ensure_future(until_the_client_leaves(work, leaves))
+        await has_begun.wait()
+        await asyncio.sleep(0.05)
+        leaves.set()
+        await serving
+        while both.engine._open:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(leave(), 60))
+    assert 0 < both.manager.state.num_generation_tokens < 700
 
 
-def test_one_that_is_cancelled_before_it_is_taken(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a client that leaves before its stream begins."""
+@pytest.mark.parametrize("length", [700, 10**6], ids=["taken", "refused"])
+def test_one_that_is_cancelled_before_the_engine_says_a_word(
+    both: Both, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_request, may_go_on = both.manager.add_request, threading.Event()
 
     def slow(*args: Any, **options: Any) -> str:
@@ -111,10 +138,13 @@ def test_one_that_is_cancelled_before_it_is_taken(both: Both, monkeypatch: pytes
     monkeypatch.setattr(both.manager, "add_request", slow)
 
     async def leave() -> None:
-        request = OneRequest(both.engine, config_of(700), "gone")
-        request.add_request([5, 6, 7], request.request_id, streaming=True)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(request.admitted(), timeout=0.1)
+        leaves = asyncio.Event()
+        serving = asyncio.ensure_future(
+            until_the_client_leaves(lambda: answer(both.engine, [5, 6, 7], length, "gone"), leaves)
+        )
+        await asyncio.sleep(0.1)
+        leaves.set()
+        await serving
         may_go_on.set()
         while both.engine._open:
             await asyncio.sleep(0.01)

@@ -52,6 +52,7 @@ class EngineClient:
         """The model, as far as the server needs it: its config and generation config."""
         self.fatal_error: Exception | None = None
         """Why the engine takes no more requests."""
+        self._is_gone = False
         self._connection = connection
         self._open: dict[str, _OpenRequest] = {}
         self._handlers: dict[str, Handler] = {}
@@ -73,12 +74,13 @@ class EngineClient:
         What the manager is doing now. Waits for it, so not to be asked in an event loop.
 
         Raises:
-            RuntimeError: if the engine has ended.
+            RuntimeError: if the engine's process has ended.
             TimeoutError: if it does not answer.
         """
         number, answer = next(self._numbers), Future[ManagerState]()
         with self._lock:  # so that all that is open is told of an end, or sees it
-            self._check_alive()
+            if self._is_gone:
+                self._check_alive()
             self._states[number] = answer
         self._outbox.put(AskState(number))
         try:
@@ -136,7 +138,7 @@ class EngineClient:
 
     def _check_alive(self) -> None:
         if self.fatal_error is not None:
-            raise RuntimeError("The engine has ended.") from self.fatal_error
+            raise RuntimeError(f"The engine has ended. {self.fatal_error}") from self.fatal_error
 
     # ------------------------------------------------------------------------------------- what comes from the engine
 
@@ -155,8 +157,10 @@ class EngineClient:
             while True:
                 self._handle(self._connection.recv())
         except (EOFError, OSError):
-            self._end("The engine has ended.")
-        self._connection.close()
+            pass
+        finally:
+            self._end("Its process is no more.")
+            self._connection.close()
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, list):
@@ -172,12 +176,13 @@ class EngineClient:
 
     def _end(self, reason: str) -> None:
         with self._lock:
-            self.fatal_error = self.fatal_error or RuntimeError(reason)
+            self._is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
             left, states = list(self._open), list(self._states.values())
-        failed = (Progress(name, [], RequestStatus.FAILED, reason) for name in left)
+        failed = (Progress(name, [], RequestStatus.FAILED, f"The engine has ended. {reason}") for name in left)
         self._in_their_loops(self._progress, ((part.request_id, part) for part in failed))
         for state in states:
-            state.set_exception(RuntimeError(reason))
+            if not state.done():
+                state.set_exception(RuntimeError(f"The engine has ended. {reason}"))
 
     def _in_their_loops(self, take: Callable[[list[Any]], None], parts: Iterable[tuple[str, Any]]) -> None:
         """Wakes each event loop once."""
@@ -197,13 +202,15 @@ class EngineClient:
     def _admission(self, admissions: list[Admission]) -> None:
         for one in admissions:
             request, error = self._open.get(one.request_id), one.error
-            if request is None or request.admission.done():
+            if request is None:
                 continue
-            if error is None:
-                request.admission.set_result(None)
-            else:
-                request.admission.set_exception(error)
-                request.admission.exception()  # so that nobody has to ask
+            admission = request.admission  # done already if nobody waits for it any more
+            if error is None and not admission.done():
+                admission.set_result(None)
+            if error is not None:
+                if not admission.done():
+                    admission.set_exception(error)
+                    admission.exception()  # so that nobody has to ask
                 self._progress([Progress(one.request_id, [], RequestStatus.FAILED, str(error))])
 
     def _progress(self, parts: list[Progress]) -> None:

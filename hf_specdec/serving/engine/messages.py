@@ -96,7 +96,9 @@ class Admission:
     @classmethod
     def refused(cls, request_id: str, error: Exception) -> Admission:
         """With the error that `add_request` raised."""
-        kind = next((name for name, one in REFUSALS.items() if isinstance(error, one)), RuntimeError.__name__)
+        kind = next((name for name, one in REFUSALS.items() if isinstance(error, one)), None)
+        if kind is None:
+            return cls(request_id, RuntimeError.__name__, f"{type(error).__name__}: {error}")
         return cls(request_id, kind, str(error))
 
     @property

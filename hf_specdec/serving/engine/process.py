@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,7 +114,8 @@ def _run(options: EngineOptions, connection: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        manager, tokenizer = load(options)
+        with _while_the_server_lives():
+            manager, tokenizer = load(options)
     except StartError as error:
         connection.send(NotServed(error.option, error.reason))
         return
@@ -120,6 +123,22 @@ def _run(options: EngineOptions, connection: Connection) -> None:
     with manager:
         EngineServer(manager, tokenizer, connection).serve()
         manager.stop(hard_stop=True)
+
+
+@contextmanager
+def _while_the_server_lives() -> Iterator[None]:
+    """Inside, the process ends when the server's does, for which nobody looks otherwise."""
+    has_left, server = threading.Event(), multiprocessing.parent_process()
+    assert server is not None
+
+    def watch() -> None:
+        server.join()
+        if not has_left.is_set():
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    yield
+    has_left.set()
 
 
 def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:

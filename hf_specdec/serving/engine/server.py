@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -73,7 +72,7 @@ class EngineServer:
                 seed=asked.seed,
                 tokenizer=self._tokenizer if asked.generation_config.stop_strings else None,
             )
-        except (ValueError, TypeError, RuntimeError, queue.Full) as error:
+        except Exception as error:  # whatever a request's options make of it is that request's own
             del self._told[asked.request_id]
             return Admission.refused(asked.request_id, error)
         return Admission(asked.request_id)
@@ -83,6 +82,8 @@ class EngineServer:
         told = []
         for output in outputs:
             tokens, name = output.generated_tokens, output.request_id
+            if name not in self._told:
+                continue  # somebody else's
             told.append(Progress(name, tokens[self._told[name] :], output.status, output.error))
             if output.is_finished():
                 del self._told[name]
