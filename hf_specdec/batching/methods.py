@@ -121,14 +121,16 @@ def _generate_batch(
             keep(manager)  # a call that is refused changes nothing
         raise
     results: dict[str, SpeculativeGenerationOutput] = {}
-    with manager, logging.tqdm(total=len(names), disable=not progress_bar, unit="request") as bar:
-        while len(results) < len(names):
-            result = manager.get_result()
-            if result is None:
-                raise RuntimeError("A step has failed.") from manager.background_thread_status.fatal_error
-            if result.is_finished():
-                results[result.request_id] = result
-                bar.update()
+    with logging.tqdm(total=len(names), disable=not progress_bar, unit="request") as bar:
+
+        def take(outputs: list[SpeculativeGenerationOutput]) -> None:
+            for output in outputs:
+                if output.is_finished():
+                    results[output.request_id] = output
+                    bar.update()
+
+        manager.listen(take)
+        manager._loop.run_here()
     fatal_error = manager.background_thread_status.fatal_error
     if fatal_error is not None:
         raise RuntimeError(f"A step has failed: {fatal_error}") from fatal_error

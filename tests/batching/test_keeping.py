@@ -182,6 +182,30 @@ def test_one_of_a_context_manager_is_as_good_as_new(made: list[Any]) -> None:
     assert generate(model, draft) == alone(model) and len(made) == 1
 
 
+def test_calls_inside_inference_mode_and_outside_it(made: list[Any]) -> None:
+    """What the first call makes is written by the second. Neither knows of the caller's autocast."""
+    model = tiny_model().float()
+    draft, expected = noisy_copy(model), alone(model)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert generate(model, draft, persistent_manager=True) == expected
+    assert generate(model, draft, persistent_manager=True) == expected and len(made) == 1
+
+
+def test_one_that_was_interrupted_is_not_kept(made: list[Any]) -> None:
+    model, draft, calls = tiny_model(), NgramDraft(), []
+
+    def interrupts(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt("the user had enough")
+
+    generate(model, draft, persistent_manager=True)
+    with model.register_forward_pre_hook(interrupts), pytest.raises(KeyboardInterrupt, match="had enough"):
+        generate(model, draft, persistent_manager=True)
+    assert kept_by(model) is None and model.config._attn_implementation == "sdpa"
+    assert generate(model, draft) == alone(model) and len(made) == 2
+
+
 def test_a_failed_one_is_not_kept(made: list[Any]) -> None:
     model, draft = tiny_model(), NgramDraft()
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -114,8 +115,9 @@ def _run(options: EngineOptions, connection: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        with _while_the_server_lives():
-            manager, tokenizer = load(options)
+        # In a thread that ends, see `RequestLoop.run_here`.
+        with _while_the_server_lives(), ThreadPoolExecutor(max_workers=1) as loader:
+            manager, tokenizer = loader.submit(load, options).result()
     except StartError as error:
         connection.send(NotServed(error.option, error.reason))
         return
