@@ -76,8 +76,8 @@ class RequestLoop:
     def run_here(self) -> None:
         """
         Runs what has been left in the calling thread, until it is over. (On a CPU each thread that computes has
-        helpers of its own. When these are more than there are cores, GNU's OpenMP lets them wait asleep: on two cores steps of
-        SmolLM2-135M in a thread beside one that had computed before took a fifth longer.)
+        helpers of its own. When these are more than there are cores, GNU's OpenMP lets them wait asleep: on two cores
+        steps of SmolLM2-135M in a thread beside one that had computed before took a fifth longer.)
         """
         self._open()
         self._stops, self._thread = "when done", threading.current_thread()

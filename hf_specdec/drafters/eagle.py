@@ -20,7 +20,7 @@ from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
-from .heads import Borrowed, borrowed_lm_head, in_dtype_of
+from .heads import Borrowed, OfCall, borrowed_lm_head, in_dtype_of
 
 
 if TYPE_CHECKING:
@@ -98,13 +98,16 @@ class EagleDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> EagleDrafter:
         drafter: Any = super().for_call(target)
-        drafter._given = self.head, target
+        drafter._made_of = OfCall(self.head, target)
         drafter.refresh()
         return drafter
 
     def refresh(self) -> None:
-        given, target = self._given
-        self.head = in_dtype_of(given, target)
+        models = self._made_of.models()
+        if models is None:
+            return
+        target = models[1]
+        self.head = in_dtype_of(*models)
         self._embedding, self._lm_head = self.head.embed_tokens, None
         if self._embedding is None:
             self._embedding = Borrowed(target.get_input_embeddings(), target.dtype)

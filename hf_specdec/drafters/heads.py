@@ -47,10 +47,9 @@ def _take_over(held: list[Any], values: list[Any]) -> bool:
     Writes values to where others are held, in whose dtype, so that CUDA graphs over these go on; False if they do not
     fit.
     """
-    pairs = list(zip(held, values, strict=True))
-    if not all((a is None) == (b is None) for a, b in pairs):
+    if len(held) != len(values) or [a is None for a in held] != [b is None for b in values]:
         return False
-    pairs = [(a, b) for a, b in pairs if a is not None]
+    pairs = [(a, b) for a, b in zip(held, values, strict=True) if a is not None]
     if not all(a.shape == b.shape and a.device == b.device for a, b in pairs):
         return False
     for one, value in pairs:
@@ -72,6 +71,24 @@ def borrowed_lm_head(head: PreTrainedModel, target: PreTrainedModel) -> Borrowed
     if head.target_ids is None:
         return Borrowed(module, target.dtype)
     return BorrowedRows(module, target.dtype, head.target_ids)
+
+
+class OfCall:
+    """
+    What a drafter for calls was made of. Graphs that have it in them are kept with the models, so that these are not
+    to be kept by it.
+
+    Args:
+        head, target (`PreTrainedModel`): as they were given.
+    """
+
+    def __init__(self, head: PreTrainedModel, target: PreTrainedModel):
+        self._models = weakref.ref(head), weakref.ref(target)
+
+    def models(self) -> tuple[Any, Any] | None:
+        """Head and target; None if one is no more."""
+        head, target = (model() for model in self._models)
+        return None if head is None or target is None else (head, target)
 
 
 class Borrowed:

@@ -16,7 +16,7 @@ from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, best_tokens, grow_dynamic
-from .heads import in_dtype_of
+from .heads import OfCall, in_dtype_of
 
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ class MedusaDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> MedusaDrafter:
         drafter: Any = super().for_call(target)
-        drafter._given = self.heads, target
+        drafter._made_of = OfCall(self.heads, target)
         drafter.refresh()
         return drafter
 
     def refresh(self) -> None:
-        self.heads = in_dtype_of(*self._given)
+        models = self._made_of.models()
+        if models is not None:
+            self.heads = in_dtype_of(*models)
 
     @contextmanager
     def watching(self, target: Target) -> Iterator[None]:

@@ -139,8 +139,10 @@ def _while_the_server_lives() -> Iterator[None]:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    yield
-    has_left.set()
+    try:
+        yield
+    finally:
+        has_left.set()
 
 
 def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:
