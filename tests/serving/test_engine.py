@@ -103,6 +103,7 @@ def test_tokens_are_told_once(streaming: bool) -> None:
             "IndexError",
         ),
         ({"generation_config": GenerationConfig(max_new_tokens=4, stop_strings=[None])}, TypeError, "stop_strings"),
+        ({"generation_config": GenerationConfig(max_new_tokens=4, suffix=lambda: 0)}, RuntimeError, "pickle"),
     ],
 )
 def test_refusals_have_their_kind(request_: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -148,9 +148,18 @@ class EngineClient:
         try:
             while message is not None:
                 message = self._outbox.get()
-                self._connection.send(message)
+                self._send(message)
         except OSError:
             pass  # the engine has ended: the other thread sees to it
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise
+        except Exception as error:  # an option that cannot be pickled is its request's own affair
+            if isinstance(message, AddRequest):
+                self._handle(Admission.refused(message.request_id, error))
 
     def _read(self) -> None:
         try:
