@@ -128,10 +128,6 @@ class OneByOneDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
-    def refresh(self) -> None:
-        for drafter, _ in self._drafters.values():
-            drafter.refresh()
-
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         drafts = [self._propose(row, request) for row in requests]
         parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]

@@ -6,7 +6,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import torch
 from transformers.utils import logging
@@ -78,12 +78,21 @@ class RequestLoop:
         Runs what has been left in the calling thread, until it is over. (On a CPU each thread that computes has
         helpers of its own. When these are more than there are cores, GNU's OpenMP lets them wait asleep: on two cores
         steps of SmolLM2-135M in a thread beside one that had computed before took a fifth longer.)
+
+        Raises:
+            RuntimeError: if a thread runs it already.
         """
+        if self.is_running:
+            raise RuntimeError("The manager is running already.")
         self._open()
         self._stops, self._thread = "when done", threading.current_thread()
         device = self.engine.target.device.type
         try:
-            with torch.inference_mode(False), torch.autocast(device, enabled=False):  # as a thread of its own has it
+            with ExitStack() as stack:  # as a thread of its own has it
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.autocast(device, enabled=False))
+                if torch.get_default_device().type != "cpu":
+                    stack.enter_context(torch.device("cpu"))
                 self._run()
         finally:
             self._thread = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -44,8 +45,9 @@ def bytes_per_request(models: Sequence[PreTrainedModel]) -> dict[torch.device, i
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that nobody has; on a GPU torch first gives back what it holds for later."""
+    """Bytes that nobody has; on a GPU torch first gives back what it holds for later, or for managers that were."""
     if device.type == "cuda":
+        gc.collect()  # their parts know each other
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:

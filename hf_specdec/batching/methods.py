@@ -11,7 +11,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
-from .keeping import keep, kept_by, let_go
+from .keeping import keep, let_go
 from .manager import SpeculativeBatchingManager
 from .request import SpeculativeGenerationOutput
 
@@ -41,13 +41,18 @@ def _make_manager(
             f"`{name}`={getattr(call, name)!r} without a draft: pass `assistant_model=` a draft model, a head or "
             f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
         )
-    kept = kept_by(model)
-    if kept is not None and kept._serves(assistant_model, config, continuous_batching_config):
-        kept._renew(generation_config)
-        let_go(model)
-        return kept
-    del kept
-    _destroy_kept_manager(model)
+    kept = let_go(model)  # so that no other thread has it
+    if kept is not None:
+        try:
+            if kept._serves(assistant_model, config, continuous_batching_config):
+                kept._renew(generation_config)
+                return kept
+        except BaseException:
+            keep(kept)  # a call that is refused changes nothing
+            raise
+        keep(kept)
+        del kept
+        _destroy_kept_manager(model)
     return SpeculativeBatchingManager(
         model,
         generation_config,
@@ -130,7 +135,10 @@ def _generate_batch(
                     bar.update()
 
         manager.listen(take)
-        manager._loop.run_here()
+        try:
+            manager._loop.run_here()
+        finally:
+            manager._loop.results.clear()
     fatal_error = manager.background_thread_status.fatal_error
     if fatal_error is not None:
         raise RuntimeError(f"A step has failed: {fatal_error}") from fatal_error

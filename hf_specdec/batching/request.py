@@ -240,22 +240,26 @@ def _with_stop_strings(
 _stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, StopStringCriteria]] = (
     weakref.WeakKeyDictionary()
 )
-MOST_STOP_STRINGS = 64
-"""Sets of stop strings that are remembered of a tokenizer."""
+MOST_STOP_STRINGS = 16
+"""Sets of stop strings that are remembered of a tokenizer …"""
+LONGEST_STOP_STRINGS = 64
+"""… unless they have more characters in all: a table grows with them, of as many rows as the vocabulary."""
 
 
 def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> StopStringCriteria:
-    """It reads the whole vocabulary when it is made, for a tenth of a second or a whole one, and has no state."""
+    """One for this request. To make it from nothing is to read the vocabulary, for a tenth of a second or a whole."""
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     if not all(isinstance(string, str) for string in strings):
         raise TypeError(f"`stop_strings` must be strings, but are {stop_strings!r}.")
+    if sum(map(len, strings)) > LONGEST_STOP_STRINGS:
+        return StopStringCriteria(tokenizer, list(strings))
     known, key = _stop_string_criteria.setdefault(tokenizer, OrderedDict()), (strings, len(tokenizer))
     if key not in known:
         known[key] = StopStringCriteria(tokenizer, list(strings))
     known.move_to_end(key)
     while len(known) > MOST_STOP_STRINGS:
         known.popitem(last=False)
-    return known[key]
+    return copy.copy(known[key])  # which takes its table to the device of its request
 
 
 def _max_length(criteria: StoppingCriteriaList, prompt_length: int) -> int:

@@ -41,9 +41,11 @@ class Results:
         """
         with self._changed:  # all along, so that outputs stay in order
             if self.listener is not None:
-                listener, self.listener = self.listener, None  # one that fails is not asked again
-                listener(list(outputs))
-                self.listener = listener
+                try:
+                    self.listener(list(outputs))
+                except BaseException:
+                    self.listener = None  # not asked again
+                    raise
                 return
             self._outputs += self._call_handlers(outputs)
             self._changed.notify_all()

@@ -110,9 +110,6 @@ class Drafter(CandidateGenerator):
         """The drafter of one call."""
         return copy.copy(self)
 
-    def refresh(self) -> None:
-        """Asked of a drafter that was made for calls to come: weights may have changed since it was last used."""
-
     def watching(self, target: Target) -> AbstractContextManager[Any]:
         """
         Entered before the target's first forward and left after its last: for what is observed of these.

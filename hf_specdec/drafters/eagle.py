@@ -103,6 +103,7 @@ class EagleDrafter(Drafter):
         return drafter
 
     def refresh(self) -> None:
+        """Takes over what has changed of head and target since the drafter was made for calls."""
         models = self._made_of.models()
         if models is None:
             return

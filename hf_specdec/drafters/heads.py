@@ -23,14 +23,14 @@ def in_dtype_of(head: Head, target: PreTrainedModel) -> Head:
     The head in the target's dtype, unless its own was asked for (`follows_target_dtype`): a copy with the same config,
     kept for the next call. Where the head's weights have changed since, the copy takes them over in place.
     """
-    dtype, parameters = dtype_for(head, target), list(head.parameters())
+    dtype, tensors = dtype_for(head, target), _tensors_of(head)
     if head.dtype == dtype:
         return head
-    weights = tuple((parameter.data_ptr(), parameter._version) for parameter in parameters)
+    weights = tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
     of_head: dict[torch.dtype, tuple[tuple, Any]] = _copies.setdefault(head, {})
     known, converted = of_head.get(dtype, ((), None))
     if converted is None or known != weights:
-        if converted is None or not _take_over([*converted.parameters()], parameters):
+        if converted is None or not _take_over(_tensors_of(converted), tensors):
             converted = _converted(head, dtype)
         of_head[dtype] = weights, converted
     return converted
@@ -40,6 +40,10 @@ def dtype_for(head: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
     """In which the head runs beside the target."""
     is_fixed = not head.follows_target_dtype or any(p.device.type == "meta" for p in head.parameters())
     return head.dtype if is_fixed else target.dtype
+
+
+def _tensors_of(head: PreTrainedModel) -> list[torch.Tensor]:
+    return [*head.parameters(), *head.buffers()]
 
 
 def _take_over(held: list[Any], values: list[Any]) -> bool:
@@ -52,8 +56,9 @@ def _take_over(held: list[Any], values: list[Any]) -> bool:
     pairs = [(a, b) for a, b in zip(held, values, strict=True) if a is not None]
     if not all(a.shape == b.shape and a.device == b.device for a, b in pairs):
         return False
-    for one, value in pairs:
-        one.data.copy_(value.data)
+    with torch.inference_mode():  # those that were made in it can be written nowhere else
+        for one, value in pairs:
+            one.data.copy_(value.data)
     return True
 
 

@@ -75,6 +75,7 @@ class MedusaDrafter(Drafter):
         return drafter
 
     def refresh(self) -> None:
+        """Takes over what has changed of the heads since the drafter was made for calls."""
         models = self._made_of.models()
         if models is not None:
             self.heads = in_dtype_of(*models)

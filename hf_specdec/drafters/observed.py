@@ -50,9 +50,6 @@ class ObservedDrafter(Drafter):
         of_call.drafter = self.drafter.for_call(target)
         return of_call
 
-    def refresh(self) -> None:
-        self.drafter.refresh()
-
     def watching(self, target: Target) -> AbstractContextManager[Any]:
         return self.drafter.watching(target)
 

@@ -103,7 +103,7 @@ def test_its_memory_is_free_before_the_next_measures_it(made: list[Any], monkeyp
     try:
         for tree in ("[(0,)]", "[(0,), (1,)]"):
             generate(model, NgramDraft(), tree=tree, persistent_manager=True)
-        assert alive == [0, 0]
+        assert alive == [0, 0] and kept_by(model)._loop.results.listener is None
         model.destroy_cached_continuous_batching_manager()
         assert made[1]() is None
     finally:
@@ -182,13 +182,32 @@ def test_one_of_a_context_manager_is_as_good_as_new(made: list[Any]) -> None:
     assert generate(model, draft) == alone(model) and len(made) == 1
 
 
-def test_calls_inside_inference_mode_and_outside_it(made: list[Any]) -> None:
-    """What the first call makes is written by the second. Neither knows of the caller's autocast."""
+@pytest.mark.parametrize("kind", ["draft", "head", "head with some rows"])
+def test_calls_inside_inference_mode_and_outside_it(kind: str, made: list[Any]) -> None:
+    """What the first call makes is written by the second, weights too. Neither knows of the caller's autocast."""
     model = tiny_model().float()
-    draft, expected = noisy_copy(model), alone(model)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert generate(model, draft, persistent_manager=True) == expected
-    assert generate(model, draft, persistent_manager=True) == expected and len(made) == 1
+    vocabulary = {"draft_vocab_size": 30, "has_lm_head": False} if kind == "head with some rows" else {}
+    draft = noisy_copy(model) if kind == "draft" else tiny_head(model, **vocabulary).double()
+    for number in range(4):
+        expected = alone(model)
+        with torch.inference_mode(number % 2 == 0), torch.autocast("cpu", torch.bfloat16):
+            assert generate(model, draft, persistent_manager=True) == expected
+        with torch.no_grad():
+            model.lm_head.weight.neg_()
+            for weight in draft.parameters():
+                weight.mul_(0.9)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
+def test_calls_with_another_default_device(kind: str, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if graphs:
+        install_stand_in(monkeypatch, with_kernel=True)
+    model = tiny_model()
+    draft, expected = (noisy_copy if kind == "draft" else tiny_head)(model), alone(model)
+    with torch.device("meta"):
+        assert generate(model, draft) == expected
 
 
 def test_one_that_was_interrupted_is_not_kept(made: list[Any]) -> None:
