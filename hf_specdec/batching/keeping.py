@@ -31,13 +31,7 @@ def keep(manager: SpeculativeBatchingManager) -> None:
     setattr(manager.model, _ATTRIBUTE, _Kept(manager))
 
 
-def kept_by(model: PreTrainedModel) -> SpeculativeBatchingManager | None:
-    """What was left with a model."""
-    kept = vars(model).get(_ATTRIBUTE)
-    return None if kept is None else kept.manager
-
-
 def let_go(model: PreTrainedModel) -> SpeculativeBatchingManager | None:
-    """The same, which the model keeps no longer."""
+    """What was left with a model, if anything, which keeps it no longer."""
     kept = vars(model).pop(_ATTRIBUTE, None)
     return None if kept is None else kept.manager

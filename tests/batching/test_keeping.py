@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import Limits, SpeculativeBatchingManager
-from hf_specdec.batching.keeping import kept_by
+from hf_specdec.batching.keeping import keep, let_go
 
 
 TREE = "[(0,), (1,), (0, 0)]"
@@ -31,6 +31,13 @@ def generate(model: PreTrainedModel, draft: Any, **options: Any) -> list[list[in
     if "speculative_config" not in call:
         call = {"tree": TREE} | call
     return [out.generated_tokens for out in model.generate_batch(PROMPTS, assistant_model=draft, **call).values()]
+
+
+def kept_by(model: PreTrainedModel) -> SpeculativeBatchingManager | None:
+    manager = let_go(model)
+    if manager is not None:
+        keep(manager)
+    return manager
 
 
 def alone(model: PreTrainedModel, **options: Any) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import os
 import queue
@@ -10,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,6 +120,28 @@ def test_stop_strings(manager: SpeculativeBatchingManager, target: PreTrainedMod
     assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[0], **options)
 
 
+def test_stop_strings_are_looked_up_in_the_vocabulary_once(
+    manager: SpeculativeBatchingManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, tokenizer = [], tiny_tokenizer()
+
+    class Counted(StopStringCriteria):
+        def __init__(self, *args: Any) -> None:
+            made.append(args[1])
+            super().__init__(*args)
+
+    monkeypatch.setattr(request_module, "StopStringCriteria", Counted)
+    texts = {}
+    for stop in ("a", ["a"], ["b", "cc"], "a"):
+        name = manager.add_request(
+            PROMPTS[0], max_new_tokens=30, stop_strings=stop, tokenizer=tokenizer, do_sample=False
+        )
+        texts.setdefault(str(stop), []).append(manager.get_result(name).generated_tokens)
+    assert made == [["a"], ["b", "cc"]]
+    assert texts["a"][0] == texts["a"][1] == texts["['a']"][0]
+    assert "a" in tokenizer.decode(texts["a"][0]) or len(texts["a"][0]) == 30
+
+
 def test_trees_and_requests_without(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
     trees: list[Any] = [None, "[(0,)]", "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]", "auto"]
     names = [manager.add_request(PROMPTS[0], max_new_tokens=30, do_sample=False, tree=tree) for tree in trees]
@@ -153,129 +173,12 @@ def test_one_budget_of_nodes_for_a_step(target: PreTrainedModel, draft: PreTrain
     assert all(rows * nodes <= 8 for rows, nodes in widths) and (4, 2) in widths and (1, 6) in widths
 
 
-# ------------------------------------------------------------------------------------------------------ their results
-
-
-def test_streaming_is_in_order(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
-    first = manager.add_request(PROMPTS[0], max_new_tokens=20, do_sample=False, streaming=True, record_timestamps=True)
-    second = manager.add_request(PROMPTS[1], max_new_tokens=20, do_sample=False)
-    texts = [result.generated_tokens for result in manager.request_id_iter(first)]
-    expected = text_alone(target, PROMPTS[0], max_new_tokens=20)
-    assert texts[-1] == expected and len(texts) > 3
-    assert all(expected[: len(text)] == text and len(text) < len(after) for text, after in pairwise(texts))
-    result = manager.get_result(second)
-    assert result.status == RequestStatus.FINISHED and result.is_finished() and result.timestamps is None
-    assert 0 < result.created_time <= result.lifespan[0] <= result.lifespan[1]
-
-
-def test_iteration_over_all_results(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    manager = make(target, draft)
-    names = manager.add_requests(PROMPTS, max_new_tokens=10, record_timestamps=True)
-    manager.start()
-    found = {}
-    for result in manager:
-        found[result.request_id] = result
-        if len(found) == len(names):
-            manager.stop()
-    assert set(found) == set(names) and not manager.is_running()
-    assert all(len(result.timestamps) == 10 for result in found.values())
-    assert manager.get_result() is None
-
-
-def test_handlers_in_an_event_loop(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
-    async def collect(prompt: list[int], registers_first: bool) -> list[list[int]]:
-        done, texts = asyncio.Event(), []
-
-        def handle(result: Any) -> None:
-            texts.append(result.generated_tokens)
-            if result.is_finished():
-                done.set()
-
-        name = f"{prompt[0]}-{registers_first}"
-        if registers_first:
-            manager.register_result_handler(name, handle)
-        manager.add_request(prompt, request_id=name, max_new_tokens=12, do_sample=False, streaming=True)
-        if not registers_first:
-            await asyncio.sleep(0.05)  # results are there before the handler
-            manager.register_result_handler(name, handle)
-        await done.wait()
-        return texts
-
-    async def collect_all() -> list[list[list[int]]]:
-        return await asyncio.gather(*(collect(prompt, first) for prompt in PROMPTS for first in (True, False)))
-
-    for number, texts in enumerate(asyncio.run(collect_all())):
-        assert texts[-1] == text_alone(target, PROMPTS[number // 2], max_new_tokens=12)
-        assert sorted(texts, key=len) == texts
-    assert manager.get_result(timeout=0.01) is None
-
-
-def test_a_listener_is_told_all_results_of_a_step_together(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    told, threads = [], set()
-
-    def listen(results: list[Any]) -> None:
-        told.append(results)
-        threads.add(threading.current_thread().name)
-
-    manager = make(target, draft)
-    manager.listen(listen)
-    names = manager.add_requests(PROMPTS, max_new_tokens=12, do_sample=False, streaming=True)
-    with manager:
-        pass
-    texts = {name: [] for name in names}
-    for results in told:
-        for result in results:
-            texts[result.request_id].append(result.generated_tokens)
-    assert max(map(len, told)) >= 3 and threads == {"hf-specdec-manager"}
-    for name, prompt in zip(names, PROMPTS, strict=True):
-        assert texts[name][-1] == text_alone(target, prompt, max_new_tokens=12)
-        assert sorted(texts[name], key=len) == texts[name]
-    assert manager.get_result(timeout=0.01) is None
-
-
-def test_a_listener_that_fails_ends_the_manager_and_all_requests(target: PreTrainedModel) -> None:
-    def fails(_: Any) -> None:
-        raise OSError("no more")
-
-    manager = make(target, NgramDraft())
-    manager.listen(fails)
-    names = manager.add_requests(PROMPTS, max_new_tokens=12, streaming=True)
-    manager.start()
-    results = [manager.get_result(name, timeout=30) for name in names]
-    assert all("no more" in result.error for result in results) and "no more" in str(
-        manager.background_thread_status.fatal_error
-    )
-    assert_nothing_left(manager)
-
-
 def test_names(manager: SpeculativeBatchingManager) -> None:
     assert manager.add_request([5, 6], max_new_tokens=100, request_id="mine") == "mine"
     with pytest.raises(ValueError, match="`request_id='mine'` is running already"):
         manager.add_request([5, 6], request_id="mine")
     assert manager.get_result("yours", timeout=0.01) is None
     assert manager.get_result("mine").request_id == "mine"
-
-
-def test_stop_strings_are_looked_up_in_the_vocabulary_once(
-    manager: SpeculativeBatchingManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, tokenizer = [], tiny_tokenizer()
-
-    class Counted(StopStringCriteria):
-        def __init__(self, *args: Any) -> None:
-            made.append(args[1])
-            super().__init__(*args)
-
-    monkeypatch.setattr(request_module, "StopStringCriteria", Counted)
-    texts = {}
-    for stop in ("a", ["a"], ["b", "cc"], "a"):
-        name = manager.add_request(
-            PROMPTS[0], max_new_tokens=30, stop_strings=stop, tokenizer=tokenizer, do_sample=False
-        )
-        texts.setdefault(str(stop), []).append(manager.get_result(name).generated_tokens)
-    assert made == [["a"], ["b", "cc"]]
-    assert texts["a"][0] == texts["a"][1] == texts["['a']"][0]
-    assert "a" in tokenizer.decode(texts["a"][0]) or len(texts["a"][0]) == 30
 
 
 # ---------------------------------------------------------------------------------------------------------- their ends

@@ -1,6 +1,6 @@
 """
-The model in a process of its own. Between HTTP and texts on the one side, and steps on the other, Python would take
-turns: with 64 streams of a small model the one costs as much as the other.
+The model in a process of its own. In one process Python would take turns between HTTP and texts on the one side, and
+steps on the other.
 
     client.py     the manager, as the server sees it
     messages.py   what the two processes tell each other
