@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.batches import limits, ragged_prompts
 from support.goldens import trained_prompts, trained_target
-from support.heads import trained_head
+from support.heads import tiny_head, trained_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
@@ -159,6 +159,62 @@ def test_acceptance_with_graphs(kind: str) -> None:
         assert found[0] == found[1]
     finally:
         model.cpu()
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_weights_change_while_it_pauses(kind: str, how: str) -> None:
+    """Graphs that were captured before read the new weights, or are captured anew."""
+    model, other = tiny_model(dtype=torch.float32).cuda(), tiny_model(dtype=torch.float32, seed=1).cuda()
+    draft = (tiny_head(model) if kind == "head" else noisy_copy(model, 0.05)).cuda()
+    prompts = ragged_prompts()
+    expected = [[alone_on_device(one, prompt, max_new_tokens=20) for prompt in prompts] for one in (model, other)]
+    assert expected[0] != expected[1]
+    with model.init_continuous_batching(
+        assistant_model=draft, tree=IRREGULAR, continuous_batching_config=limits(60)
+    ) as manager:
+        for texts in expected:
+            for _ in range(3):
+                names = [manager.add_request(prompt, max_new_tokens=20, do_sample=False) for prompt in prompts]
+                assert [manager.get_result(name).generated_tokens for name in names] == texts
+            assert len(manager.engine.device_steps._steps) > 0
+            with manager.pause():
+                if how == "in place":
+                    model.load_state_dict(other.state_dict())
+                else:
+                    model.load_state_dict({k: v.clone() for k, v in other.state_dict().items()}, assign=True)
+                    model.tie_weights()
+                assert alone_on_device(model, prompts[0], max_new_tokens=20) == expected[1][0]
+
+
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_a_kept_manager_captures_nothing_anew(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(dtype=torch.float32).cuda()
+    draft = (tiny_head(model) if kind == "head" else noisy_copy(model, 0.05)).cuda()
+    captures, capture_begin = [], torch.cuda.CUDAGraph.capture_begin
+
+    def counted(self: torch.cuda.CUDAGraph, *args: Any, **options: Any) -> None:
+        captures.append(self)
+        capture_begin(self, *args, **options)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", counted)
+    expected = [alone_on_device(model, prompt, max_new_tokens=20) for prompt in ragged_prompts()]
+    numbers = []
+    try:
+        for _ in range(4):  # sizes of prompts are captured when they come for the second time
+            outputs = model.generate_batch(
+                ragged_prompts(),
+                assistant_model=draft,
+                tree=IRREGULAR,
+                max_new_tokens=20,
+                continuous_batching_config=limits(60),
+                persistent_manager=True,
+            )
+            assert [output.generated_tokens for output in outputs.values()] == expected
+            numbers.append(len(captures))
+        assert 0 < numbers[0] and numbers[-1] == numbers[-2]
+    finally:
+        model.destroy_cached_continuous_batching_manager()
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "rejection", "seeds"])
