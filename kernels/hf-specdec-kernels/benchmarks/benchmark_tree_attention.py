@@ -143,8 +143,12 @@ def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
 
 
 NARROW = [(64, 64, 4, 4), (64, 64, 4, 3), (64, 32, 4, 6), (64, 64, 4, 2), (64, 64, 8, 3), (64, 32, 4, 4)]
-WIDE = [(128, 64, 8, 3), (256, 64, 16, 2), (256, 64, 16, 3), (256, 32, 16, 4), (128, 64, 8, 2), (64, 64, 4, 3)]
-"""Tiles to try for 64 and 256 pairs per K/V head, the most promising first."""
+WIDE = [(128, 64, 8, 3), (128, 64, 8, 2, 2), (64, 64, 4, 2), (128, 64, 8, 3, 2), (64, 32, 4, 4), (256, 64, 16, 2)]
+WIDE += [(64, 64, 4, 3), (128, 64, 8, 2), (256, 64, 16, 3), (64, 64, 4, 2, 2), (256, 64, 8, 2)]
+"""
+Tiles to try for 64 and 256 pairs per K/V head, the most promising first: pairs, keys of a block, warps, stages, and
+blocks of a step.
+"""
 SPLITS = (1, 2, 4, 8, 12, 16, 24, 33)
 
 
@@ -178,7 +182,7 @@ def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
         for splits in SPLITS:
             programs = setting.batch * KV_HEADS * splits * -(-setting.nodes * HEADS // KV_HEADS // sizes[0])
             if 100 <= programs <= 1100 and (place == 0 or perf_counter() < end):
-                try_out(Tiles(*sizes, programs_per_sm=1), splits)
+                try_out(Tiles(*sizes[:4], 1, *sizes[4:]), splits)
     found.sort(key=lambda entry: entry[0].median)
     for _, tiles, splits in [entry for entry in found if entry[2] > 1][:3]:
         try_out(replace(tiles, overlap=True), splits)
@@ -186,7 +190,8 @@ def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
     print(f"batch {setting.batch}, {setting.nodes} nodes: {len(found)} tried")
     for time, tiles, splits in found[:5]:
         overlap = ", overlapping launches" if tiles.overlap else ""
-        shape = f"{tiles.block_m} × {tiles.block_n}, {tiles.num_warps} warps, {tiles.num_stages} stages"
+        keys = f"{tiles.blocks_of_step} · {tiles.block_n}"
+        shape = f"{tiles.block_m} × {keys}, {tiles.num_warps} warps, {tiles.num_stages} stages"
         print(f"    {time}: {shape}, {splits} splits{overlap}")
     if not found:
         return None

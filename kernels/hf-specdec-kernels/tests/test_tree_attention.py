@@ -37,6 +37,7 @@ class Case:
     page_size: int | None = None
     num_splits: int | None = None
     slots_first: bool = False
+    tiles: Tiles | None = None
 
 
 def inputs(case: Case, device: torch.device) -> dict:
@@ -110,7 +111,7 @@ def compare(case: Case, device: torch.device) -> None:
     arguments = inputs(case, device)
     query, value = arguments["query"], arguments["value"]
     out = query.new_empty(case.batch, case.queries, case.heads, value.shape[3])
-    launch_tree_attention(**arguments, num_splits=case.num_splits, out=out)
+    launch_tree_attention(**arguments, num_splits=case.num_splits, out=out, tiles=case.tiles)
     exact = {
         name: tensor.double() if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() else tensor
         for name, tensor in arguments.items()
@@ -150,6 +151,19 @@ def test_against_naive(name: str, num_splits: int, device: torch.device) -> None
     compare(replace(SMALL[name], num_splits=num_splits), device)
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("blocks_of_step", [2, 4])
+@pytest.mark.parametrize(
+    "name", ["usual", "one row of the length of its tree", "padding", "window", "soft cap", "pages"]
+)
+def test_steps_of_several_blocks(name: str, blocks_of_step: int, num_splits: int, device: torch.device) -> None:
+    """Lengths of which some are no multiple of a step, nor of a block."""
+    tiles = Tiles(16, 16, 4, 2, 1, blocks_of_step=blocks_of_step)
+    case = replace(SMALL[name], num_splits=num_splits, tiles=tiles, dtype=torch.float16)
+    for capacity in (case.capacity, 16 * blocks_of_step * 3 + case.queries):
+        compare(replace(case, capacity=capacity), device)
+
+
 def test_all_options_together(device: torch.device) -> None:
     options = {"window": 23, "softcap": 3.0, "sinks": True, "padding": True, "page_size": 8, "dtype": torch.float16}
     compare(Case(batch=3, num_splits=5, **options), device)
@@ -177,13 +191,23 @@ def test_strided_output(device: torch.device) -> None:
         torch.testing.assert_close(out, tree_attention_naive(**arguments), atol=2e-5, rtol=2e-5)
 
 
+def test_tiles_fit_into_shared_memory() -> None:
+    """As they are on a device with 227 KiB; with fewer keys under way on others, down to those with 99."""
+    tiles = choose_tiles(256, 128, torch.bfloat16)
+    assert tiles.blocks_of_step == 2 and tiles.within(227 * 1024, 128, 2) == tiles
+    for kib, blocks_of_step, num_stages in ((163, 1, 3), (99, 1, 2), (1, 1, 1)):
+        fitting = tiles.within(kib * 1024, 128, 2)
+        assert (fitting.blocks_of_step, fitting.num_stages) == (blocks_of_step, num_stages)
+        assert kib == 1 or fitting.shared_memory(128, 2) <= kib * 1024
+
+
 def test_splits_fill_the_device() -> None:
-    small, large = choose_tiles(64, 128, torch.bfloat16), choose_tiles(256, 128, torch.bfloat16)
+    small, medium, large = (choose_tiles(pairs, 128, torch.bfloat16) for pairs in (32, 64, 256))
     assert not fills_twice(8 * 8192, 132) and fills_twice(16 * 8 * 8192, 132)
     # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 shares make 128 programs.
     assert choose_num_splits(8, 128, 132, small) == 16
-    # Batch 16: two programs for every multiprocessor, or two waves of one.
-    assert choose_num_splits(128, 128, 132, small) == 2
+    # Batch 16: two programs for every multiprocessor, one, or two waves of one.
+    assert choose_num_splits(128, 128, 132, small) == 2 and choose_num_splits(128, 128, 132, medium) == 1
     assert choose_num_splits(256, 128, 132, large) == 1
     assert choose_num_splits(8, 1, 132, small) == 1
 

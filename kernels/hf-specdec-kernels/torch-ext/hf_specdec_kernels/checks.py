@@ -15,7 +15,8 @@ def check_shape(name: str, tensor: torch.Tensor, *sizes: int | tuple[int, ...] |
     """
     allowed = [size if isinstance(size, tuple) else (size,) for size in sizes]
     fits = tensor.dim() == len(sizes) and all(
-        None in choices or actual in choices for actual, choices in zip(tensor.shape, allowed, strict=True)
+        any(size is None or actual == size for size in choices)  # `in` is not traced where sizes are symbols
+        for actual, choices in zip(tensor.shape, allowed, strict=True)
     )
     if not fits:
         wanted = ", ".join(

@@ -66,7 +66,7 @@ def tree_attention(
             the block that holds slots `i * block_size` and following of every row.
         sinks (`torch.Tensor` of shape `[heads]`, *optional*): scores that take part in the softmax and have no value
             (attention sinks, as in gpt-oss).
-        scale (`float`, *optional*, defaults to `head_dim ** -0.5`): factor of the scores.
+        scale (`float`, *optional*, defaults to `head_dim ** -0.5`): factor of the scores, positive.
         window (`int`, *optional*): a query attends to keys less than this many positions before it. A node's position
             is that of the first uncommitted slot plus its depth.
         softcap (`float`, *optional*): scores become `softcap * tanh(score / softcap)` (Gemma 2).
@@ -81,7 +81,7 @@ def tree_attention(
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
     """
     num_nodes = query.shape[2] if num_nodes is None else num_nodes
-    _check(query, key, value, lengths, ancestors, num_nodes, first_slots, block_tables, sinks, window, softcap)
+    _check(query, key, value, lengths, ancestors, num_nodes, first_slots, block_tables, sinks, scale, window, softcap)
     node_depths = query_depths if node_depths is None else node_depths
     _check_depths(query, num_nodes, query_depths, node_depths, window)
     batch, heads, queries, head_dim = query.shape
@@ -166,7 +166,7 @@ def _(*args) -> None:
 
 
 def _check(
-    query, key, value, lengths, ancestors, num_nodes, first_slots, block_tables, sinks, window, softcap
+    query, key, value, lengths, ancestors, num_nodes, first_slots, block_tables, sinks, scale, window, softcap
 ) -> None:
     check_shape("query", query, None, None, None, None)
     batch, heads, queries, head_dim = query.shape
@@ -201,9 +201,9 @@ def _check(
     for name, tensor in tensors.items():
         if tensor is not None:
             check_device(name, tensor, query.device)
-    for name, number in (("window", window), ("softcap", softcap)):
+    for name, number in (("scale", scale), ("window", window), ("softcap", softcap)):
         if number is not None and number <= 0:
-            raise ValueError(f"`{name}` is {number}; pass a positive number, or None for none.")
+            raise ValueError(f"`{name}` is {number}; pass a positive number, or None.")
 
 
 def _check_depths(query, num_nodes, query_depths, node_depths, window) -> None:

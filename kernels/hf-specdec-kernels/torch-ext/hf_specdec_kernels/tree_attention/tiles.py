@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,10 +14,11 @@ class Tiles:
 
     Args:
         block_m (`int`): (node, query head) pairs of a program.
-        block_n (`int`): keys of a step; divides 64.
+        block_n (`int`): keys of a block; divides 64.
         num_warps (`int`): warps of a program.
         num_stages (`int`): steps whose loads are under way at once.
         programs_per_sm (`int`): programs that fit on a multiprocessor at once.
+        blocks_of_step (`int`, *optional*, defaults to 1): blocks of committed slots that a step takes at once.
         overlap (`bool`, *optional*, defaults to `False`): the second launch begins while the first one runs, and waits
             for it on the device (programmatic dependent launch, from Hopper on).
     """
@@ -27,7 +28,25 @@ class Tiles:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    blocks_of_step: int = 1
     overlap: bool = False
+
+    def shared_memory(self, head_dim: int, itemsize: int) -> int:
+        """Bytes of a program: its queries, the keys and values under way, and a little more."""
+        under_way = 2 * self.num_stages * self.blocks_of_step * self.block_n
+        return (self.block_m + under_way) * head_dim * itemsize + 2048
+
+    def within(self, shared_memory: int, head_dim: int, itemsize: int) -> Tiles:
+        """The same with fewer keys under way, as far as so many bytes call for it."""
+        tiles = self
+        while tiles.shared_memory(head_dim, itemsize) > shared_memory:
+            if tiles.blocks_of_step > 1:
+                tiles = replace(tiles, blocks_of_step=tiles.blocks_of_step // 2)
+            elif tiles.num_stages > 1:
+                tiles = replace(tiles, num_stages=tiles.num_stages - 1)
+            else:
+                break
+        return tiles
 
 
 KEYS_OF_TWO = 2 * 8 * 64
@@ -44,8 +63,9 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = Tr
     Tiles for so many (node, query head) pairs per K/V head.
 
     Small tiles are bound by memory: two programs share a multiprocessor, or where there are too few keys (not `fills`)
-    one has more loads under way. Large ones are bound by the tensor cores: one program with two warp groups. float32
-    without TF32 has no tensor cores, and needs small tiles.
+    one has more loads under way. Large ones are bound by the tensor cores: one program with two warp groups, and steps
+    of twice as many keys, at whose ends what has been summed up is scaled anew. float32 without TF32 has no tensor
+    cores, and needs small tiles.
     """
     needed = max(16, 1 << (pairs - 1).bit_length())
     if dtype == torch.float32:
@@ -55,8 +75,8 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = Tr
     if not fills:  # the fastest of a sweep on an H200
         return Tiles(needed, 32, 4, 6, 1) if needed <= 64 else Tiles(64, 64, 4, 3, 1)
     if needed <= 64:
-        return Tiles(needed, 64, 4, 3 if needed <= 32 else 2, 2)
-    return Tiles(128, 64, 8, 3, 1)
+        return Tiles(needed, 64, 4, 3, 2) if needed <= 32 else Tiles(needed, 64, 4, 4, 1)
+    return Tiles(128, 64, 8, 3, 1, blocks_of_step=2)
 
 
 LARGEST_NUM_SPLITS = 64

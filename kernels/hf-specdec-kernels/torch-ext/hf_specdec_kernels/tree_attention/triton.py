@@ -21,16 +21,20 @@ def _attend(
     query, keys, values, allowed, accumulated, highest, total,
     scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax (arXiv 2205.14135), in powers of two."""
-    scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+    """
+    One step of the online softmax (arXiv 2205.14135), in powers of two. The highest score is found before `scale`,
+    which is positive, makes it one: so that scaling and subtracting are one instruction.
+    """
+    scores = tl.dot(query, keys, input_precision=PRECISION)
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1); `scale` has made x = score / softcap.
-        scores = (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0)) * (softcap * LOG2_E)
+        # tanh(x) = 1 - 2 / (exp(2x) + 1); `scale` makes x = score / softcap.
+        scores = 1.0 - 2.0 / (tl.exp(2.0 * (scores * scale)) + 1.0)
+        scale = softcap * LOG2_E
     if MASKED:
         scores = tl.where(allowed, scores, float("-inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale)
     shift = tl.where(new_highest == float("-inf"), 0.0, new_highest) if MASKED else new_highest
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(scores * scale - shift[:, None])
     rescale = tl.exp2(highest - shift)
     total = total * rescale + tl.sum(weights, axis=1)
     accumulated = accumulated * rescale[:, None]
@@ -63,12 +67,14 @@ def _tree_attention_kernel(
     block_tables_stride_b,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCKS_OF_STEP: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, FIRST: tl.constexpr,
     PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """
     Program (tile and split, K/V head, row): one tile of BLOCK_M (node, query head) pairs over one share of the keys.
-    The share is cut from a list of blocks of BLOCK_N keys: first the committed slots, then the nodes.
+    The share is cut from a list of blocks of BLOCK_N keys: first the committed slots, then the nodes. Full blocks of
+    committed slots come BLOCKS_OF_STEP at a time, as far as that goes.
     """
     tile = tl.program_id(0) % num_tiles
     split = tl.program_id(0) // num_tiles
@@ -119,8 +125,10 @@ def _tree_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     in_block = tl.arange(0, BLOCK_N)
 
-    for block in range(begin, tl.minimum(end, full_blocks)):
-        slots = start + block * BLOCK_N + in_block
+    steps = tl.maximum(tl.minimum(end, full_blocks) - begin, 0) // BLOCKS_OF_STEP
+    in_step = tl.arange(0, BLOCK_N * BLOCKS_OF_STEP)
+    for step in range(steps):
+        slots = start + (begin + step * BLOCKS_OF_STEP) * BLOCK_N + in_step
         always = slots >= 0
         key_offsets = _slot_offsets(slots, always, table, key_stride_b, key_stride_s, PAGE_SIZE, WIDE)
         keys = tl.load(
@@ -137,7 +145,7 @@ def _tree_attention_kernel(
             query_tile, keys, values, allowed, accumulated, highest, total, scale, softcap, WINDOW, SOFTCAP, PRECISION
         )
 
-    for block in range(tl.maximum(begin, full_blocks), end):
+    for block in range(begin + steps * BLOCKS_OF_STEP, end):
         in_tree = block >= committed_blocks
         first_node = tl.maximum((block - committed_blocks) * BLOCK_N, 0)
         slots = tl.where(in_tree, length + first_node, start + block * BLOCK_N) + in_block
@@ -256,6 +264,13 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+@lru_cache(maxsize=64)
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have; any number where nobody says."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return getattr(properties, "shared_memory_per_block_optin", 2**30)
+
+
 def launch_tree_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -289,6 +304,8 @@ def launch_tree_attention(
     if tiles is None:
         fills = fills_twice(batch * kv_heads * slots, multiprocessors)
         tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills)
+        shared_memory = _shared_memory(query.device)
+        tiles = tiles.within(shared_memory, triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize)
     num_tiles = triton.cdiv(pairs, tiles.block_m)
     if num_splits is None:
         programs = num_tiles * kv_heads * batch
@@ -317,7 +334,7 @@ def launch_tree_attention(
         block_tables.stride(0) if paged else 0,
         GROUP=group, HEAD_DIM=head_dim, VALUE_DIM=value_dim,
         BLOCK_D=triton.next_power_of_2(max(head_dim, 16)), BLOCK_V=block_v,
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCKS_OF_STEP=tiles.blocks_of_step,
         SPLIT=num_splits > 1, WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         FIRST=first_slots is not None, PAGE_SIZE=key.shape[2] if paged else 0,
         WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
