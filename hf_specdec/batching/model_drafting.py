@@ -298,16 +298,16 @@ class EagleDrafting(Drafting):
         return [self._num_waiting(row) for row in requests]
 
     def make_room(self, requests: list[Request], count: int) -> None:
-        capacity = WaitingFeatures.CAPACITY
-        if any(self._num_waiting(row) + count > capacity for row in requests):
+        capacity, store = WaitingFeatures.CAPACITY, self.features
+        if store is not None and max(store.counts(requests), default=0) + count > capacity:
             most = min(capacity // 2, capacity - count)  # those that will soon have none are read with it
-            self._catch_up([row for row in requests if self._num_waiting(row) > most])
+            self._catch_up([row for row in requests if store.count(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
-        assert self.features is not None
-        for row, count in zip(requests, counts, strict=True):
+        store: Any = self.features
+        for row, before, count in zip(requests, store.counts(requests), counts, strict=True):
             if row.options.plan is not None and count > 0:
-                self.features.set_count(row, self.features.count(row) + count)
+                store.set_count(row, before + count)
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         for row, end in zip(requests, ends, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from .request import Request
@@ -35,6 +37,11 @@ class WaitingFeatures:
         """How many wait."""
         return self._counts.get(request, 0)
 
+    def counts(self, requests: Iterable[Request]) -> list[int]:
+        """How many wait, of each."""
+        count = self._counts.get
+        return [count(request, 0) for request in requests]
+
     def set_count(self, request: Request, count: int) -> None:
         """Says how many wait, of a request with a place."""
         assert request in self._places
@@ -42,10 +49,11 @@ class WaitingFeatures:
 
     def place(self, request: Request) -> int:
         """Where those of a request are; a place of its own if it has none."""
-        if request not in self._places:
+        place = self._places.get(request)
+        if place is None:
             self._places[request] = place = self._free.pop()
             self.held[place] = 0.0  # what nobody masks may be no number
-        return self._places[request]
+        return place
 
     def forget(self, request: Request) -> None:
         """Gives the request's place to others."""
