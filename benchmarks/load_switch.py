@@ -177,6 +177,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-requests", type=int)
     parser.add_argument("--num-blocks", type=int)
     parser.add_argument("--output", type=Path, default=Path("load_switch.png"))
+    parser.add_argument("--compile", action="store_true", help="compile forwards first: see `SpeculativeConfig`")
     parser.add_argument("--device", default=device)
     parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
     return parser.parse_args()

@@ -190,7 +190,7 @@ def running_manager(
         most = 0 if contender in ("off", "plain") else options.disable_by_batch_size
         call |= {
             "assistant_model": NgramDraft() if contender == "plain" else draft,
-            "speculative_config": SpeculativeConfig(tree=tree, disable_by_batch_size=most),
+            "speculative_config": SpeculativeConfig(tree=tree, disable_by_batch_size=most, compile=options.compile),
         }
     attention = model.config._attn_implementation
     manager = model.init_continuous_batching(**call)
@@ -267,6 +267,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--num-blocks", type=int, help="of 32 tokens, of our managers; default: what the largest load needs"
     )
+    parser.add_argument("--compile", action="store_true", help="compile forwards first: see `SpeculativeConfig`")
     parser.add_argument("--device", default=device)
     parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
     return parser.parse_args()

@@ -52,6 +52,8 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
     """How each contender is started; the port comes last."""
     ours = [sys.executable, "-m", "hf_specdec.cli", "serve", options.target]
     ours += ["--device", options.device, "--dtype", options.dtype, "--max-requests", str(options.max_requests)]
+    if options.compile:
+        ours += ["--compile"]
     if options.num_blocks is not None:
         ours += ["--num-blocks", str(options.num_blocks)]
     speculating = [*ours, "--draft", options.draft, "--tree", options.tree]
@@ -188,6 +190,7 @@ def main() -> None:
     parser.add_argument("--draft", default="ngram")
     parser.add_argument("--tree", default="auto")
     parser.add_argument("--disable-by-batch-size", type=int)
+    parser.add_argument("--compile", action="store_true", help="for our servers")
     parser.add_argument("--contenders", nargs="+", default=["speculating", "plain", "transformers"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 16, 64, 100])
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])

@@ -52,8 +52,9 @@ class SpeculativeConfig:
             refuses other models.
         compile (`bool`, *optional*, defaults to `False`):
             Whether the forwards of steps that are whole on the device (on CUDA: greedy calls, or sampling with no more
-            than temperature, top-k and top-p) are compiled before they are captured. That takes a minute or two per
-            model, batch size and tree; other calls run as without it, with a warning.
+            than temperature, top-k and top-p) are compiled before they are captured. In `generate` that takes a minute
+            or two per model, batch size and tree; other calls run as without it, with a warning. For requests in
+            flight layers are compiled once, for all numbers of requests and all trees.
 
     Raises:
         ValueError: for values that are none of these, for `"greedy"` with `"rejection"`, and for an invalid tree.

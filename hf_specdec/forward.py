@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,13 @@ from transformers.utils import ModelOutput
 
 from .attention import TreeContext, implementation_of, needs_context, supports_switching
 from .cache import TreeCache
+from .compiling import compiled_layers, compiled_whole
 from .features import Features
 from .kernels import MOST_QUERIES, attends_by_kernel, first_slots_of
 
 
 if TYPE_CHECKING:
     from .graphs import StaticContext
-
-
-COMPILER = "inductor"
 
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
@@ -139,6 +138,8 @@ class TreeForward:
 
     compiles = False
     """Whether the model is compiled where layers attend by the kernel."""
+    any_shape = False
+    """Whether its layers are compiled for all numbers of rows and nodes; else the whole of it for each."""
 
     def over(
         self,
@@ -237,10 +238,15 @@ class TreeForward:
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model
+        running: AbstractContextManager[None] = nullcontext()
         if self.compiles and context.uses_kernel:
             assert context.kernel_inputs is not None  # made here, as nothing can be put away while it is traced
-            model = torch.compile(model, backend=COMPILER, fullgraph=True, dynamic=False)
-        outputs = model(**inputs, return_dict=True)
+            if self.any_shape:
+                running = compiled_layers(self.model, self.cache)
+            else:
+                model = compiled_whole(self.model)
+        with running:
+            outputs = model(**inputs, return_dict=True)
         if self.needs_context and not context.was_used:
             raise ValueError(
                 f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "

@@ -43,6 +43,9 @@ def serve(
     max_step_nodes: Annotated[
         int | None, typer.Option(min=1, help="Most draft tokens of a step, over all its requests.")
     ] = None,
+    compiles: Annotated[
+        bool, typer.Option("--compile", help="Compile layers first: longer to start, then faster. On a GPU.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
     model_name: Annotated[
@@ -85,6 +88,7 @@ def serve(
             disable_by_batch_size=disable_by_batch_size,
             disable_counts_waiting=disable_counts_waiting,
             max_step_nodes=max_step_nodes,
+            compile=compiles,
         ),
     )
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)

@@ -72,7 +72,8 @@ def warn_of_failed_capture(
     model: PreTrainedModel, error: Exception, part: str = "A forward", what: str = "captured in a CUDA graph"
 ) -> None:
     """Says that a model goes on without graphs, and why."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    # The compiler says on a first line that something was raised, and what on a second.
+    reason = " ".join((str(error).strip() or type(error).__name__).splitlines()[:2])
     warnings.warn(
         f"{part} of {type(model).__name__} could not be {what}, and runs without: {reason}",
         stacklevel=3,

@@ -15,12 +15,14 @@ from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
-from hf_specdec import SpeculativeConfig, forward
+from hf_specdec import NgramDraft, SpeculativeConfig, compiling
+from hf_specdec.batching.device_steps.prompts import PromptStep
+from hf_specdec.batching.graphs import PagedGraphs
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(forward, "COMPILER", "eager")
+    monkeypatch.setattr(compiling, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
@@ -53,12 +55,65 @@ def test_heads(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
-def test_models_that_cannot_be_traced(stand_in: StandIn) -> None:
-    """One warning, and whole steps all the same."""
+@pytest.mark.parametrize("kind", ["head", "draft"])
+def test_other_numbers_of_requests_compile_nothing(kind: str, stand_in: StandIn) -> None:
+    """One and several are compiled, and trees and none; what is captured of other sizes is made of these."""
+    target = trained_target()
+    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.05)
+    prompts = ragged_prompts((9, 9, 9, 9, 9, 9, 9, 9))
+    counts, captures = [], []
+    for number in (1, 2, 3, 5, 8):
+        outputs = target.generate_batch(prompts[:number], assistant_model=assistant, **compiled()).values()
+        assert [one.generated_tokens for one in outputs] == [
+            text_alone(target, prompt, max_new_tokens=20) for prompt in prompts[:number]
+        ]
+        counts.append(counters["stats"]["unique_graphs"])
+        captures.append(stand_in.captures)
+    assert counts[0] < counts[1] == counts[-1] and captures == sorted(set(captures))
+
+
+@pytest.mark.parametrize("kind", ["head", "ngram"])
+def test_prompts(kind: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of some width are read by compiled forwards, too."""
+    monkeypatch.setattr(PagedGraphs, "prompt_widths", (8, 16))
+    target, prompts = trained_target(), ragged_prompts((33, 20, 41, 33, 20))
+    assistant = trained_head() if kind == "head" else NgramDraft()
+    asked: list[bool] = []
+    take = PromptStep.capture
+
+    def capture(self: PromptStep, *args: Any) -> None:
+        asked.append(self.compiles)
+        take(self, *args)
+
+    monkeypatch.setattr(PromptStep, "capture", capture)
+    outputs = target.generate_batch(prompts, assistant_model=assistant, **compiled()).values()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+    assert asked and all(asked)
+
+
+def test_models_that_are_traced_in_part(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     target, prompts = tiny_model("mixtral", dtype=torch.float32), ragged_prompts((5, 6))
     draft = noisy_copy(tiny_model(dtype=torch.float32), 0.05)
-    with pytest.warns(UserWarning, match="A step of MixtralForCausalLM could not be compiled"):
-        outputs = target.generate_batch(prompts, assistant_model=draft, **compiled())
+    outputs = target.generate_batch(prompts, assistant_model=draft, **compiled())
     for prompt, output in zip(prompts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
-    assert stand_in.replays > 3
+    assert stand_in.replays > 3 and not [one for one in recwarn if "could not be" in str(one.message)]
+
+
+def test_what_cannot_be_compiled(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, and whole steps all the same; the layers are what they were."""
+
+    def fail(*args: Any) -> None:
+        raise OSError("no compiler here")
+
+    monkeypatch.setattr(compiling, "COMPILER", fail)
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6))
+    with pytest.warns(
+        UserWarning, match="A step of LlamaForCausalLM could not be compiled.*no compiler here"
+    ) as found:
+        outputs = target.generate_batch(prompts, assistant_model=noisy_copy(target, 0.05), **compiled())
+    assert len(found) == 1
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+    assert stand_in.replays > 3 and not any("forward" in vars(layer) for layer in target.model.layers)

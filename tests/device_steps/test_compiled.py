@@ -15,13 +15,13 @@ from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
 import hf_specdec
-from hf_specdec import SpeculativeConfig, forward
+from hf_specdec import SpeculativeConfig, compiling
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     pytest.importorskip("triton", reason="the kernels need triton")
-    monkeypatch.setattr(forward, "COMPILER", "eager")
+    monkeypatch.setattr(compiling, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again

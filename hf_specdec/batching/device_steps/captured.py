@@ -14,6 +14,7 @@ from .rows import InFlightRows, Size
 
 
 if TYPE_CHECKING:
+    from ...forward import TreeForward
     from ..target import InFlightTarget
 
 
@@ -47,7 +48,7 @@ class CapturedStep(ABC):
         device = self.rows.device
         self._cache = DevicePagedCache(self._target.cache, self.rows.tables)
         self._forward = self._target.forward.over(self._cache, self._first_slots, None, self._first_slots)
-        self._forward.compiles = self.compiles
+        self._compile(self._forward)
         state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
         try:
             self._replay, _ = record(self._run, device, pool=pool)
@@ -56,6 +57,10 @@ class CapturedStep(ABC):
                 torch.cuda.set_rng_state(state, device)
             else:
                 torch.set_rng_state(state)
+
+    def _compile(self, forward: TreeForward) -> None:
+        """Lets a forward be compiled, if the step is to be: once, for steps of all sizes."""
+        forward.compiles, forward.any_shape = self.compiles, True
 
     @abstractmethod
     def _run(self) -> list[torch.Tensor]:

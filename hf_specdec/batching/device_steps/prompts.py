@@ -38,12 +38,14 @@ class PromptStep(CapturedStep):
         target (`InFlightTarget`), drafting (`Drafting`): those of the engine.
         size (`Size`): what it has room for; one more than the tokens is its lag.
         has_head (`bool`): whether a head reads along.
+        compiles (`bool`): whether forwards are compiled first.
     """
 
     is_vital = False
 
-    def __init__(self, target: InFlightTarget, drafting: Drafting, size: Size, has_head: bool):
+    def __init__(self, target: InFlightTarget, drafting: Drafting, size: Size, has_head: bool, compiles: bool):
         super().__init__(target, size)
+        self.compiles = compiles
         self._drafting = drafting
         self._walks = Walks(self.rows, ALL_KINDS)
         part: Any = drafting.part
@@ -59,7 +61,7 @@ class PromptStep(CapturedStep):
         depths = torch.arange(width, device=rows.device).minimum(last)
         self._cache.at(starts)
         features = None
-        with self._target.recorded_features() as watched:
+        with self._target.recorded_features(self.compiles) as watched:
             chain = causal_chain(width, rows.device)
             logits = self._forward(tokens, *chain, position_depths=depths, logits_to_keep=last[:, 0]).logits
             if watched is not None:
@@ -82,6 +84,7 @@ class PromptStep(CapturedStep):
     ) -> None:
         """The head's rows of these tokens; the feature of a text's last token goes where it waits."""
         store: Any = self._drafting.features
+        self._compile(head.drafter.forward)
         head.read(starts, self.rows.tail[:, 1:], features.to(store.held), depths)
         of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
         store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last.to(store.held))
@@ -174,7 +177,7 @@ class DevicePrompts:
         is_new = step is None
         if step is None:
             has_head = self._target.forward.features is not None
-            step = PromptStep(self._target, self._drafting, size, has_head)
+            step = PromptStep(self._target, self._drafting, size, has_head, self._all.compiles)
         step.load(chunk.requests, *self._values(chunk, ends))
         if is_new and not self._all.capture(step):
             return None

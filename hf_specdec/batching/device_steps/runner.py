@@ -141,7 +141,8 @@ class DeviceSteps:
         pool: GraphPool | None = None,
         compiles: bool = False,
     ):
-        self._compiles = compiles
+        self.compiles = compiles
+        """Whether steps are compiled first."""
         self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
         self._steps: dict[tuple[StepKind, Size], InFlightStep] = {}
         self._seen: Counter[tuple[StepKind, Size]] = Counter()
@@ -269,7 +270,7 @@ class DeviceSteps:
             draws=part.draws,
             is_filtered=part.draws and any(_is_filtered(one) for one in drafted),
             reads=bool(part.reading),
-            compiles=self._compiles,
+            compiles=self.compiles,
         )
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
@@ -294,7 +295,7 @@ class DeviceSteps:
         store = self._drafting.features
         if store is None or not self._drafting.has_part:
             return {}
-        return {row: store.count(requests[row]) for row in part.rows}
+        return dict(zip(part.rows, store.counts(requests[row] for row in part.rows), strict=True))
 
     def _reads_first(self, part: Part, lag: int, waits: dict[int, int]) -> bool:
         """Whether a head is to read before there can be a tree, or because there is no place for more features."""
@@ -315,9 +316,9 @@ class DeviceSteps:
         if store is None:
             return places, slots
         self._drafting.make_room([one for one in own if one not in lags], new)
-        for row, one in enumerate(own):
+        for row, (one, waits) in enumerate(zip(own, store.counts(own), strict=True)):
             if one.options.plan is not None:
-                waiting = 0 if one in lags else store.count(one)
+                waiting = 0 if one in lags else waits
                 assert waiting + new <= capacity
                 places[row] = store.place(one)
                 slots[row] = places[row] * capacity + waiting
@@ -365,13 +366,13 @@ class DeviceSteps:
         compiles = step.compiles
         if compiles and self._captures == 0:
             name = type(self._target.model).__name__
-            logger.warning(f"Compiling the steps of {name}: up to a minute for each number of requests and tree.")
+            logger.warning(f"Compiling the layers of {name}. This takes a minute or so, once.")
         try:
             with any_number_of_shapes() if compiles else nullcontext():
                 step.capture(RECORDERS[self._target.device.type], self._pool)
         except Exception as error:  # whatever stands against it, the requests can do without
             if compiles:
-                self._compiles = False
+                self.compiles = False
             elif not step.is_vital:
                 self.prompts.give_up()
             else:

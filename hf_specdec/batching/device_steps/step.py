@@ -70,7 +70,7 @@ class InFlightStep(CapturedStep):
         self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
         self._walks = Walks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
-        self._compactions = Compaction.of(target.cache.layers)
+        self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # roots are where they belong
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._on_host = torch.zeros(self._report.shape, dtype=torch.long, pin_memory=device.type == "cuda")
@@ -88,7 +88,7 @@ class InFlightStep(CapturedStep):
     def _run(self) -> list[torch.Tensor]:
         forward, cache = self._forward, self._cache
         if self.part.drafter is not None:
-            self.part.drafter.forward.compiles = self.kind.compiles
+            self._compile(self.part.drafter.forward)
         rows, depth = self.rows, self.rows.size.depth
         draft = self.part.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
@@ -110,7 +110,7 @@ class InFlightStep(CapturedStep):
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         places = torch.arange(depth + 1, device=rows.device)
         if features is not None:
-            kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
+            kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
             if self._store is not None:
                 held = self._store.held.flatten(0, 1)
                 held.index_copy_(0, (rows.slots[:, None] + places).flatten(), kept.flatten(0, 1).to(held))
@@ -118,9 +118,11 @@ class InFlightStep(CapturedStep):
                 if self.features is None:
                     self.features = torch.empty_like(kept)
                 self.features.copy_(kept)
-        new = torch.nn.functional.pad(tokens.gather(1, path)[:, 1:], (0, 1), value=-1)
-        new = torch.where(places < accepted[:, None], new, -1)
-        new = torch.where(places == accepted[:, None], next_tokens[:, None], new)
+        new = next_tokens[:, None]
+        if depth > 0:
+            on_path = torch.nn.functional.pad(tokens.gather(1, path)[:, 1:], (0, 1), value=-1)
+            on_path = torch.where(places < accepted[:, None], on_path, -1)
+            new = torch.where(places == accepted[:, None], new, on_path)
         is_nan = logits.amax(dim=-1).isnan().any(dim=1)
         drafted = counts[:, 1:].expand(len(path), -1).sum(dim=1)
         accepted = self._walks.checked(logits, path, accepted)
