@@ -132,13 +132,13 @@ class InFlightTarget:
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
 
     @contextmanager
-    def recorded_features(self, for_compiler: bool = False) -> Iterator[Features | None]:
+    def recorded_features(self) -> Iterator[Features | None]:
         """
         For a forward over requests that is part of a whole step: gives what watches it; None if nobody does. See
         `Features.recorded`.
         """
         features = self.forward.features
-        with self._running(), nullcontext() if features is None else features.recorded(for_compiler):
+        with self._running(), nullcontext() if features is None else features.recorded():
             yield features
 
     @contextmanager

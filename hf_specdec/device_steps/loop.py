@@ -12,7 +12,7 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.utils import logging
 
-from ..graphs import RECORDERS
+from ..graphs import RECORDERS, reason_of
 from ..kernels import DTYPES, are_installed
 from ..trees import DynamicTree, TokenTree
 from ..trees.choice import TreeChoice
@@ -175,8 +175,7 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
                 return DeviceStep(target, *rest, with_compiler, record)  # type: ignore[call-arg]
         except Exception as error:  # whatever stands against it, the call can do without
             what = "compiled" if with_compiler else "captured in a CUDA graph"
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason}", stacklevel=2)
+            warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason_of(error)}", stacklevel=2)
         if with_compiler:
             store.compiles_steps = False
     return None

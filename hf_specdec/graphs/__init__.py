@@ -9,7 +9,7 @@ A forward is captured when its shape comes for the second time; where that fails
 
 from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph
 from .forwards import CapturedForward, RecordedForward, StaticContext
-from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from .obstacles import fingerprint_of, obstacle_to_graphs, reason_of, warn_of_failed_capture
 from .stores import GraphLoans, GraphStore, graph_loans
 
 
@@ -26,5 +26,6 @@ __all__ = [
     "graph_loans",
     "obstacle_to_graphs",
     "record_cuda_graph",
+    "reason_of",
     "warn_of_failed_capture",
 ]

@@ -68,12 +68,17 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
     return hash(places), implementation_of(model), adapters
 
 
+def reason_of(error: Exception) -> str:
+    """What went wrong, in a line. The compiler says on a first one that something was raised, and what on a second."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
 def warn_of_failed_capture(
     model: PreTrainedModel, error: Exception, part: str = "A forward", what: str = "captured in a CUDA graph"
 ) -> None:
     """Says that a model goes on without graphs, and why."""
-    # The compiler says on a first line that something was raised, and what on a second.
-    reason = " ".join((str(error).strip() or type(error).__name__).splitlines()[:2])
+    reason = reason_of(error)
     warnings.warn(
         f"{part} of {type(model).__name__} could not be {what}, and runs without: {reason}",
         stacklevel=3,

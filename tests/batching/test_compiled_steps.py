@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch._dynamo.utils import counters
 from hf_specdec import NgramDraft, SpeculativeConfig, compiling
 from hf_specdec.batching.device_steps.prompts import PromptStep
 from hf_specdec.batching.graphs import PagedGraphs
+from hf_specdec.compiling import compiled_layers
 
 
 @pytest.fixture
@@ -55,29 +58,59 @@ def test_heads(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
-@pytest.mark.parametrize("kind", ["head", "draft"])
-def test_other_numbers_of_requests_compile_nothing(kind: str, stand_in: StandIn) -> None:
+def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     """One and several are compiled, and trees and none; what is captured of other sizes is made of these."""
-    target = trained_target()
-    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.05)
-    prompts = ragged_prompts((9, 9, 9, 9, 9, 9, 9, 9))
+    target, prompts = trained_target(), ragged_prompts((9,) * 8)
+    assistant = noisy_copy(target, 0.05)
     counts, captures = [], []
-    for number in (1, 2, 3, 5, 8):
-        outputs = target.generate_batch(prompts[:number], assistant_model=assistant, **compiled()).values()
-        assert [one.generated_tokens for one in outputs] == [
-            text_alone(target, prompt, max_new_tokens=20) for prompt in prompts[:number]
-        ]
+    # With the root four nodes, as many as there are requests at some time.
+    call = compiled(max_new_tokens=8, speculative_config=SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", compile=True))
+    for number in (1, 2, 3, 4, 8):
+        outputs = target.generate_batch(prompts[:number], assistant_model=assistant, **call).values()
+        for prompt, output in zip(prompts, outputs, strict=False):
+            assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=8)
         counts.append(counters["stats"]["unique_graphs"])
         captures.append(stand_in.captures)
     assert counts[0] < counts[1] == counts[-1] and captures == sorted(set(captures))
 
 
-@pytest.mark.parametrize("kind", ["head", "ngram"])
-def test_prompts(kind: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of some width are read by compiled forwards, too."""
+def test_layers_share_what_is_compiled(stand_in: StandIn) -> None:
+    counts = []
+    for num_layers in (2, 5):
+        target = tiny_model(dtype=torch.float32, num_hidden_layers=num_layers)
+        call = compiled(max_new_tokens=3)
+        target.generate_batch(ragged_prompts((5, 6)), assistant_model=NgramDraft(), **call)
+        counts.append(counters["stats"]["unique_graphs"])
+        torch._dynamo.reset()
+        counters.clear()
+    assert counts[0] == counts[1] > 0
+
+
+def test_layers_are_what_they_were_and_are_to_other_threads() -> None:
+    model, ids, found = tiny_model(), torch.tensor([[3, 4, 5]]), []
+    first, second = model.model.layers
+    plain, asked = first.forward, []
+
+    def own(*args: Any, **options: Any) -> Any:
+        asked.append(threading.current_thread())
+        return plain(*args, **options)
+
+    first.forward = own
+    counters.clear()
+    expected = model(ids).logits
+    with compiled_layers(model, SimpleNamespace(update=print)):
+        thread = threading.Thread(target=lambda: found.append(model(ids).logits))
+        thread.start()
+        thread.join()
+    assert vars(first)["forward"] is own and "forward" not in vars(second)
+    assert torch.equal(found[0], expected) and len(asked) == 2 and counters["stats"]["unique_graphs"] == 0
+
+
+def test_prompts(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of some width are read by compiled forwards, too, and a head along with them."""
     monkeypatch.setattr(PagedGraphs, "prompt_widths", (8, 16))
     target, prompts = trained_target(), ragged_prompts((33, 20, 41, 33, 20))
-    assistant = trained_head() if kind == "head" else NgramDraft()
+    assistant = trained_head()
     asked: list[bool] = []
     take = PromptStep.capture
 
@@ -86,9 +119,9 @@ def test_prompts(kind: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) 
         take(self, *args)
 
     monkeypatch.setattr(PromptStep, "capture", capture)
-    outputs = target.generate_batch(prompts, assistant_model=assistant, **compiled()).values()
+    outputs = target.generate_batch(prompts, assistant_model=assistant, **compiled(max_new_tokens=6)).values()
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=6)
     assert asked and all(asked)
 
 
@@ -117,3 +150,11 @@ def test_what_cannot_be_compiled(stand_in: StandIn, monkeypatch: pytest.MonkeyPa
     for prompt, output in zip(prompts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
     assert stand_in.replays > 3 and not any("forward" in vars(layer) for layer in target.model.layers)
+
+
+def test_where_there_are_no_whole_steps() -> None:
+    target, prompt = tiny_model(), ragged_prompts((5,))[0]
+    with pytest.warns(UserWarning, match="`compile=True`: steps of these requests are not whole") as found:
+        outputs = target.generate_batch([prompt], assistant_model=noisy_copy(target, 0.05), **compiled())
+    assert len(found) == 1
+    assert next(iter(outputs.values())).generated_tokens == text_alone(target, prompt, max_new_tokens=20)

@@ -138,6 +138,7 @@ BAD = {
     "`ancestors` has shape [1, 3, 1]; it must be [1 or 2, 3, 2]": ("tree_attention", {"num_nodes": 70}),
     "`ancestors` has dtype torch.bool": ("tree_attention", {"ancestors": torch.ones(1, 3, 1, dtype=torch.bool)}),
     "`window` is 0": ("tree_attention", {"window": 0}),
+    "`scale` is -0.5": ("tree_attention", {"scale": -0.5}),
     "`query_depths` is None": ("tree_attention", {"window": 4, "query_depths": None}),
     "`out` has shape [2, 3, 4, 7]": ("tree_attention", {"out": torch.zeros(2, 3, 4, 7)}),
     "`logits` has shape [2, 4]": ("greedy_walk", {"logits": torch.zeros(2, 4)}),

@@ -7,9 +7,12 @@ import importlib.util
 from typing import Any
 
 import pytest
+from support.goldens import TINY_TARGET
 from typer.testing import CliRunner
 
+from hf_specdec import SpeculativeConfig
 from hf_specdec.cli import build_app
+from hf_specdec.serving import engine
 from hf_specdec.serving.stop_strings import TrimmedQueue, trimmed
 
 
@@ -67,6 +70,22 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(build_app(), ["serve"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert "uvicorn, prometheus_client" in result.output and "pip install 'hf-specdec[serve]'" in result.output
+
+
+def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def start(options: engine.EngineOptions) -> None:
+        found.append(options)
+        raise engine.StartError("here", "for now")
+
+    monkeypatch.setattr(engine, "running_engine", start)
+    arguments = "--tree auto --compile --disable-by-batch-size 3 --max-requests 5 --device cpu".split()
+    result = CliRunner().invoke(build_app(), ["serve", str(TINY_TARGET), *arguments])
+    assert result.exit_code == 2 and len(found) == 1
+    config = found[0].speculative_config
+    assert config == SpeculativeConfig(tree="auto", compile=True, disable_by_batch_size=3)
+    assert (found[0].target, found[0].max_requests, found[0].device) == (str(TINY_TARGET), 5, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class PromptStep(CapturedStep):
         depths = torch.arange(width, device=rows.device).minimum(last)
         self._cache.at(starts)
         features = None
-        with self._target.recorded_features(self.compiles) as watched:
+        with self._target.recorded_features() as watched:
             chain = causal_chain(width, rows.device)
             logits = self._forward(tokens, *chain, position_depths=depths, logits_to_keep=last[:, 0]).logits
             if watched is not None:

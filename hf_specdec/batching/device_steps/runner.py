@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -182,6 +183,9 @@ class DeviceSteps:
             and forward.has_kernel
             and forward.dtype in DTYPES
         )
+        if self.compiles and not self.works and not self._failed:
+            warnings.warn("`compile=True`: steps of these requests are not whole on a CUDA device.", stacklevel=2)
+            self.compiles = False
         fingerprint = [fingerprint_of(model) for model in models]
         if fingerprint != self._fingerprint:
             self._steps.clear()

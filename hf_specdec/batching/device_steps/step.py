@@ -99,7 +99,7 @@ class InFlightStep(CapturedStep):
         tokens = torch.where(counts, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
         features = None
-        with self._target.recorded_features(self.kind.compiles) as watched:
+        with self._target.recorded_features() as watched:
             # Nodes that do not count may lie past the last position that the model knows.
             depths = topology.depths * counts
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits

@@ -142,6 +142,7 @@ CASES = {
     **{f"attention, {nodes} nodes, {HALF}": lambda nodes=nodes: attention(nodes, HALF) for nodes in (1, 4, 16, 64)},
     "attention, batch of 16, 16 nodes": lambda: attention(16, HALF, batch=16),
     "attention, batch of 16, 64 nodes": lambda: attention(64, HALF, batch=16),
+    "attention, batch of 16, 64 nodes, pages": lambda: attention(64, HALF, batch=16, page_size=64),
     "attention, float16, all options": lambda: attention(
         16, torch.float16, window=512, softcap=50.0, sinks=torch.empty(32, dtype=torch.float16), page_size=16
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -305,6 +306,8 @@ def launch_tree_attention(
         fills = fills_twice(batch * kv_heads * slots, multiprocessors)
         tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills)
         shared_memory = _shared_memory(query.device)
+        if paged:  # two blocks at once would not fit into the registers
+            tiles = replace(tiles, blocks_of_step=1)
         tiles = tiles.within(shared_memory, triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize)
     num_tiles = triton.cdiv(pairs, tiles.block_m)
     if num_splits is None:
