@@ -38,7 +38,7 @@ def compiled(**options: Any) -> dict[str, Any]:
     return {"speculative_config": config, "continuous_batching_config": limits(), "max_new_tokens": 20} | options
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
 def test_draft_models(family: str, stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     target, prompts = tiny_model(family, dtype=torch.float32), ragged_prompts((5, 6))
     outputs = target.generate_batch(prompts, assistant_model=noisy_copy(target, 0.05), **compiled())
@@ -125,6 +125,7 @@ def test_prompts(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked and all(asked)
 
 
+@pytest.mark.slow
 def test_models_that_are_traced_in_part(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     target, prompts = tiny_model("mixtral", dtype=torch.float32), ragged_prompts((5, 6))
     draft = noisy_copy(tiny_model(dtype=torch.float32), 0.05)
