@@ -10,7 +10,7 @@ import torch
 from support.batches import limits, ragged_prompts
 from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
-from support.models import noisy_copy, tiny_model
+from support.models import noisy_copy, take_weights, tiny_model
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
@@ -179,11 +179,7 @@ def test_weights_change_while_it_pauses(kind: str, how: str) -> None:
                 assert [manager.get_result(name).generated_tokens for name in names] == texts
             assert len(manager.engine.device_steps._steps) > 0
             with manager.pause():
-                if how == "in place":
-                    model.load_state_dict(other.state_dict())
-                else:
-                    model.load_state_dict({k: v.clone() for k, v in other.state_dict().items()}, assign=True)
-                    model.tie_weights()
+                take_weights(model, other, in_place=how == "in place")
                 assert alone_on_device(model, prompts[0], max_new_tokens=20) == expected[1][0]
 
 

@@ -12,7 +12,7 @@ import torch
 from support.batches import assert_nothing_left, limits, text_alone
 from support.graphs import StandIn, install_stand_in
 from support.heads import tiny_head
-from support.models import noisy_copy, tiny_model
+from support.models import noisy_copy, take_weights, tiny_model
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
@@ -53,11 +53,7 @@ def test_weights_are_changed(kind: str, how: str, graphs: bool, monkeypatch: pyt
                 assert manager.get_result(name).generated_tokens == text
             captures.append(stand_in.captures - before)
             with manager.pause():
-                if how == "in place":
-                    model.load_state_dict(other.state_dict())
-                else:
-                    model.load_state_dict({k: v.clone() for k, v in other.state_dict().items()}, assign=True)
-                    model.tie_weights()
+                take_weights(model, other, in_place=how == "in place")
     # The stand-in for graphs reads the new weights wherever they are, real ones would not.
     if graphs:
         before, after = captures

@@ -131,6 +131,16 @@ def tiny_model(
     return model
 
 
+def take_weights(model: PreTrainedModel, other: PreTrainedModel, in_place: bool) -> None:
+    """Gives a model the weights of another: writes them where its own are, or puts tensors of their own there."""
+    weights = other.state_dict()
+    if in_place:
+        model.load_state_dict(weights)
+    else:
+        model.load_state_dict({name: weight.clone() for name, weight in weights.items()}, assign=True)
+        model.tie_weights()
+
+
 def noisy_copy(model: PreTrainedModel, noise: float = 0.1, seed: int = 1) -> PreTrainedModel:
     """A draft that agrees with `model` often, but not always: its weights with relative noise."""
     draft = copy.deepcopy(model)
