@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_shapes
 from transformers import PreTrainedModel
 
 from .features import decoder_layers
@@ -31,8 +30,8 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
     """
     Inside, the model's decoder layers run compiled in this thread, up to where they write to the cache and from there
     on: a few pieces of code, which all layers share. They do for any number of rows and nodes, but that one of either
-    is compiled on its own. What lies between layers is not fused, which costs some of the speed, and hooks run as
-    usual.
+    is compiled on its own, and a piece anew where it has taken two sizes for one. What lies between layers is not
+    fused, which costs some of the speed, and hooks run as usual.
 
     Args:
         model (`PreTrainedModel`): in other threads it runs as it is.
@@ -53,12 +52,8 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
                 layer.forward = _in_this_thread(
                     torch.compile(layer.forward, backend=COMPILER, dynamic=True), layer.forward
                 )
-            with (
-                # The number of a layer is no constant: else each would be compiled.
-                torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True),
-                # Nor are two sizes one because they are the same for once.
-                symbolic_shapes.patch(use_duck_shape=False),  # type: ignore[attr-defined]
-            ):
+            # The number of a layer is no constant: else each would be compiled.
+            with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
                 yield
         finally:
             for layer, forward in zip(layers, own, strict=True):
