@@ -242,17 +242,17 @@ class Engine:
         if self.speculates:
             of_groups = {row: group.request.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in outcome.drafted}
-            self.choices.end_device_step(trees, walk.paths, seconds, outcome.was_put_off)
+            self.choices.end_device_step(trees, walk.paths, seconds, outcome.only_read, outcome.was_put_off)
         self._soil_failed(requests)
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
         What the step that ends has taken, from the end of the one before it; None if that is no measure of a step:
-        prompts were read as well (as after every pause), or it was no step like others.
+        prompts were read as well (as after every pause), or something was captured.
         """
         now, before = time.perf_counter(), self._last_end
         self._last_end = now
-        return now - before if before is not None and outcome.tells_time else None
+        return now - before if before is not None and not outcome.captured else None
 
     def _append_while_going(self, request: Request, tokens: list[int]) -> int:
         """Gives a request its tokens, until it ends; returns how many it has taken."""

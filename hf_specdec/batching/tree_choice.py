@@ -95,13 +95,18 @@ class TreeChoices:
             self._auto_choice(tree).end_step(draft, own, propose, rest)
 
     def end_device_step(
-        self, trees: dict[int, Any], paths: list[list[int] | None], seconds: float | None, was_put_off: bool = False
+        self,
+        trees: dict[int, Any],
+        paths: list[list[int] | None],
+        seconds: float | None,
+        only_read: bool = False,
+        was_put_off: bool = False,
     ) -> None:
         """
         The same of a step that the device has done as a whole; None for `seconds` that tell nothing of it. `trees` are
         those of the rows that were drafted for: the others, where there was no room, are no refusals. What rows with
-        trees of their own add to the time is the same whatever "auto" takes. `was_put_off`: rows went without theirs
-        for once.
+        trees of their own add to the time is the same whatever "auto" takes. `only_read`: a head has read in it for
+        trees to come. `was_put_off`: because of that rows went without theirs for once.
         """
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
@@ -109,7 +114,7 @@ class TreeChoices:
             if isinstance(choice, MenuChoice):
                 tree = trees[drafted[0]] if drafted else None
                 if not isinstance(tree, DynamicTree):  # of a schedule, while it is captured
-                    choice.end_whole_step(tree, [paths[row] for row in drafted], seconds)
+                    choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read)
                     if was_put_off and not drafted:
                         choice.put_off()
 

@@ -94,6 +94,8 @@ class MenuChoice(PlannedChoice):
         Seconds of all steps, and by how much those that were there to find something out took longer than planned ones
         for as many tokens; the older, the less they count.
         """
+        self._reading = 0.0
+        """Seconds by which the last step was longer in which a head only read."""
         self.most_nodes: int | None = None
         """Most draft tokens of a row of the step to come."""
 
@@ -137,15 +139,22 @@ class MenuChoice(PlannedChoice):
         if not self.times.are_of_whole_steps:
             self._account(tree, paths, propose + rest)
 
-    def end_whole_step(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
+    def end_whole_step(
+        self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None, only_read: bool = False
+    ) -> None:
         """
         The same for a step that the device has done as a whole. All nodes of the tree count as drafted. None for
-        `seconds` that tell nothing of it.
+        `seconds` that tell nothing of it. `only_read`: a head has read in it for trees to come, so that it took longer
+        than others like it. A step that is there to find something out pays for that.
         """
-        if seconds is not None:
-            self.times.add(tree, seconds)
         if tree is not None:
             self.acceptance.add_whole(tree, paths)
+        if only_read and self.times.has(tree):
+            if seconds is None:
+                seconds = self.times.of(tree) + self._reading
+            self._reading = max(seconds - self.times.of(tree), 0.0)
+        elif seconds is not None and not only_read:
+            self.times.add(tree, seconds)
         self._account(tree, paths, seconds)
 
     def put_off(self) -> None:

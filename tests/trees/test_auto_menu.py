@@ -256,6 +256,30 @@ def test_steps_that_nobody_times_do_not_keep_it_without_trees() -> None:
     assert 0 < taken.count(None) < 60
 
 
+@pytest.mark.parametrize("share_timed", [1.0, 0.6])
+def test_what_a_head_reads_for_a_look_is_paid_for(share_timed: float) -> None:
+    """Behind plain steps it has to read before there can be a tree, which none of the timed steps shows."""
+    seconds, draws = machine(0.01, 0.05), random.Random(0)
+    choice = choice_with(warm_times(seconds))
+    gain(choice, BAD, seconds, 1000)
+    tokens = spent = waiting = looks = 0
+    for _ in range(4000):
+        tree, took = choice.begin_step(100), 1.0
+        only_read = tree is not None and waiting > 3
+        path = [] if tree is None or only_read else path_through(tree, BAD, draws)
+        took = 2.0 if only_read else seconds(tree)
+        waiting = 0 if tree is not None else waiting + 1
+        looks += bool(tree is not None and not only_read)
+        is_timed = draws.random() < share_timed
+        choice.end_whole_step(None if only_read else tree, [path], took if is_timed else None, only_read)
+        if only_read:
+            choice.put_off()
+        tokens, spent = tokens + 1 + len(path), spent + took
+    assert looks > 10
+    assert tokens / spent > 0.98
+    assert choice.times.of(None) == pytest.approx(1.0)
+
+
 def test_good_times_do_not_pay_for_many_bad_ones() -> None:
     seconds = machine(0.5, 0.1)
     good, choice = machine(0.002, 0.02), choice_with(warm_times(seconds))

@@ -108,8 +108,8 @@ class Outcome:
         features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
             of some rows; with their numbers. Nothing where they have gone to the draft's own (`Drafting.features`).
         errors (`dict[int, str]`): rows that fail.
-        tells_time (`bool`): whether it has taken as long as others like it: nothing was captured first, which takes
-            long, and no head only read.
+        captured (`bool`): whether something was captured first, which takes long.
+        only_read (`bool`): whether a head has read in it for trees to come.
         was_put_off (`bool`): whether rows went without their trees, for a head to read first.
         learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
     """
@@ -118,7 +118,8 @@ class Outcome:
     drafted: dict[int, int] = field(default_factory=dict)
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    tells_time: bool = True
+    captured: bool = False
+    only_read: bool = False
     was_put_off: bool = False
     learnt: set[DraftTemperature] = field(default_factory=set)
 
@@ -219,7 +220,8 @@ class DeviceSteps:
                 outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
             self._drafting.note_proposed([requests[row] for row in part.drafted + part.reading])
         outcome.was_put_off = any(part.was_put_off for part in parts)
-        outcome.tells_time = captures == self._captures and not any(part.reading for part in parts)
+        outcome.captured = captures != self._captures
+        outcome.only_read = any(part.reading for part in parts)
         return outcome
 
     def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[Part] | None:
