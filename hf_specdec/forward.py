@@ -247,7 +247,8 @@ class TreeForward:
                 model = compiled_whole(self.model)
         with running:
             outputs = model(**inputs, return_dict=True)
-        if self.needs_context and not context.was_used:
+        attends = bool(outputs)  # else the model has but written to its cache
+        if self.needs_context and attends and not context.was_used:
             raise ValueError(
                 f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "
                 "layers, or its attention implementation was set during the call. Call `generate` without "

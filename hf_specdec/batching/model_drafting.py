@@ -276,7 +276,7 @@ class EagleDrafting(Drafting):
         for first in range(0, width, LONGEST_FORWARD):
             self.cache.set_lengths([start + first for start in starts])
             piece = slice(first, first + LONGEST_FORWARD)
-            self.drafter.forward_features(tokens[:, piece], features[:, piece], depths[:, piece] - first)
+            self.drafter.cache_features(tokens[:, piece], features[:, piece], depths[:, piece] - first)
         self.cache.set_lengths([min(end, row.length - 1) for end, row in zip(ends, requests, strict=True)])
 
     def forget(self, request: Request) -> None:

@@ -261,9 +261,20 @@ class EagleDrafter(Drafter):
         The states `[batch, rows, H]` of rows that pair tokens (`[batch, rows]` int64) with the target's features
         before them (`[batch, rows, feature_size]`), one behind the other; see `TreeForward` for `position_depths`.
         """
-        inputs = {"features": features, "inputs_embeds": self._embed(tokens), "logits_to_keep": None}
+        return self._forward_features(tokens, features, position_depths).hidden_states
+
+    def cache_features(
+        self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
+    ) -> None:
+        """The same for rows from which nothing is drafted: only what the cache holds of them is computed."""
+        self._forward_features(tokens, features, position_depths, only_cache=True)
+
+    def _forward_features(
+        self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None, **options: bool
+    ) -> Any:
+        inputs = {"features": features, "inputs_embeds": self._embed(tokens), "logits_to_keep": None, **options}
         chain = causal_chain(tokens.shape[1], self.device)
-        return self.forward(tokens, *chain, position_depths=position_depths, inputs=inputs).hidden_states
+        return self.forward(tokens, *chain, position_depths=position_depths, inputs=inputs)
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, draft vocab]` of one level's nodes, from the states of their parents."""

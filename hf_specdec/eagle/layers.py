@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import Cache, PreTrainedConfig
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
@@ -63,6 +63,33 @@ def _widen_attention(attention: nn.Module, config: PreTrainedConfig, width: int)
         setattr(attention, name, nn.Linear(width, getattr(attention, name).out_features, bias=bias))
 
 
+def write_keys_and_values(
+    attention: nn.Module,
+    states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    past_key_values: Cache,
+    **kwargs: Any,
+) -> None:
+    """
+    What a layer's attention leaves in the cache, and nothing else: all that is wanted of the last layer for rows from
+    which nothing is drafted, such as a prompt's. (Attention and MLP are most of a head of one layer.)
+
+    Args:
+        attention (`nn.Module`): of a kind of layer that is known here; k may have a norm, as Qwen3's.
+        states (`torch.Tensor` of shape `[batch, rows, inputs]`): what its projections read.
+        position_embeddings: cosines and sines, `[batch, rows, head_dim]` each.
+        past_key_values (`Cache`): the head's.
+    """
+    heads = (*states.shape[:-1], -1, attention.head_dim)
+    keys, values = attention.k_proj(states).view(heads), attention.v_proj(states).view(heads)
+    if hasattr(attention, "k_norm"):
+        keys = attention.k_norm(keys)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    cos, sin = (part[:, None] for part in position_embeddings)
+    keys = keys * cos + modeling_llama.rotate_half(keys) * sin
+    past_key_values.update(keys, values, attention.layer_idx)
+
+
 class Eagle1Layer(nn.Module):
     """The first layer of an EAGLE-1 head: a decoder layer without the norm before its attention."""
 
@@ -72,8 +99,15 @@ class Eagle1Layer(nn.Module):
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.post_attention_layernorm = layer.post_attention_layernorm
 
-    def forward(self, states: torch.Tensor, embeddings: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """`states` and the result are `[batch, rows, H]`; the embeddings are in the states already."""
+    def forward(
+        self, states: torch.Tensor, embeddings: torch.Tensor, only_cache: bool = False, **kwargs: Any
+    ) -> torch.Tensor | None:
+        """
+        `states` and the result are `[batch, rows, H]`; the embeddings are in the states already. With `only_cache`
+        there is no result, see `write_keys_and_values`.
+        """
+        if only_cache:
+            return write_keys_and_values(self.self_attn, states, **kwargs)
         states = states + self.self_attn(hidden_states=states, **kwargs)[0]
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -95,10 +129,18 @@ class Eagle3Layer(nn.Module):
         self.norm_hidden_twice = config.norm_hidden_twice
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(self, states: torch.Tensor, embeddings: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """`states`, `embeddings` and the result are `[batch, rows, H]`."""
+    def forward(
+        self, states: torch.Tensor, embeddings: torch.Tensor, only_cache: bool = False, **kwargs: Any
+    ) -> torch.Tensor | None:
+        """
+        `states`, `embeddings` and the result are `[batch, rows, H]`. With `only_cache` there is no result, see
+        `write_keys_and_values`.
+        """
         normed_embeddings = self.input_layernorm(embeddings) if self.norm_embeddings else embeddings
         normed = self.hidden_norm(self.input_layernorm(states) if self.norm_hidden_twice else states)
+        inputs = torch.cat([normed_embeddings, normed], dim=-1)
+        if only_cache:
+            return write_keys_and_values(self.self_attn, inputs, **kwargs)
         residual = normed if self.norm_before_residual else states
-        states = residual + self.self_attn(hidden_states=torch.cat([normed_embeddings, normed], dim=-1), **kwargs)[0]
+        states = residual + self.self_attn(hidden_states=inputs, **kwargs)[0]
         return states + self.mlp(self.post_attention_layernorm(states))

@@ -17,7 +17,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import ModelOutput
 
 from .configuration_eagle import EagleConfig
-from .layers import Eagle1Layer, Eagle3Layer, layers_of
+from .layers import Eagle1Layer, Eagle3Layer, layers_of, write_keys_and_values
 from .pretrained import EaglePreTrainedModel
 
 
@@ -120,6 +120,7 @@ class EagleHead(EaglePreTrainedModel):
         past_key_values: Cache | None = None,
         lm_head: nn.Module | None = None,
         logits_to_keep: int | None = 0,
+        only_cache: bool = False,
         use_cache: bool = True,
         return_dict: bool = True,
         **kwargs: Any,
@@ -141,12 +142,14 @@ class EagleHead(EaglePreTrainedModel):
             lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
             logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all; None:
                 of none.
+            only_cache (`bool`, *optional*, defaults to `False`): compute no more than what `past_key_values` is to hold
+                of the rows: neither states nor logits.
             use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
                 result is an `EagleOutput`.
             kwargs: go to the attention layers.
 
         Raises:
-            ValueError: unless exactly one of each pair is given.
+            ValueError: unless exactly one of each pair is given, or for `only_cache` without a cache.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either `input_ids` or `inputs_embeds`.")
@@ -154,6 +157,8 @@ class EagleHead(EaglePreTrainedModel):
             raise ValueError(
                 "Give either `features` (the target's) or `hidden_states` (fed back): a row has one of them."
             )
+        if only_cache and past_key_values is None:
+            raise ValueError("`only_cache=True` without `past_key_values` would compute nothing. Give a cache.")
         if inputs_embeds is None:
             if self.embed_tokens is None:
                 raise ValueError("`input_ids`: this head has no token embeddings. Pass the target's `inputs_embeds`.")
@@ -170,15 +175,21 @@ class EagleHead(EaglePreTrainedModel):
         # All masks come before the first layer: it makes the cache longer.
         masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
         for index, layer in enumerate(self.layers):
-            options = {"embeddings": inputs_embeds} if index == 0 else {}
+            options: dict[str, Any] = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+            if index == 0:
+                options["embeddings"] = inputs_embeds
+            if only_cache and index == len(self.layers) - 1:
+                if index == 0:
+                    layer(states, only_cache=True, **options)
+                else:
+                    write_keys_and_values(layer.self_attn, layer.input_layernorm(states), **options)
+                return EagleOutput()
             states = layer(
                 states,
                 **options,
                 **self._window(index),
                 attention_mask=masks[index],
                 position_ids=position_ids,
-                past_key_values=past_key_values,
-                position_embeddings=position_embeddings,
                 **kwargs,
             )
         if self.config.norm_output and self.norm is not None:

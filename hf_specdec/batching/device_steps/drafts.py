@@ -107,9 +107,12 @@ class HeadPart(_GrowingPart):
     def propose(self, warp: Warp | None) -> DraftTree:
         rows, drafter = self.rows, self.drafter
         # The target's features before each token of the rows' tails.
-        states = self.read(rows.lengths - 1 - rows.counts, rows.tail, self._waiting.index_select(0, rows.places))
+        starts, features = rows.lengths - 1 - rows.counts, self._waiting.index_select(0, rows.places)
         if self.tree is None:
+            self.read(starts, rows.tail, features)
             return DraftTree.empty(rows.size.rows, rows.device)
+        self.cache.at(starts)
+        states = drafter.forward_features(rows.tail, features)
         last = (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2])
         drafter.states = states.gather(1, last)
         self.cache.at(rows.lengths - 1)
@@ -122,10 +125,10 @@ class HeadPart(_GrowingPart):
         tokens: torch.Tensor,
         features: torch.Tensor,
         position_depths: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> None:
         """
-        States of rows of the head, the first of which go to `starts` (`[rows]` int64); for the others see
-        `EagleDrafter.forward_features`.
+        Lets the head catch up with rows, the first of which go to `starts` (`[rows]` int64); for the others see
+        `EagleDrafter.cache_features`.
         """
         self.cache.at(starts)
-        return self.drafter.forward_features(tokens, features, position_depths)
+        self.drafter.cache_features(tokens, features, position_depths)
