@@ -64,7 +64,7 @@ def _widen_attention(attention: nn.Module, config: PreTrainedConfig, width: int)
 
 
 def write_keys_and_values(
-    attention: nn.Module,
+    attention: Any,
     states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     past_key_values: Cache,
@@ -107,7 +107,8 @@ class Eagle1Layer(nn.Module):
         there is no result, see `write_keys_and_values`.
         """
         if only_cache:
-            return write_keys_and_values(self.self_attn, states, **kwargs)
+            write_keys_and_values(self.self_attn, states, **kwargs)
+            return None
         states = states + self.self_attn(hidden_states=states, **kwargs)[0]
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -140,7 +141,8 @@ class Eagle3Layer(nn.Module):
         normed = self.hidden_norm(self.input_layernorm(states) if self.norm_hidden_twice else states)
         inputs = torch.cat([normed_embeddings, normed], dim=-1)
         if only_cache:
-            return write_keys_and_values(self.self_attn, inputs, **kwargs)
+            write_keys_and_values(self.self_attn, inputs, **kwargs)
+            return None
         residual = normed if self.norm_before_residual else states
         states = residual + self.self_attn(hidden_states=inputs, **kwargs)[0]
         return states + self.mlp(self.post_attention_layernorm(states))

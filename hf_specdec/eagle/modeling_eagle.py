@@ -142,8 +142,8 @@ class EagleHead(EaglePreTrainedModel):
             lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
             logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all; None:
                 of none.
-            only_cache (`bool`, *optional*, defaults to `False`): compute no more than what `past_key_values` is to hold
-                of the rows: neither states nor logits.
+            only_cache (`bool`, *optional*, defaults to `False`): compute only what `past_key_values` is to hold of the
+                rows, neither states nor logits.
             use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
                 result is an `EagleOutput`.
             kwargs: go to the attention layers.
@@ -174,6 +174,7 @@ class EagleHead(EaglePreTrainedModel):
             states = fused
         # All masks come before the first layer: it makes the cache longer.
         masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
+        layer: Any
         for index, layer in enumerate(self.layers):
             options: dict[str, Any] = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
             if index == 0:
