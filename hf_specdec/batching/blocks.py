@@ -19,9 +19,11 @@ class BlockTable:
 
     Args:
         blocks (`list[int]`): block numbers, in the order of the text.
+        num_changes (`int`): how often these have become others.
     """
 
     blocks: list[int] = field(default_factory=list)
+    num_changes: int = 0
 
 
 class BlockPool:
@@ -57,12 +59,15 @@ class BlockPool:
         missing = self.blocks_for(num_slots) - len(table.blocks)
         if missing > len(self._free):
             return False
-        for _ in range(missing):
-            table.blocks.append(self._free.pop())
+        if missing > 0:
+            table.num_changes += 1
+            for _ in range(missing):
+                table.blocks.append(self._free.pop())
         return True
 
     def release(self, table: BlockTable, num_slots: int = 0) -> None:
         """Takes back what lies behind the first `num_slots` tokens of a request."""
         kept = self.blocks_for(num_slots)
+        table.num_changes += len(table.blocks) > kept
         while len(table.blocks) > kept:
             self._free.append(table.blocks.pop())

@@ -178,6 +178,8 @@ class Scheduler:
 
     def make_room(self, request: Request) -> None:
         """Gives a running request blocks for its root; the youngest lose theirs for it, it may be itself."""
+        if self.pool.blocks_for(request.length) <= len(request.table.blocks):
+            return
         if request not in self.active:
             return  # it has lost its blocks to another in this very step
         if self.pool.reserve(request.table, request.length):

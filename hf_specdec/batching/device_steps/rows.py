@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..blocks import ZERO_BLOCK
+from ..blocks import ZERO_BLOCK, BlockTable
 from ..distribution import uniform
 from ..graphs import FEWEST_BLOCKS, next_power_of_two, next_size
 from ..request import Request
@@ -90,6 +90,8 @@ class InFlightRows:
             told[name] = values.view(shape)
             start = part.stop
         self._host = staged
+        self._loaded: list[tuple[BlockTable, int]] = []
+        """Whose rows they are at present, by their tables, and how often these had changed."""
         self.lengths: torch.Tensor = told["lengths"]
         """Tokens of every row, the root included, `[rows]` int64."""
         self.room: torch.Tensor = told["room"]
@@ -155,23 +157,36 @@ class InFlightRows:
         lists |= {"places": places, "slots": slots}
         for name, values in lists.items():
             host[name][:number] = values
-        warpers = [request.options.device_warpers for request in requests]
-        for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
-            host[name][:number] = [without if one is None else one.values.get(name, without) for one in warpers]
+        if self.size.lag == 1:
+            host["tail"][:number, 0] = [request.tokens[-1] for request in requests]
         host["uniforms"][:number] = -1.0
-        host["tables"][:number] = ZERO_BLOCK
         for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
-            tail = request.tokens[start : start + self.size.lag]
-            host["tail"][row] = request.tokens[-1]
-            host["tail"][row, : len(tail)] = tail
-            host["tables"][row, : len(request.table.blocks)] = request.table.blocks
+            if self.size.lag > 1:
+                tail = request.tokens[start : start + self.size.lag]
+                host["tail"][row] = request.tokens[-1]
+                host["tail"][row, : len(tail)] = tail
             if request.options.seed is not None and request.options.do_sample:
                 positions = range(request.length, request.length + self.size.depth + 1)
                 host["uniforms"][row] = [uniform(request.options.seed, position) for position in positions]
+        self._load_what_stays(requests)
         self._clear(number)
         self._told.copy_(self._staged, non_blocking=True)
         if self._was_told is not None:
             self._was_told.record()
+
+    def _load_what_stays(self, requests: list[Request]) -> None:
+        """What is the same from step to step: only of rows that were others', or have other blocks now."""
+        host, before = self._host, self._loaded
+        self._loaded = [(request.table, request.table.num_changes) for request in requests]
+        for row, (request, now) in enumerate(zip(requests, self._loaded, strict=True)):
+            if row < len(before) and before[row] == now:
+                continue
+            warpers = request.options.device_warpers
+            values = {} if warpers is None else warpers.values
+            for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
+                host[name][row] = values.get(name, without)
+            host["tables"][row] = ZERO_BLOCK
+            host["tables"][row, : len(request.table.blocks)] = request.table.blocks
 
     def keep_no_features(self) -> None:
         """Until rows are loaded again, their new features are lost."""

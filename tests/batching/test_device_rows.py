@@ -1,0 +1,49 @@
+"""What the rows of a captured step are told, where much of it is the same from step to step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from support.models import tiny_model
+
+from hf_specdec import NgramDraft
+from hf_specdec.batching.blocks import BlockPool
+from hf_specdec.batching.device_steps.rows import InFlightRows, Kind, Size
+from hf_specdec.batching.request import Request
+
+
+@pytest.mark.parametrize("lag", [1, 4])
+def test_they_are_told_what_new_ones_would_be(lag: int) -> None:
+    """While requests come, go, change places, and lose blocks to others that they get back later."""
+    manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
+    draws, pool, size = random.Random(0), BlockPool(40, 4), Size(rows=6, blocks=10, depth=2, lag=lag)
+    rows, own, names = InFlightRows(size, torch.device("cpu")), [], iter(range(10**6))
+
+    def new_request() -> Request:
+        options = draws.choice([{"do_sample": False}, {"do_sample": True, "temperature": 0.5, "top_k": 7}])
+        prompt = [draws.randint(3, 60) for _ in range(draws.randint(5, 20))]
+        return manager._admission.request(str(next(names)), prompt, {"max_new_tokens": 9} | options, streaming=False)
+
+    for _ in range(300):
+        for request in [one for one in own if draws.random() < 0.2]:
+            own.remove(request)
+            pool.release(request.table)
+        while len(own) < draws.randint(1, size.rows):
+            own.append(new_request())
+        if draws.random() < 0.2:
+            draws.shuffle(own)
+        for request in own:
+            if draws.random() < 0.1:
+                pool.release(request.table)
+            assert pool.reserve(request.table, request.length + draws.randint(0, 3))
+            if draws.random() < 0.2:
+                pool.release(request.table, request.length)
+            request.tokens[-1] = draws.randint(3, 60)
+        counts = [draws.randint(1, lag) for _ in own]
+        values = [Kind.GREEDY] * len(own), counts, counts, counts, counts, [1.0] * len(own)
+        fresh = InFlightRows(size, torch.device("cpu"))
+        for one in (rows, fresh):
+            one.load(own, *values)
+        assert torch.equal(rows._told, fresh._told)
