@@ -304,10 +304,8 @@ class EagleDrafting(Drafting):
             self._catch_up([row for row in requests if store.count(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
-        store: Any = self.features
-        for row, before, count in zip(requests, store.counts(requests), counts, strict=True):
-            if row.options.plan is not None and count > 0:
-                store.set_count(row, before + count)
+        assert self.features is not None
+        self.features.add(requests, counts)
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         for row, end in zip(requests, ends, strict=True):

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from .request import Request
+
+
+@dataclass(eq=False)
+class Place:
+    """
+    That of a request.
+
+    Args:
+        number (`int`): which one it is.
+        count (`int`): how many features wait there.
+    """
+
+    number: int
+    count: int = 0
 
 
 class WaitingFeatures:
@@ -29,37 +44,43 @@ class WaitingFeatures:
     def __init__(self, num_requests: int, size: int, device: torch.device, dtype: torch.dtype):
         self.held = torch.zeros(2 + num_requests, self.CAPACITY, size, device=device, dtype=dtype)
         """`[places, CAPACITY, size]`."""
-        self._places: dict[Request, int] = {}
+        self._places: dict[Request, Place] = {}
         self._free = list(range(2, 2 + num_requests))
-        self._counts: dict[Request, int] = {}
 
     def count(self, request: Request) -> int:
         """How many wait."""
-        return self._counts.get(request, 0)
+        place = self._places.get(request)
+        return 0 if place is None else place.count
 
     def counts(self, requests: Iterable[Request]) -> list[int]:
         """How many wait, of each."""
-        count = self._counts.get
-        return [count(request, 0) for request in requests]
+        place = self._places.get
+        return [0 if (own := place(request)) is None else own.count for request in requests]
 
     def set_count(self, request: Request, count: int) -> None:
         """Says how many wait, of a request with a place."""
-        assert request in self._places
-        self._counts[request] = count
+        self._places[request].count = count
+
+    def add(self, requests: Iterable[Request], counts: Iterable[int]) -> None:
+        """So many more wait of each that has a place."""
+        place = self._places.get
+        for request, count in zip(requests, counts, strict=True):
+            if (own := place(request)) is not None:
+                own.count += count
 
     def place(self, request: Request) -> int:
         """Where those of a request are; a place of its own if it has none."""
         place = self._places.get(request)
         if place is None:
-            self._places[request] = place = self._free.pop()
-            self.held[place] = 0.0  # what nobody masks may be no number
-        return place
+            self._places[request] = place = Place(self._free.pop())
+            self.held[place.number] = 0.0  # what nobody masks may be no number
+        return place.number
 
     def forget(self, request: Request) -> None:
         """Gives the request's place to others."""
-        if request in self._places:
-            self._free.append(self._places.pop(request))
-            self._counts.pop(request, None)
+        place = self._places.pop(request, None)
+        if place is not None:
+            self._free.append(place.number)
 
     def of(self, requests: list[Request], most: int) -> torch.Tensor:
         """The first features of each, `[batch, most, size]`; what lies behind those that wait is of no account."""
@@ -83,7 +104,7 @@ class WaitingFeatures:
         last = torch.tensor([self.count(request) - 1 for request in requests], device=self.held.device)
         self.held[index, 0] = self.held[index, last]
         for request in requests:
-            self._counts[request] = 1
+            self.set_count(request, 1)
 
     def _index(self, requests: list[Request]) -> torch.Tensor:
         return torch.tensor([self.place(request) for request in requests], device=self.held.device)

@@ -256,7 +256,7 @@ class DeviceSteps:
         """Runs some rows, and notes what came of them. Returns what ran; None if it could not be captured."""
         lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
         if self._reads_first(part, lag, waits):
-            part.put_off([row for row in part.rows if waits[row] > 0])
+            part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
             lag = WaitingFeatures.CAPACITY
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
@@ -267,7 +267,7 @@ class DeviceSteps:
         readers = [requests[row] for row in part.rows if row in read]
         lags = dict(zip(readers, self._drafting.lags(readers, lag) if readers else [], strict=True))
         sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
-        places, slots = self._features_of(own, lags, depth + 1)
+        places, slots = self._features_of(own, lags, waits, depth + 1)
         counts = [lags.get(one, 1) for one in own]
         values = own, kinds, room, counts, places, slots, sharpness + [1.0 for _ in behind]
         kind = StepKind(
@@ -296,35 +296,38 @@ class DeviceSteps:
         deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
         return 1 + max(depth, min(deepest, MOST_LAG))
 
-    def _waiting(self, requests: list[Request], part: Part) -> dict[int, int]:
-        """How many features of each row wait for a head that can read in steps; nothing without one."""
+    def _waiting(self, requests: list[Request], part: Part) -> list[int]:
+        """How many features of each of its rows wait for a head; none without one."""
         store = self._drafting.features
-        if store is None or not self._drafting.has_part:
-            return {}
-        return dict(zip(part.rows, store.counts(requests[row] for row in part.rows), strict=True))
+        return [0] * len(part.rows) if store is None else store.counts(requests[row] for row in part.rows)
 
-    def _reads_first(self, part: Part, lag: int, waits: dict[int, int]) -> bool:
+    def _reads_first(self, part: Part, lag: int, waits: list[int]) -> bool:
         """Whether a head is to read before there can be a tree, or because there is no place for more features."""
-        if not any(waits.values()):
+        most = max(waits)
+        if most == 0 or not self._drafting.has_part:
             return False
-        is_too_far = any(waits[row] > lag for row in part.drafted)
-        is_full = not part.groups and max(waits.values()) == WaitingFeatures.CAPACITY
+        is_too_far = max(waits[: len(part.drafted)], default=0) > lag
+        is_full = not part.groups and most == WaitingFeatures.CAPACITY
         return is_too_far or is_full or self.reads_always
 
-    def _features_of(self, own: list[Request], lags: dict[Request, int], new: int) -> tuple[list[int], list[int]]:
+    def _features_of(
+        self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int
+    ) -> tuple[list[int], list[int]]:
         """
         Where the features of rows are, and the first slots for so many new ones: behind what is not read now; `lags`
-        are of those of which all is read.
+        are of those of which all is read. `waits`: how many there are of each.
         """
         store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
         places = [WaitingFeatures.NOBODY] * len(own)
         slots = [WaitingFeatures.UNWANTED * capacity] * len(own)
         if store is None:
             return places, slots
-        self._drafting.make_room([one for one in own if one not in lags], new)
-        for row, (one, waits) in enumerate(zip(own, store.counts(own), strict=True)):
+        if max(waits) + new > capacity:
+            self._drafting.make_room([one for one in own if one not in lags], new)
+            waits = store.counts(own)
+        for row, (one, count) in enumerate(zip(own, waits, strict=True)):
             if one.options.plan is not None:
-                waiting = 0 if one in lags else waits
+                waiting = 0 if one in lags else count
                 assert waiting + new <= capacity
                 places[row] = store.place(one)
                 slots[row] = places[row] * capacity + waiting
