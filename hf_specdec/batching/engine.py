@@ -276,15 +276,16 @@ class Engine:
             options, plan = request.options, request.options.plan
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
             key = (tree, plan.draws_children, drawn_from)
-            if key not in groups:
+            group = groups.get(key)
+            if group is None:
                 temperature = (
                     DraftTemperature(adapts=False) if drawn_from is None else self._temperatures.of(*drawn_from)
                 )
                 asked = DraftRequest(
                     replace(plan, tree=tree), self._vocab_size, options.warpers, temperature=temperature
                 )
-                groups[key] = DraftGroup(asked)
-            groups[key].rows.append(row)
+                groups[key] = group = DraftGroup(asked)
+            group.rows.append(row)
         return list(groups.values())
 
     def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:

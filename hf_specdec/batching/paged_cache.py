@@ -165,7 +165,7 @@ class PagedCache(TreeCache):
         self.pool, self.device, self.graphs = pool, device, graphs
         self._compactions: list[Compaction] | None = None
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
-        self._lengths_of: weakref.WeakKeyDictionary[BlockTable, int] = weakref.WeakKeyDictionary()
+        self._lengths_of: dict[BlockTable, int] = {}
         self.clean_blocks: set[int] = set()
         """
         Blocks that hold numbers. What a mask hides counts nothing times its value, which is NaN if that is NaN: memory

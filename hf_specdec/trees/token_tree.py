@@ -59,6 +59,11 @@ class TokenTree:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _checked(self.paths))
+        object.__setattr__(self, "_hash", hash(self.paths))
+
+    def __hash__(self) -> int:
+        """Reckoned once: trees are keys, of steps in flight for every row."""
+        return self._hash  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------------------------------------ constructors
 

@@ -42,6 +42,8 @@ def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:
     assert (state.num_running, state.num_waiting) == (0, 0)
     assert state.num_free_blocks == state.num_blocks
     assert sorted(manager.engine.pool._free) == list(range(2, state.num_blocks + 2))
+    for cache in (manager.engine.target.cache, manager.engine.drafting.cache):
+        assert cache is None or not cache._lengths_of
 
 
 def accepted(output: SpeculativeGenerationOutput) -> int:
