@@ -375,7 +375,7 @@ class DeviceSteps:
         compiles = step.compiles
         if compiles and self._captures == 0:
             name = type(self._target.model).__name__
-            logger.warning(f"Compiling the layers of {name}. This takes a minute or so, once.")
+            logger.warning(f"Compiling the layers of {name}. This takes some minutes, once.")
         try:
             with any_number_of_shapes() if compiles else nullcontext():
                 step.capture(RECORDERS[self._target.device.type], self._pool)
