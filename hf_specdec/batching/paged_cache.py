@@ -166,6 +166,8 @@ class PagedCache(TreeCache):
         self._compactions: list[Compaction] | None = None
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
         self._lengths_of: dict[BlockTable, int] = {}
+        self._cleaned: dict[BlockTable, int] = {}
+        """Requests whose blocks are all clean, and how often these had changed by then."""
         self.clean_blocks: set[int] = set()
         """
         Blocks that hold numbers. What a mask hides counts nothing times its value, which is NaN if that is NaN: memory
@@ -188,7 +190,10 @@ class PagedCache(TreeCache):
 
     def clean(self, tables: list[BlockTable]) -> None:
         """Zeroes the blocks of these requests of which nobody knows what they hold."""
-        self._clean([block for table in tables for block in table.blocks if block not in self.clean_blocks])
+        cleaned = self._cleaned.get
+        changed = [table for table in tables if cleaned(table) != table.num_changes]
+        self._clean([block for table in changed for block in table.blocks if block not in self.clean_blocks])
+        self._cleaned |= {table: table.num_changes for table in changed}
 
     @property
     def has_memory(self) -> bool:
@@ -211,10 +216,12 @@ class PagedCache(TreeCache):
     def forget(self, table: BlockTable) -> None:
         """Nothing of a request is in here any more."""
         self._lengths_of.pop(table, None)
+        self._cleaned.pop(table, None)
 
     def soil(self, table: BlockTable) -> None:
         """Notes that a request's blocks may hold NaN."""
         self.clean_blocks.difference_update(table.blocks)
+        self._cleaned.pop(table, None)
         self._clean([WASTE_BLOCK])
 
     def _clean(self, blocks: list[int]) -> None:
