@@ -247,8 +247,8 @@ class TreeForward:
                 model = compiled_whole(self.model)
         with running:
             outputs = model(**inputs, return_dict=True)
-        attends = bool(outputs)  # else the model has but written to its cache
-        if self.needs_context and attends and not context.was_used:
+        is_for_cache = not outputs  # of a head that only fills its cache: it need not attend
+        if self.needs_context and not is_for_cache and not context.was_used:
             raise ValueError(
                 f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "
                 "layers, or its attention implementation was set during the call. Call `generate` without "

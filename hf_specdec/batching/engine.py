@@ -222,7 +222,7 @@ class Engine:
             requests[row].fail(error)
         for row, request in enumerate(requests):
             tokens, path = walk.tokens[row], walk.paths[row] or []
-            taken = self._append_while_going(request, tokens)
+            taken = self._append(request, tokens)
             if request.error is not None:
                 walk.paths[row] = None
                 continue
@@ -254,12 +254,16 @@ class Engine:
         self._last_end = now
         return now - before if before is not None and not outcome.captured else None
 
-    def _append_while_going(self, request: Request, tokens: list[int]) -> int:
+    def _append(self, request: Request, tokens: list[int]) -> int:
         """Gives a request its tokens, until it ends; returns how many it has taken."""
-        for number, token in enumerate(tokens):
-            if request.is_over:
-                return number
-            self._append(request, token)
+        if request.is_over:
+            return 0
+        try:
+            for number, token in enumerate(tokens, start=1):
+                if request.accept(token):
+                    return number
+        except Exception as error:  # whatever a user's criterion raises is that request's own
+            request.fail(error)
         return len(tokens)
 
     # ------------------------------------------------------------------------------------------------------- propose
@@ -333,18 +337,12 @@ class Engine:
         """Gives requests their last token of a walk (see `RowDistributions`); the path of one that fails is None."""
         for row, request in enumerate(requests):
             path, tokens = walk.paths[row], walk.tokens[row]
-            if path is not None and len(tokens) > len(path) and not request.is_over:
-                self._append(request, tokens[-1])
+            if path is not None and len(tokens) > len(path):
+                self._append(request, tokens[-1:])
             if request.error is None:
                 self.num_tokens_generated += len(tokens)
             else:
                 walk.paths[row] = None
-
-    def _append(self, request: Request, token: int) -> None:
-        try:
-            request.accept(token)
-        except Exception as error:  # whatever a user's criterion raises is that request's own
-            request.fail(error)
 
     def _count(self, request: Request, accepted: int, drafted: int | None) -> None:
         request.metrics.accepted_per_step[0].append(accepted)

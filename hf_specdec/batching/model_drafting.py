@@ -305,7 +305,9 @@ class EagleDrafting(Drafting):
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
         assert self.features is not None
-        self.features.add(requests, counts)
+        added = [one for one in zip(requests, counts, strict=True) if one[1] > 0 and one[0].options.plan is not None]
+        if added:
+            self.features.add(*zip(*added, strict=True))
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         for row, end in zip(requests, ends, strict=True):

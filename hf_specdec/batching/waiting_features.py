@@ -62,11 +62,9 @@ class WaitingFeatures:
         self._places[request].count = count
 
     def add(self, requests: Iterable[Request], counts: Iterable[int]) -> None:
-        """So many more wait of each that has a place."""
-        place = self._places.get
+        """So many more wait of each; all have places."""
         for request, count in zip(requests, counts, strict=True):
-            if (own := place(request)) is not None:
-                own.count += count
+            self._places[request].count += count
 
     def place(self, request: Request) -> int:
         """Where those of a request are; a place of its own if it has none."""

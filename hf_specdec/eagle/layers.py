@@ -71,8 +71,8 @@ def write_keys_and_values(
     **kwargs: Any,
 ) -> None:
     """
-    What a layer's attention leaves in the cache, and nothing else: all that is wanted of the last layer for rows from
-    which nothing is drafted, such as a prompt's. (Attention and MLP are most of a head of one layer.)
+    What a layer's attention leaves in the cache, and nothing else: all that is wanted of a head of one layer for rows
+    from which nothing is drafted, such as a prompt's.
 
     Args:
         attention (`nn.Module`): of a kind of layer that is known here; k may have a norm, as Qwen3's.

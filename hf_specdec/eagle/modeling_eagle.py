@@ -17,7 +17,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import ModelOutput
 
 from .configuration_eagle import EagleConfig
-from .layers import Eagle1Layer, Eagle3Layer, layers_of, write_keys_and_values
+from .layers import Eagle1Layer, Eagle3Layer, layers_of
 from .pretrained import EaglePreTrainedModel
 
 
@@ -142,8 +142,8 @@ class EagleHead(EaglePreTrainedModel):
             lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
             logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all; None:
                 of none.
-            only_cache (`bool`, *optional*, defaults to `False`): compute only what `past_key_values` is to hold of the
-                rows, neither states nor logits.
+            only_cache (`bool`, *optional*, defaults to `False`): there is no more to come of this than what
+                `past_key_values` holds of the rows: neither states nor logits. A head of one layer computes only that.
             use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
                 result is an `EagleOutput`.
             kwargs: go to the attention layers.
@@ -174,25 +174,21 @@ class EagleHead(EaglePreTrainedModel):
             states = fused
         # All masks come before the first layer: it makes the cache longer.
         masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
-        layer: Any
+        first = {"embeddings": inputs_embeds, "only_cache": only_cache and len(self.layers) == 1}
         for index, layer in enumerate(self.layers):
-            options: dict[str, Any] = {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
-            if index == 0:
-                options["embeddings"] = inputs_embeds
-            if only_cache and index == len(self.layers) - 1:
-                if index == 0:
-                    layer(states, only_cache=True, **options)
-                else:
-                    write_keys_and_values(layer.self_attn, layer.input_layernorm(states), **options)
-                return EagleOutput()
+            options = first if index == 0 else {}
             states = layer(
                 states,
                 **options,
                 **self._window(index),
                 attention_mask=masks[index],
                 position_ids=position_ids,
+                past_key_values=past_key_values,
+                position_embeddings=position_embeddings,
                 **kwargs,
             )
+        if only_cache:
+            return EagleOutput()
         if self.config.norm_output and self.norm is not None:
             states = self.norm(states)
         logits = None

@@ -59,11 +59,17 @@ class TokenTree:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _checked(self.paths))
-        object.__setattr__(self, "_hash", hash(self.paths))
 
     def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths}  # without what is reckoned from them
+
+    @cached_property
+    def _hash(self) -> int:
         """Reckoned once: trees are keys, of steps in flight for every row."""
-        return self._hash  # type: ignore[attr-defined]
+        return hash(self.paths)
 
     # ------------------------------------------------------------------------------------------------ constructors
 

@@ -41,9 +41,10 @@ def test_they_are_told_what_new_ones_would_be(lag: int) -> None:
             if draws.random() < 0.2:
                 pool.release(request.table, request.length)
             request.tokens[-1] = draws.randint(3, 60)
-        counts = [draws.randint(1, lag) for _ in own]
-        values = [Kind.GREEDY] * len(own), counts, counts, counts, counts, [1.0] * len(own)
+        loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
+        counts = [draws.randint(1, lag) for _ in loaded]
+        values = [Kind.GREEDY] * len(loaded), counts, counts, counts, counts, [1.0] * len(loaded)
         fresh = InFlightRows(size, torch.device("cpu"))
         for one in (rows, fresh):
-            one.load(own, *values)
+            one.load(loaded, *values)
         assert torch.equal(rows._told, fresh._told)

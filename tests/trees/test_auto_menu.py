@@ -280,6 +280,15 @@ def test_what_a_head_reads_for_a_look_is_paid_for(share_timed: float) -> None:
     assert choice.times.of(None) == pytest.approx(1.0)
 
 
+def test_steps_in_which_a_head_only_reads_are_no_measure_of_others() -> None:
+    choice = choice_with(WholeTimes())
+    choice.end_whole_step(None, [], 2.0, only_read=True)
+    assert not choice.times.has(None)
+    choice.end_whole_step(None, [], 1.0)
+    choice.end_whole_step(None, [], 2.0, only_read=True)
+    assert choice.times.of(None) == 1.0
+
+
 def test_good_times_do_not_pay_for_many_bad_ones() -> None:
     seconds = machine(0.5, 0.1)
     good, choice = machine(0.002, 0.02), choice_with(warm_times(seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -46,6 +47,8 @@ def test_order_of_paths_does_not_matter(tree: TokenTree, random: Any) -> None:
     shuffled = TokenTree(paths)
     assert shuffled == tree
     assert hash(shuffled) == hash(tree)
+    copied = pickle.loads(pickle.dumps(tree))
+    assert copied == tree and vars(copied) == {"paths": tree.paths}  # what is reckoned from them may differ elsewhere
 
 
 @given(trees)
