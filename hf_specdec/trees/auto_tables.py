@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -48,21 +48,20 @@ class AcceptanceTable:
         """The same of trees all of whose nodes were drafted."""
         self._grow_older()
         children = _children(tree)
-        for path in paths:
-            if path is not None:
-                self._add_path(path, children.__getitem__)
+        for path, times in Counter(tuple(path) for path in paths if path is not None).items():
+            self._add_path(path, children.__getitem__, times)
 
     def _grow_older(self) -> None:
         for table in (self._hits, self._trials):
             for row in table:
                 row[:] = [self.DECAY * count for count in row]
 
-    def _add_path(self, path: list[int], children_of: Callable[[int], Sequence[int]]) -> None:
+    def _add_path(self, path: Sequence[int], children_of: Callable[[int], Sequence[int]], times: int = 1) -> None:
         steps = zip([0, *path], [*path, None], strict=True)
         for trials, hits, (node, accepted) in zip(self._trials, self._hits, steps, strict=False):
             for rank, child in enumerate(children_of(node)[: len(trials)]):
-                trials[rank] += 1
-                hits[rank] += child == accepted
+                trials[rank] += times
+                hits[rank] += times * (child == accepted)
 
     def chances(self) -> list[list[float]]:
         """`[depth][rank]`, not rising with the rank. What was seldom seen leans on other depths of that rank."""
