@@ -304,10 +304,10 @@ class EagleDrafting(Drafting):
             self._catch_up([row for row in requests if store.count(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
-        assert self.features is not None
-        added = [one for one in zip(requests, counts, strict=True) if one[1] > 0 and one[0].options.plan is not None]
-        if added:
-            self.features.add(*zip(*added, strict=True))
+        store: Any = self.features
+        for row, count in zip(requests, counts, strict=True):
+            if count > 0 and row.options.plan is not None:
+                store.add(row, count)
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         for row, end in zip(requests, ends, strict=True):

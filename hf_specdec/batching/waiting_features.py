@@ -61,10 +61,9 @@ class WaitingFeatures:
         """Says how many wait, of a request with a place."""
         self._places[request].count = count
 
-    def add(self, requests: Iterable[Request], counts: Iterable[int]) -> None:
-        """So many more wait of each; all have places."""
-        for request, count in zip(requests, counts, strict=True):
-            self._places[request].count += count
+    def add(self, request: Request, count: int) -> None:
+        """So many more wait, of a request with a place."""
+        self._places[request].count += count
 
     def place(self, request: Request) -> int:
         """Where those of a request are; a place of its own if it has none."""
