@@ -292,3 +292,10 @@ def test_the_table_of_families_is_that_of_the_tests() -> None:
 def test_lines_are_short(page: Path) -> None:
     long = [line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 120]
     assert not long
+
+
+@pages
+def test_items_of_lists_begin_lines(page: Path) -> None:
+    """Else they are joined to the one before when the page is shown."""
+    joined = re.findall(r"^.*[.:;] - (?:\*\*|`).*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert not joined
