@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.utils import ModelOutput
 
 from .attention import supports_switching, switched_to_tree_attention
@@ -20,11 +19,18 @@ from .metrics import SpeculationMetrics, StepLog, set_last_metrics
 from .ranks import Ranks
 from .recording import Recorder, SpeculativeGenerateOutput
 from .sequences import Sequences
-from .stopping import ColumnJudge
+from .stopping import ColumnJudge, end_tokens_of, max_length_of
 from .target import Target
 from .trees import DraftTree, choice_of
-from .verification import DraftTemperature, TargetDistribution, Walk, choose, walk_by_rejection, walk_target
-from .verification.processors import READS_SCORES_ONLY
+from .verification import (
+    DraftTemperature,
+    TargetDistribution,
+    Walk,
+    choose,
+    walk_by_rejection,
+    walk_target,
+    warpers_of,
+)
 
 
 class SpeculativeCall:
@@ -62,16 +68,15 @@ class SpeculativeCall:
         self.synced_gpus, self.streamer = synced_gpus, streamer
         self.do_sample = bool(generation_config.do_sample)
         self.ranks = Ranks.of(model)
-        draft = drafter.models[0] if drafter.models else type(drafter)
-        self.choice = choice_of(plan.tree, model, draft, len(input_ids))
+        self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
         visible = _visible(model_kwargs.get("attention_mask"))
         self.sequences = Sequences(
             input_ids,
             None if visible is None else visible[:, visible.shape[1] - input_ids.shape[1] :],
-            max_length=_max_length(stopping_criteria, input_ids.shape[1]),
-            end_tokens=_end_tokens(stopping_criteria),
+            max_length=max_length_of(stopping_criteria, input_ids.shape[1]),
+            end_tokens=end_tokens_of(stopping_criteria),
         )
         num_nodes = plan.tree.num_nodes
         self.target = Target(model, self.sequences, visible, generation_config, model_kwargs, num_nodes, loans)
@@ -103,7 +108,7 @@ class SpeculativeCall:
         """Forwards the prompts. The first token comes from there; it is the first root."""
         outputs = self.target.prefill()
         self.recorder.add_prefill(outputs)
-        warpers = LogitsProcessorList(p for p in self.distribution.processors if type(p) in READS_SCORES_ONLY)
+        warpers = warpers_of(self.distribution.processors)
         vocab_size = self.target.model.config.get_text_config().vocab_size
         chunk_size = self.generation_config.prefill_chunk_size
         request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice, self.loans)
@@ -245,18 +250,3 @@ def _visible(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return attention_mask.bool()
-
-
-def _max_length(criteria: StoppingCriteriaList, prompt_length: int) -> int | None:
-    """Tokens a row may grow to: as in plain `generate`, one new token at least."""
-    lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
-    return max(min(lengths), prompt_length + 1) if lengths else None
-
-
-def _end_tokens(criteria: StoppingCriteriaList) -> list[int]:
-    return [
-        token
-        for criterion in criteria
-        if type(criterion) is EosTokenCriteria
-        for token in torch.as_tensor(criterion.eos_token_id).flatten().tolist()
-    ]

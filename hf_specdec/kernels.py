@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .kv_sizes import head_dim_of
+
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """What the kernels take."""
@@ -188,11 +190,10 @@ def best_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.T
 def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
     """Whether a model's forwards over trees can use the kernel instead of `implementation`."""
     config = model.config.get_text_config(decoder=True)
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (
         implementation == "sdpa"
         and model.dtype in DEVICES.get(model.device.type, ())
-        and size <= _LARGEST_HEAD
+        and head_dim_of(config) <= _LARGEST_HEAD
         and are_installed()
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 
 if TYPE_CHECKING:
@@ -13,6 +14,22 @@ if TYPE_CHECKING:
 
     from .recording import Recorder
     from .sequences import Sequences
+
+
+def max_length_of(criteria: StoppingCriteriaList, prompt_length: int) -> int | None:
+    """Tokens that a text may grow to: as in plain `generate`, one new token at least. None without a bound."""
+    lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
+    return max(min(lengths), prompt_length + 1) if lengths else None
+
+
+def end_tokens_of(criteria: StoppingCriteriaList) -> list[int]:
+    """Tokens that end a text."""
+    return [
+        token
+        for criterion in criteria
+        if type(criterion) is EosTokenCriteria
+        for token in torch.as_tensor(criterion.eos_token_id).flatten().tolist()
+    ]
 
 
 class ColumnJudge:

@@ -17,7 +17,7 @@ from ..drafters import Drafter, DraftRequest
 from ..graphs import GraphPool
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
-from ..trees import DraftTree, DynamicTree, TokenTree
+from ..trees import DraftTree
 from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
 from .blocks import BlockPool
 from .device_steps import DeviceSteps, Outcome, Reading
@@ -87,8 +87,7 @@ class Engine:
             busy_at,
             self.device_steps.prompts.can_read,
         )
-        draft = drafter.models[0] if drafter.models else type(drafter)
-        self.choices = TreeChoices(model, draft, max_step_nodes, lambda: self.device_steps.works)
+        self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: self.device_steps.works)
         self.metrics = SpeculationMetrics()
         """Of all requests so far; `accepted_per_step` stays empty."""
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
@@ -275,7 +274,7 @@ class Engine:
             if tree is None or request.room < 1 or not self.drafting.knows(request):
                 continue
             # A tree never takes blocks from others.
-            if not self.pool.reserve(request.table, request.length + _slots_of(tree)):
+            if not self.pool.reserve(request.table, request.length + tree.num_slots):
                 continue
             options, plan = request.options, request.options.plan
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
@@ -356,13 +355,6 @@ class Engine:
             if request.error is not None:
                 for cache in caches:
                     cache.soil(request.table)
-
-
-def _slots_of(tree: TokenTree | DynamicTree) -> int:
-    """Slots behind the root that a tree needs: its nodes, or all candidates that a draft forwards to choose them."""
-    if isinstance(tree, DynamicTree):
-        return max(tree.num_nodes, tree.top_k * (tree.depth - 1))
-    return tree.num_nodes
 
 
 def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
 from ..forward import execution_device
+from ..kv_sizes import kv_bytes_per_layer
 from .waiting_features import WaitingFeatures
 
 
@@ -26,9 +27,7 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
     total: Counter[torch.device] = Counter()
     for model in models:
         config = model.config.get_text_config(decoder=True)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_layer = 2 * heads * head_dim * _dtype_in_use(model, models[0]).itemsize
+        per_layer = kv_bytes_per_layer(config, _dtype_in_use(model, models[0]))
         for layer in _layers(model, config.num_hidden_layers):
             total[_device_of(layer, model)] += int(per_layer * _share_of_heads(layer))
     return dict(total)

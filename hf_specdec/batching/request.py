@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 import weakref
 from collections import OrderedDict
@@ -21,7 +22,8 @@ from ..device_steps.verdicts import Warpers
 from ..forward import execution_device
 from ..metrics import SpeculationMetrics
 from ..sequences import Sequences
-from ..verification.processors import READS_SCORES_ONLY
+from ..stopping import end_tokens_of, max_length_of
+from ..verification import warpers_of
 from . import sharing
 from .blocks import BlockTable
 
@@ -70,7 +72,7 @@ class RequestOptions:
     @cached_property
     def warpers(self) -> LogitsProcessorList:
         """Those processors that read the scores alone: a draft that draws applies them, too."""
-        return LogitsProcessorList(p for p in self.processors if type(p) in READS_SCORES_ONLY)
+        return warpers_of(self.processors)
 
     @cached_property
     def warpers_key(self) -> Hashable:
@@ -104,7 +106,7 @@ class Request:
         self.tokens = list(prompt)
         self._prompt_told = list(prompt)
         """What results have in common: a copy, since it is handed out, and one, since there may be many."""
-        self.max_length = _max_length(options.criteria, len(prompt))
+        self.max_length = max_length_of(options.criteria, len(prompt)) or sys.maxsize
         self.table = BlockTable()
         self.error: str | None = None
         self.metrics = SpeculationMetrics(accepted_per_step=[[]])
@@ -112,7 +114,7 @@ class Request:
         self._status = RequestStatus.PENDING
         self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
         self._timestamps: list[float] | None = [] if record_timestamps else None
-        self._end_tokens = _end_tokens(options.criteria)
+        self._end_tokens = frozenset(end_tokens_of(options.criteria))
         # The usual two are looked at without a tensor.
         self._criteria = StoppingCriteriaList(
             criterion for criterion in options.criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
@@ -260,18 +262,3 @@ def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> Sto
     while len(known) > MOST_STOP_STRINGS:
         known.popitem(last=False)
     return copy.copy(known[key])  # which takes its table to the device of its request
-
-
-def _max_length(criteria: StoppingCriteriaList, prompt_length: int) -> int:
-    """Tokens that the text may grow to: as in plain `generate`, one new token at least."""
-    lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
-    return max(min(lengths), prompt_length + 1)
-
-
-def _end_tokens(criteria: StoppingCriteriaList) -> frozenset[int]:
-    return frozenset(
-        token
-        for criterion in criteria
-        if type(criterion) is EosTokenCriteria
-        for token in torch.as_tensor(criterion.eos_token_id).flatten().tolist()
-    )

@@ -95,7 +95,7 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
     if stores[1] in stores[0].captures_no_steps_with:
         return None
     # Every slot that a step may write must be there.
-    most = (sequences.max_length or 0) + max(plan.tree.num_nodes, plan.tree.most_forwarded) + plan.tree.depth + 2
+    most = (sequences.max_length or 0) + plan.tree.num_slots + plan.tree.depth + 2
     if any(store.capacity < most for store in stores):
         return None
     can_run = all(

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..benchmarking.contenders import GREEDY
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..features import watch_features
 from ..forward import execution_device
 from ..metrics import metrics_of_last_call
 from ..training.unroll import unroll
-
-
-# Some models' own defaults, which greedy calls warn of, are taken back.
-_GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +44,7 @@ def write(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
     ids = ids.to(execution_device(target))
-    text = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **_GREEDY)
+    text = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **GREEDY)
     return Text(text[0], ids.shape[1])
 
 
@@ -97,7 +94,7 @@ def tree_acceptance_length(head: EagleHead, target: PreTrainedModel, texts: list
     accepted = drafts = 0
     for text in texts:
         ids = text.ids[None, : text.prompt_length]
-        options = {"max_new_tokens": text.num_new_tokens, **_GREEDY}
+        options = {"max_new_tokens": text.num_new_tokens, **GREEDY}
         target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=head, **options)
         metrics = metrics_of_last_call()
         accepted, drafts = accepted + metrics.num_accepted_tokens, drafts + metrics.num_drafts

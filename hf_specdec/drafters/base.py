@@ -53,7 +53,7 @@ class DraftRequest:
         if self.loans is None:
             return None
         longest = sequences.max_length or sequences.prompt_length + 1024
-        most = max(self.plan.tree.num_nodes, *(tree.most_forwarded for tree in self.plan.trees))
+        most = max(self.plan.tree.num_nodes, *(tree.num_slots for tree in self.plan.trees))
         return self.loans.store(model, sequences.batch_size, longest + most + 1)
 
     @property
@@ -95,6 +95,11 @@ class Drafter(CandidateGenerator):
     def models(self) -> tuple[PreTrainedModel, ...]:
         """The models that run over trees during a call; their attention is switched while it lasts."""
         return ()
+
+    @property
+    def times_key(self) -> Any:
+        """Names the draft whose step times `tree="auto"` remembers: its model, or the drafter's type."""
+        return self.models[0] if self.models else type(self)
 
     def check(self, target: PreTrainedModel, tree: Tree) -> None:
         """

@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
 from ..kernels import NODES_PER_WORD
+from ..kv_sizes import kv_bytes_per_layer
 from ..prompts import WIDTHS
 from .capturing import RECORDERS, GraphPool
 from .forwards import CapturedForward
@@ -208,9 +209,7 @@ def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
     if model.device.type != "cuda":
         return True
     config = model.config.get_text_config(decoder=True)
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    needed = 2 * config.num_hidden_layers * batch_size * capacity * heads * size * model.dtype.itemsize
+    needed = batch_size * capacity * config.num_hidden_layers * kv_bytes_per_layer(config, model.dtype)
     free, _ = torch.cuda.mem_get_info(model.device)
     kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # by torch, for reuse
     return needed < SHARE_OF_FREE_MEMORY * (free + kept)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from ..kv_sizes import head_dim_of
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import DepthCounts
 from .reading import Reading
@@ -113,7 +114,7 @@ def draft_config(
     if getattr(config, "layer_types", None):
         small.layer_types = [config.layer_types[layer] for layer in _spread(num_layers, whole)]
     if hidden_size is not None and hidden_size != config.hidden_size:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = head_dim_of(config)
         if hidden_size % head_dim or hidden_size < head_dim or hidden_size > config.hidden_size:
             raise ValueError(
                 f"`hidden_size`={hidden_size}: choose a multiple of {head_dim}, the size of the target's attention "

@@ -20,6 +20,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
+from ..kv_sizes import kv_bytes_per_layer
 from .data import Text
 from .grouped_attention import grouped_attention_lent, without_cudnn
 from .scripts import Part
@@ -222,9 +223,8 @@ def default_rows(target: PreTrainedModel, max_length: int) -> int:
     most = _MOST_ROWS.get(device.type, 256)
     if device.type != "cuda":
         return most
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    per_row = 2 * config.num_hidden_layers * heads * size * target.dtype.itemsize * (max_length + _STEPS_BETWEEN_CUTS)
+    per_token = config.num_hidden_layers * kv_bytes_per_layer(config, target.dtype)
+    per_row = per_token * (max_length + _STEPS_BETWEEN_CUTS)
     per_row += 6 * 4 * config.vocab_size  # logits and noise in float32
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(most, int(free * _SHARE_OF_MEMORY / per_row)))

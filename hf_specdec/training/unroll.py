@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from ..eagle import EagleHead
+from ..rope import LENGTH_DEPENDENT
 
 
 NAME = "hf_specdec_unrolled"
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 @dataclass
@@ -186,7 +186,7 @@ def check_trainable(head: EagleHead) -> None:
     """
     config = head.config.text_config
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_type in _LENGTH_DEPENDENT:
+    if rope_type in LENGTH_DEPENDENT:
         raise ValueError(
             f"`text_config.rope_parameters` of the head has rope_type={rope_type!r}, whose frequencies depend on the "
             "length of the text. Train with 'default', 'linear', 'llama3' or 'yarn'."

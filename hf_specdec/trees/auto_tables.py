@@ -6,7 +6,7 @@ import heapq
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 
 from .draft_tree import DraftTree
@@ -47,7 +47,7 @@ class AcceptanceTable:
     def add_whole(self, tree: TokenTree, paths: list[list[int] | None]) -> None:
         """The same of trees all of whose nodes were drafted."""
         self._grow_older()
-        children = _children(tree)
+        children = tree.children
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
 
@@ -85,16 +85,6 @@ class AcceptanceTable:
 def _drafted_children(draft: DraftTree, row: int, node: int) -> list[int]:
     tokens = draft.tokens_list[row]
     return [child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
-
-
-@lru_cache(maxsize=64)
-def _children(tree: TokenTree) -> list[list[int]]:
-    """The children of every node, the root's first, by rank."""
-    numbers = {path: number for number, path in enumerate(((), *tree.paths))}
-    children: list[list[int]] = [[] for _ in numbers]
-    for path in tree.paths:
-        children[numbers[path[:-1]]].append(numbers[path])
-    return children
 
 
 class TimeTable:

@@ -29,8 +29,8 @@ class DynamicTree:
             depth=8`.
 
     Raises:
-        ValueError: if a value is not a positive integer, or `num_nodes` is over 1,024 or more than the candidates
-        there are.
+        ValueError: if a value is not a positive integer, or `num_nodes` is over 1,024 or more than
+            `num_candidates`.
     """
 
     depth: int
@@ -55,9 +55,9 @@ class DynamicTree:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
     @property
-    def most_forwarded(self) -> int:
-        """Nodes that a draft forwards to grow it."""
-        return (self.depth - 1) * self.top_k
+    def num_slots(self) -> int:
+        """Slots behind the root that a step with the tree may write: its nodes, or all expanded candidates."""
+        return max(self.num_nodes, (self.depth - 1) * self.top_k)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able form, which `tree=` accepts again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ class Plan:
     tokens_per_second: float
 
 
-class PlannedChoice(TreeChoice):
+class PlannedChoice(TreeChoice, ABC):
     """
     Goes by a plan, which gives way to one that promises enough more.
 

@@ -34,8 +34,7 @@ class TokenTree:
 
     Raises:
         ValueError: for an empty tree, a path whose parent is missing, duplicate paths, negative or non-integer ranks,
-        and
-            more than 1,024 nodes.
+            and more than 1,024 nodes.
         TypeError: if `paths` is not made of sequences of integers.
 
     Examples:
@@ -90,8 +89,8 @@ class TokenTree:
             value = _literal(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ValueError(
-                f"`tree` cannot be read: {_shorten(text)!r}. Write a list of rank paths such as '[(0,), (1,), (0, "
-                "0)]'."
+                f"`tree` cannot be read: {_shorten(text)!r}. "
+                "Write a list of rank paths such as '[(0,), (1,), (0, 0)]'."
             ) from error
         if not isinstance(value, (list, tuple)):
             raise ValueError(
@@ -117,8 +116,8 @@ class TokenTree:
     @classmethod
     def from_branching(cls, branching: Sequence[int]) -> TokenTree:
         """
-        A regular tree: every node at depth `i` has `branching[i]` children (`from_branching((4, 2, 1))` has 4 + 8 +
-        8).
+        A regular tree: every node at depth `i` has `branching[i]` children (`from_branching((4, 2, 1))` has
+        4 + 8 + 8 nodes).
 
         Raises:
             ValueError: if a factor is not a positive integer, or the tree would have more than 1,024 nodes.
@@ -146,8 +145,8 @@ class TokenTree:
         return len(self.paths)
 
     @property
-    def most_forwarded(self) -> int:
-        """Nodes that a draft forwards to fill it: those with children, or a few more."""
+    def num_slots(self) -> int:
+        """Slots behind the root that a step with the tree may write: its nodes."""
         return self.num_nodes
 
     @cached_property
@@ -259,7 +258,7 @@ def _checked(paths: Iterable[Iterable[int]]) -> tuple[Path, ...]:
 
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NODES:
-        raise ValueError(f"`{name}` must be made of integers from 1 to {MAX_NODES}, but holds {value!r}.")
+        raise ValueError(f"`{name}`: {value!r} is not an integer from 1 to {MAX_NODES}.")
 
 
 _literal_lock = threading.Lock()

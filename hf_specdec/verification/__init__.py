@@ -2,7 +2,7 @@
 
 from .choosing import choose
 from .draft_temperature import DraftTemperature
-from .processors import TargetDistribution, copies_per_row
+from .processors import TargetDistribution, copies_per_row, warpers_of
 from .rejection import walk_by_rejection
 from .target import walk_target
 from .walk import Walk
@@ -16,4 +16,5 @@ __all__ = [
     "copies_per_row",
     "walk_by_rejection",
     "walk_target",
+    "warpers_of",
 ]

@@ -61,6 +61,11 @@ _ASKS_BY_ROW = _types("PrefixConstrainedLogitsProcessor")
 _HOLDS_CONTEXT = _types("UnbatchedClassifierFreeGuidanceLogitsProcessor")
 
 
+def warpers_of(processors: LogitsProcessorList) -> LogitsProcessorList:
+    """The processors that read the scores alone: a draft that draws its tokens applies them, too."""
+    return LogitsProcessorList(processor for processor in processors if type(processor) in READS_SCORES_ONLY)
+
+
 class TargetDistribution:
     """
     p, the target's next-token distribution after every processor of the call, at the nodes where walks stand.

@@ -43,7 +43,7 @@ def test_trees(text: str, tree: object) -> None:
         ("dynamic:3,2", "is no tree"),
         ("bush:3", "is no tree"),
         ("dynamic:3,2,60", "make only 10 candidates"),
-        ("chain:0", "`length` must be made of integers from 1"),
+        ("chain:0", "`length`: 0 is not an integer from 1"),
         ("[(0, 0)]", "not its parent"),
     ],
 )
