@@ -89,10 +89,9 @@ class DraftModelDrafting(Drafting):
         return self.drafter.models
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        self.drafter.request = request
+        self.drafter.ask(request)
         self.lags(requests, FEW)
         self.cache.seat([row.table for row in requests])
-        self.drafter._shift = [0] * len(requests)
         starts = [min(seen, row.length - 1) for seen, row in zip(self.cache.lengths, requests, strict=True)]
         return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
 
@@ -217,7 +216,7 @@ class EagleDrafting(Drafting):
         What was watched of the target, `[rows, nodes, size]`, of those requests for which something is drafted, these,
         and what is kept of them.
         """
-        features = self.drafter._features.take(self.drafter.device, self.drafter.head.dtype)
+        features = self.drafter.take_features()
         if self.features is None:
             most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
             self.features = WaitingFeatures(most, features.shape[2], self.drafter.device, self.drafter.head.dtype)
@@ -236,14 +235,10 @@ class EagleDrafting(Drafting):
         assert self.features is not None
         self.cache.seat([one.table for one in requests])
         rows = StepRows(requests, self.drafter.device, self.cache.lengths)
-        self.drafter.root_states = None
-        self.drafter._waiting = [(self.features.of(requests, max(counts)), counts)]
-        draft = self.drafter.propose(rows)
-        self.drafter.sequences = None  # nobody is to keep requests that are over
-        if not self.drafter._waiting:
+        draft = self.drafter.propose_from(rows, self.features.of(requests, max(counts)), counts)
+        if draft is not None:
             for row in requests:
                 self.features.set_count(row, 0)
-        self.drafter._waiting = []
         return draft
 
     def _num_waiting(self, request: Request) -> int:
@@ -328,7 +323,6 @@ class MedusaDrafting(Drafting):
 
     def __init__(self, drafter: MedusaDrafter):
         self.drafter: Any = drafter
-        drafter.device = execution_device(drafter.heads)
         self._last: weakref.WeakKeyDictionary[Request, torch.Tensor] = weakref.WeakKeyDictionary()
 
     def refresh(self) -> None:
@@ -342,17 +336,17 @@ class MedusaDrafting(Drafting):
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         device, dtype = self.drafter.device, self.drafter.heads.dtype
-        taken = self.drafter._features.take(device, dtype) if features is None else features.to(device, dtype)
+        taken = self.drafter.take_features() if features is None else features.to(device, dtype)
         last = _nodes_of(taken, [nodes[-1:] for nodes in kept])
         for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
             if nodes:
                 self._last[request] = last[row]
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        self.drafter.request = request
-        self.drafter._last = torch.cat([self._last[row] for row in requests])
+        self.drafter.ask(request)
         starts = [row.length - 1 for row in requests]
-        return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
+        last = torch.cat([self._last[row] for row in requests])
+        return self.drafter.propose_from(StepRows(requests, self.drafter.device, starts), last)
 
     def forget(self, request: Request) -> None:
         self._last.pop(request, None)

@@ -54,7 +54,7 @@ class DraftModelDrafter(Drafter):
         self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         max_position = None if self.max_positions is None else self.max_positions - 1
         is_padded = visible is not None
-        self._shift = shift.tolist() if is_padded else [0] * len(shift)
+        self._shift = shift.tolist() if is_padded else None
         self.forward = TreeForward(
             self.model, cache, visible, shift, max_position=max_position, shift_of_all=None if is_padded else 0
         )
@@ -98,7 +98,8 @@ class DraftModelDrafter(Drafter):
         room = sequences.room(row)
         if self.max_positions is None:
             return room
-        return min(room, self.max_positions - 1 - (sequences.lengths[row] - 1 + self._shift[row]))
+        shift = 0 if self._shift is None else self._shift[row]
+        return min(room, self.max_positions - 1 - (sequences.lengths[row] - 1 + shift))
 
     def catch_up(self, sequences: Sequences) -> None:
         """

@@ -122,11 +122,15 @@ class EagleDrafter(Drafter):
         with target.watched(boundaries) as self._features:
             yield
 
+    def take_features(self) -> torch.Tensor:
+        """What forwards of the target have computed since the last time, `[batch, tokens, feature_size]`."""
+        return self._features.take(execution_device(self.head), self.head.dtype)
+
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         self.ask(request)
-        self.sequences = sequences
+        self.sequences: Any = sequences
         device = execution_device(self.head)
-        features = self._features.take(device, self.head.dtype)
+        features = self.take_features()
         # Nothing is known of tokens whose K/V the call was given. Inputs that are no tokens have but one row: the one
         # that pairs their last feature with the first token.
         first = max(sequences.prompt_length - features.shape[1], -1)
@@ -159,7 +163,7 @@ class EagleDrafter(Drafter):
         self.root_logits: Any = None
 
     def commit(self, paths: list[list[int] | None]) -> None:
-        features = self._features.take(self.device, self.head.dtype)
+        features = self.take_features()
         kept = [[] if path is None else [0, *path] for path in paths]
         most = max(map(len, kept))
         if kept[0] != list(range(features.shape[1])) or len(kept) > 1:
@@ -182,6 +186,17 @@ class EagleDrafter(Drafter):
         draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
         draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)
         return draft.to(sequences.device).within(room)
+
+    def propose_from(self, sequences: Sequences, features: torch.Tensor, counts: list[int]) -> DraftTree | None:
+        """
+        `propose` for sequences whose features are kept elsewhere: `features` (`[batch, rows, feature_size]`), of which
+        the first `counts` of every sequence have not been forwarded. Nothing is kept of them here. If it returns None,
+        they have not been forwarded.
+        """
+        self.root_states, self._waiting = None, [(features, counts)]
+        draft = self.propose(sequences)
+        self.sequences, self._waiting = None, []  # requests that are over are not kept alive
+        return draft
 
     def catch_up(self, sequences: Sequences) -> None:
         """

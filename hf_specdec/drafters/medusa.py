@@ -79,19 +79,23 @@ class MedusaDrafter(Drafter):
         models = self._made_of.models()
         if models is not None:
             self.heads = in_dtype_of(*models)
+        self.device = execution_device(self.heads)
 
     @contextmanager
     def watching(self, target: Target) -> Iterator[None]:
         with target.watched([]) as self._features:
             yield
 
+    def take_features(self) -> torch.Tensor:
+        """What forwards of the target have computed since the last time, `[batch, tokens, hidden_size]`."""
+        return self._features.take(self.device, self.heads.dtype)
+
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         super().start(sequences, request)
-        self.device = execution_device(self.heads)
-        self._last = self._features.take(self.device, self.heads.dtype)[:, -1]
+        self._last = self.take_features()[:, -1]
 
     def commit(self, paths: list[list[int] | None]) -> None:
-        features = self._features.take(self.device, self.heads.dtype)
+        features = self.take_features()
         nodes = torch.tensor([path[-1] if path else 0 for path in paths], device=self.device)
         last = features[torch.arange(len(paths), device=self.device), nodes]
         if None in paths:
@@ -109,6 +113,11 @@ class MedusaDrafter(Drafter):
         else:
             draft = self._grow(tree, max(room))
         return draft.to(sequences.device).within(room)
+
+    def propose_from(self, sequences: Sequences, last: torch.Tensor) -> DraftTree | None:
+        """`propose` for sequences whose last features, `[batch, hidden_size]`, are kept elsewhere."""
+        self._last = last
+        return self.propose(sequences)
 
     def _fill(self, tree: TokenTree) -> DraftTree:
         levels = []
