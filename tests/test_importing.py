@@ -72,7 +72,7 @@ def test_no_extra_is_needed() -> None:
 @pytest.mark.parametrize(
     "before", ["import transformers", "from transformers import AutoModelForCausalLM, LlamaForCausalLM"]
 )
-def test_it_takes_less_than_half_a_second(before: str) -> None:
+def test_import_takes_less_than_half_a_second(before: str) -> None:
     """Processor time, the median of a few processes."""
     assert statistics.median(float(run(TIMES.format(before=before))) for _ in range(TRIES)) < 0.5
 
@@ -118,7 +118,7 @@ def test_any_part_first(home: str) -> None:
     run(f"from hf_specdec.{home} import {names}\nfrom hf_specdec import {names}")
 
 
-def test_names() -> None:
+def test_public_names() -> None:
     """All public names are there, and no others."""
     assert set(hf_specdec.__all__) == set(hf_specdec._HOME) <= set(dir(hf_specdec))
     for name in hf_specdec.__all__:

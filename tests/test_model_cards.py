@@ -65,7 +65,7 @@ def acceptance(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 
 
 @both
-def test_they_are_small(folder: Path) -> None:
+def test_shipped_weights_are_small(folder: Path) -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) <= MEGABYTES[folder] * 1e6
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from hf_specdec.modules import buffers_of, modules_of, parameters_of
 
 
-def test_all_that_torch_finds() -> None:
+def test_modules_parameters_and_buffers_are_those_of_torch() -> None:
     """Each module once, though it be in two places; of tied weights every place."""
     model = tiny_model()
     model.another_name = model.model.layers[0]

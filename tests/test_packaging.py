@@ -106,7 +106,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in information)
 
 
-def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
+def test_metadata_of_the_wheel(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(archive.read(name).decode())
@@ -125,7 +125,7 @@ def test_every_extra_says_what_it_is_for() -> None:
         assert re.search(rf"^# .+\n{extra} = \[$", text, flags=re.MULTILINE), extra
 
 
-def test_it_is_what_the_checkout_is(clean: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_the_modules_and_commands_of_the_checkout(clean: Path, tmp_path: Path) -> None:
     """Every module, from where it was installed; the same commands; no file of the checkout."""
     modules = [
         module.name
@@ -145,7 +145,7 @@ def test_it_is_what_the_checkout_is(clean: Path, tmp_path: Path) -> None:
         assert re.search(rf"Usage: .*\b{command} \[OPTIONS\]", text), text
 
 
-def test_its_command_generates(clean: Path, tmp_path: Path) -> None:
+def test_the_command_of_the_wheel_generates(clean: Path, tmp_path: Path) -> None:
     """With and without drafts, to the same text."""
     command = clean / "bin" / "hf-specdec"
     overview = run(command, "--help", folder=tmp_path)

@@ -409,7 +409,7 @@ def test_processors_criteria_and_streamers_take_turns(
 
 
 @pytest.mark.parametrize("verification", ["target", "rejection"])
-def test_they_take_turns_when_sampling(
+def test_processors_and_criteria_take_turns_when_sampling(
     target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs], verification: str
 ) -> None:
     """A processor is asked about a token only after criteria and streamer have seen the one before."""

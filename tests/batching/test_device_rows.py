@@ -15,7 +15,7 @@ from hf_specdec.batching.request import Request
 
 
 @pytest.mark.parametrize("lag", [1, 4])
-def test_they_are_told_what_new_ones_would_be(lag: int) -> None:
+def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
     """While requests come, go, change places, and lose blocks to others that they get back later."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
     draws, pool, size = random.Random(0), BlockPool(40, 4), Size(rows=6, blocks=10, depth=2, lag=lag)

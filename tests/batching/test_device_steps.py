@@ -62,7 +62,7 @@ def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None
     assert_nothing_left(manager)
 
 
-def test_those_that_cannot_be(runs: list[InFlightStep]) -> None:
+def test_custom_processors_and_drafters_run_on_the_host(runs: list[InFlightStep]) -> None:
     """A request with a processor of its own, a drafter of a user's: the host's part of steps."""
 
     class Mine(DraftModelDrafter):
@@ -137,7 +137,7 @@ def test_nan_ends_its_request_alone(do_sample: bool, runs: list[InFlightStep]) -
     assert len(runs) > 10
 
 
-def test_one_that_fails_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capture_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: InFlightStep, *args: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
@@ -155,7 +155,7 @@ def test_one_that_fails_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
 
 
-def test_the_second_part_of_a_step_fails_to_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first has done does not count, and a head still has the features that it needs."""
     capture, captured = InFlightStep.capture, []
 
@@ -208,7 +208,7 @@ def test_a_larger_graph_serves_until_a_size_has_come_often(
     assert sizes[0] > 1 and sizes[-1] == 1 and sorted(sizes, reverse=True) == sizes
 
 
-def test_weights_that_move_between_two_sessions() -> None:
+def test_moved_weights_are_captured_anew() -> None:
     """Nothing is captured into memory whose graphs are gone."""
     target, (prompt,) = tiny_model(dtype=torch.float32), ragged_prompts((9,))
     manager = target.init_continuous_batching(
@@ -229,7 +229,7 @@ def test_weights_that_move_between_two_sessions() -> None:
         assert pool._handle is None
 
 
-def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MOST_STEPS", 2)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))
     with target.init_continuous_batching(

@@ -35,7 +35,7 @@ def test_groups_of_a_step_teach_as_one(num_groups: int) -> None:
     assert alone.value == 0.25
 
 
-def test_who_shares() -> None:
+def test_requests_that_share_a_draft_temperature() -> None:
     temperatures = DraftTemperatures()
     first = temperatures.of((1,), None)
     assert first is temperatures.of((1,), None)

@@ -58,7 +58,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["draft", "head", "ngram"])
-def test_the_next_call_has_it(kind: str, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_call_has_the_kept_manager(kind: str, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that it has captured. Its options are those of the new call."""
     stand_in = install_stand_in(monkeypatch, with_kernel=True)
     model = tiny_model()
@@ -79,7 +79,7 @@ def test_the_next_call_has_it(kind: str, made: list[Any], monkeypatch: pytest.Mo
     assert made[0]() is None
 
 
-def test_another_call_makes_another(made: list[Any]) -> None:
+def test_a_call_with_other_options_makes_another_manager(made: list[Any]) -> None:
     model = tiny_model()
     draft, ngram = noisy_copy(model), NgramDraft()
     calls: list[tuple[Any, dict[str, Any]]] = [
@@ -95,7 +95,7 @@ def test_another_call_makes_another(made: list[Any]) -> None:
         assert [one() is not None for one in made] == [False] * number + [True]
 
 
-def test_its_memory_is_free_before_the_next_measures_it(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_kept_manager_is_free_before_the_next_measures_it(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
     blocks = Limits.blocks
 
@@ -126,7 +126,7 @@ def test_transformers_own_manager_finds_its_memory_free(made: list[Any]) -> None
 
 
 @pytest.mark.parametrize("change", ["dtype", "vocabulary"])
-def test_the_model_has_changed(change: str, made: list[Any]) -> None:
+def test_no_manager_is_kept_for_a_changed_model(change: str, made: list[Any]) -> None:
     model, draft = tiny_model().float(), NgramDraft()
     generate(model, draft, persistent_manager=True)
     prompt = PROMPTS[0]
@@ -151,7 +151,7 @@ def test_a_refused_call_changes_nothing(made: list[Any]) -> None:
     assert generate(model, draft) == alone(model) and len(made) == 1
 
 
-def test_it_can_be_destroyed_and_belongs_to_the_model(made: list[Any]) -> None:
+def test_a_kept_manager_can_be_destroyed_and_belongs_to_the_model(made: list[Any]) -> None:
     model, draft = tiny_model(), NgramDraft()
     model.destroy_cached_continuous_batching_manager()
     generate(model, draft, persistent_manager=True)
@@ -164,7 +164,7 @@ def test_it_can_be_destroyed_and_belongs_to_the_model(made: list[Any]) -> None:
     assert made[1]() is None
 
 
-def test_copies_of_the_model_have_none() -> None:
+def test_copies_of_the_model_have_no_kept_manager() -> None:
     model, draft = tiny_model(), NgramDraft()
     generate(model, draft, persistent_manager=True)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -172,7 +172,7 @@ def test_copies_of_the_model_have_none() -> None:
     assert kept_by(model) is not None
 
 
-def test_one_of_a_context_manager_is_as_good_as_new(made: list[Any]) -> None:
+def test_a_manager_kept_by_a_context_is_as_good_as_new(made: list[Any]) -> None:
     """Results that nobody has asked for, and a listener, are no more."""
     model, draft = tiny_model(), NgramDraft()
     told: list[Any] = []
@@ -217,7 +217,7 @@ def test_calls_with_another_default_device(kind: str, graphs: bool, monkeypatch:
         assert generate(model, draft) == expected
 
 
-def test_one_that_was_interrupted_is_not_kept(made: list[Any]) -> None:
+def test_an_interrupted_manager_is_not_kept(made: list[Any]) -> None:
     model, draft, calls = tiny_model(), NgramDraft(), []
 
     def interrupts(*_: Any) -> None:
@@ -232,7 +232,7 @@ def test_one_that_was_interrupted_is_not_kept(made: list[Any]) -> None:
     assert generate(model, draft) == alone(model) and len(made) == 2
 
 
-def test_a_failed_one_is_not_kept(made: list[Any]) -> None:
+def test_a_failed_manager_is_not_kept(made: list[Any]) -> None:
     model, draft = tiny_model(), NgramDraft()
 
     def fails(*_: Any) -> None:

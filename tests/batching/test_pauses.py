@@ -143,7 +143,7 @@ def test_drafts_are_those_of_the_new_weights(kind: str) -> None:
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_one_that_is_given_up_before_it_begins(stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_given_up_before_it_begins(stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Ctrl-C: the thread goes on, and comes to its end with nothing left undone."""
     model = tiny_model()
     manager = make(model, NgramDraft())
@@ -169,7 +169,7 @@ def test_one_that_is_given_up_before_it_begins(stops: bool, monkeypatch: pytest.
     assert_nothing_left(manager)
 
 
-def test_what_cannot_be() -> None:
+def test_pauses_that_are_refused() -> None:
     manager = make(tiny_model(), NgramDraft())
     with pytest.raises(RuntimeError, match="not running"), manager.pause():
         raise AssertionError("it has begun")

@@ -187,7 +187,7 @@ def test_nan_in_a_prompt_ends_its_request_alone(read: Read) -> None:
     assert_nothing_left(manager)
 
 
-def test_one_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_step_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: PromptStep, *args: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 

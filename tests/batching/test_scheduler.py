@@ -11,7 +11,7 @@ from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits
 
 
-def test_who_waits_holds_no_blocks() -> None:
+def test_waiting_requests_hold_no_blocks() -> None:
     """One step preempts a request that it has still to make room for; given blocks then, it would stop everybody."""
     model = tiny_model()
     manager = model.init_continuous_batching(

@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_it_is_what_others_leave_there(name: str) -> None:
+def test_only_cache_leaves_the_keys_and_values_of_full_forwards(name: str) -> None:
     """In two forwards, the second behind the first."""
     target = tiny_model("llama")
     head = tiny_head(target, **CASES[name])

@@ -33,7 +33,7 @@ def test_importing_needs_no_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_all_of_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_packages_of_the_kernel_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """As setuptools finds packages, for the wheel and for editable installs."""
     monkeypatch.chdir(FOLDER.parents[1])
     project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())

@@ -153,7 +153,7 @@ def test_forced_bos_token_id(target: PreTrainedModel, draft: PreTrainedModel, ba
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_all_at_once(
+def test_all_kinds_of_processors_together(
     target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, inputs_of: dict[int, Inputs]
 ) -> None:
     """Processors of every kind in one list, in the order in which `generate` puts them."""
