@@ -1,4 +1,4 @@
-"""What a drafter is asked to fill: a static tree, or the limits within which one is grown each step."""
+"""Token trees: static, dynamic, scheduled and automatically chosen ones, and the draft tree of a step."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 Tree = TokenTree | DynamicTree | AutoTree | TreeSchedule
-"""What `tree=` becomes."""
+"""The types into which `as_tree` reads a value of `tree=`."""
 
 
 def as_tree(tree: Any) -> Tree:
     """
     Reads any value that `tree=` accepts: a string, a list of paths, a `TokenTree`, a `DynamicTree`, "auto", a schedule
-    (a list of pairs of a length and a tree), or what one of these becomes in a saved generation config.
+    (a list of pairs of a length and a tree), or the saved form of one of these in a generation config.
 
     Raises:
         ValueError: if the value is not a valid tree.
-        TypeError: if it is none of these kinds.
+        TypeError: if the value is of none of these kinds.
     """
     if isinstance(tree, Tree):
         return tree
@@ -59,7 +59,7 @@ def as_tree(tree: Any) -> Tree:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether this is an entry of a schedule and no rank path: its second part is a tree, or None."""
+    """Whether `entry` is an entry of a schedule and no rank path: its second part is a tree, or None."""
     return isinstance(entry, (list, tuple)) and len(entry) == 2 and not isinstance(entry[1], int)
 
 
@@ -80,11 +80,12 @@ def _as_schedule(entries: Any) -> TreeSchedule:
 
 def choice_of(tree: Tree | None, target: Any, draft: Any, kind: Hashable) -> TreeChoice:
     """
-    Which tree each step of a call takes.
+    The `TreeChoice` that says which tree each step of a call takes.
 
     Args:
-        target, draft: whose step times are remembered under "auto": models, or the kind of a drafter without one.
-        kind (`Hashable`): steps of one kind take as long: the number of the call's rows, say.
+        target, draft: models whose step times are remembered under "auto"; the drafter's type for a drafter without a
+            model.
+        kind (`Hashable`): key of steps that take equally long, e.g. the number of the call's rows.
     """
     if isinstance(tree, AutoTree):
         return AutoChoice(times_of(target, draft, kind), tree)

@@ -1,11 +1,12 @@
 """
-`tree="auto"`: the tree that promises the most tokens per second, from what the call itself has measured.
+`tree="auto"`: chooses the tree with the most expected tokens per second, from measured acceptance and step times.
 
-Two tables are kept. How often the target's token is the child of rank r at depth d, once its parent was accepted: the
-product along a path is the path's chance, and 1 + the sum over a tree's nodes its expected tokens per step (Sequoia,
-arXiv 2402.12374). And how long steps take, by the depth of the tree (drafting) and its number of nodes (the rest). For
-every depth and number of nodes the best tree has the likeliest paths; of all these, and no tree, the one with the most
-tokens per second is taken.
+Two tables are kept. The acceptance table holds how often the target's token is the child of rank r at depth d, given
+that its parent was accepted: the product along a path is the path's probability, and 1 + the sum over a tree's nodes
+is the expected number of tokens per step (Sequoia, arXiv 2402.12374). The time table holds how long steps take, by the
+depth of the tree (drafting) and by its number of nodes (the rest of the step). For every depth and number of nodes the
+best tree has the likeliest paths; among all these trees, and no tree, the one with the most tokens per second is
+taken.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from .token_tree import TokenTree
 @dataclass(frozen=True, kw_only=True)
 class AutoTree:
     """
-    What `tree="auto"` chooses among.
+    Limits of the trees among which `tree="auto"` chooses.
 
     Args:
         max_nodes (`int`): most draft tokens of a tree.
-        max_depth (`int`): most levels.
+        max_depth (`int`): most levels of draft tokens.
         max_children (`int`): most children of a node.
     """
 
@@ -47,12 +48,12 @@ class AutoTree:
         return self.max_depth
 
     def within(self, max_depth: int | None, max_children: int) -> AutoTree:
-        """The same, within what a drafter can do."""
+        """The limits lowered to a drafter's depth (None: any) and number of children per node."""
         depth = self.max_depth if max_depth is None else min(self.max_depth, max_depth)
         return replace(self, max_depth=depth, max_children=min(self.max_children, max_children))
 
     def to_dict(self) -> str:
-        """What `tree=` accepts again."""
+        """The string "auto", which `tree=` accepts again."""
         return "auto"
 
 
@@ -61,19 +62,19 @@ class AutoTree:
 
 def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, reach: int) -> Plan:
     """
-    The tree with the most expected tokens per second.
+    The tree, or no tree, with the most expected tokens per second.
 
     Args:
-        chances (`list[list[float]]`): acceptance by depth and rank.
-        times (`StepTimes`): what steps cost.
-        limits (`AutoTree`): how large it may be.
-        reach (`int`): most nodes to trust `times` with.
+        chances (`list[list[float]]`): acceptance probabilities `[depth][rank]`, given an accepted parent.
+        times (`StepTimes`): seconds that steps take.
+        limits (`AutoTree`): largest size of the tree.
+        reach (`int`): largest number of nodes for which `times` is trusted.
     """
     num_nodes = min(limits.max_nodes, reach)
     drafting, checking = times.propose.up_to(limits.max_depth), times.rest.up_to(num_nodes)
     best_rate = 1.0 / (drafting[0] + checking[0])
     paths: list[tuple[int, ...]] | None = None
-    # Shallower trees have the same paths but the deep ones: of twice as many enough are left.
+    # Shallower trees use the same list without its deeper paths: it is twice as long, so that enough are left.
     likeliest = likeliest_paths(chances, 2 * num_nodes, limits.max_depth)
     for depth in range(1, limits.max_depth + 1):
         expected, shallow = 1.0, [item for item in likeliest if len(item[1]) <= depth][:num_nodes]
@@ -91,8 +92,8 @@ class StepTimes:
     Seconds that steps take on this machine, as measured by all calls of one target with one draft and batch size.
 
     Args:
-        propose (`TimeTable`): drafting, by the tree's depth.
-        rest (`TimeTable`): the rest of the step, by draft nodes.
+        propose (`TimeTable`): seconds of drafting, by the tree's depth.
+        rest (`TimeTable`): seconds of the rest of the step, by the number of draft nodes.
     """
 
     propose: TimeTable = field(default_factory=TimeTable)
@@ -100,26 +101,30 @@ class StepTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether steps with and without a tree were measured: else the one would be judged by the other."""
+        """
+        Whether steps both with and without a tree were measured; with one kind alone, the other's time would be
+        extrapolated from it.
+        """
         return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
 
     def has(self, tree: TokenTree | None) -> bool:
-        """Whether any step with so many nodes was timed."""
+        """Whether any step with as many draft nodes as `tree` (None: without a tree) was timed."""
         return self.rest.has(0 if tree is None else tree.num_nodes)
 
     def of(self, tree: TokenTree | None) -> float:
-        """What a step with this tree takes."""
+        """Expected seconds of a step with `tree` (None: without a tree)."""
         depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
         return self.propose.up_to(depth)[-1] + self.rest.up_to(nodes)[-1]
 
 
 class AutoChoice(PlannedChoice):
     """
-    Chooses the tree of every step of one call. Acceptance is learnt anew by every call, since it is the text's.
+    Chooses the tree of every step of one call. Acceptance is learnt anew in every `generate` call, because it depends
+    on the text.
 
     Args:
-        times (`StepTimes`): what is known of the machine; goes on learning.
-        limits (`AutoTree`): how large a tree may be.
+        times (`StepTimes`): measured step times of this machine, updated by every step.
+        limits (`AutoTree`): largest size of a tree.
     """
 
     def __init__(self, times: StepTimes, limits: AutoTree):
@@ -133,25 +138,28 @@ class AutoChoice(PlannedChoice):
             return self.tree
         self._go_by_plan()
         self.tree = self._planned
-        # Where a probe costs much there are fewer: speculation that does not pay costs next to nothing.
+        # Probes take about 1 % of the time at most: where speculation does not pay, it costs next to nothing.
         if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
             self.tree = self._probe()
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
-        # What was drafted, which at the end of a text, or where a drafter knows no more, is less than was asked for.
+        # The drafted tree counts: at the end of a text, or for want of proposals, it is smaller than the chosen one.
         self.times.propose.add(draft.topology.depth, propose)
         self.times.rest.add(draft.num_nodes, rest)
         if self.tree is not None:
             self.acceptance.add(draft, paths)
 
     def plan(self) -> Plan:
-        """The best plan now; trees of more than twice the nodes that were ever timed are left for later."""
+        """
+        The best plan now, among trees of at most twice as many nodes as the largest that was timed (or 4, if that is
+        more).
+        """
         reach = max(2 * self.times.rest.largest, 4)
         return best_plan(self.acceptance.chances(), self.times, self.limits, reach)
 
     def _cost_of_probe(self) -> float:
-        """The time that a probe wastes if nothing is accepted, in steps without a tree."""
+        """Time that a probe wastes if nothing is accepted, in units of a step without a tree."""
         without = self.times.of(None)
         return self.times.of(self._small) / without - 1.0 if without > 0 else 0.0
 
@@ -163,8 +171,9 @@ _times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hasha
 
 def times_of(target: Any, draft: Any, kind: Hashable, new: Callable[[], Any] = StepTimes) -> Any:
     """
-    The step times that calls of one target and draft (a model, or a kind of drafter without one) share, for one kind
-    of steps: a batch size, say. They go when either does. `new` makes those of a kind that nobody has had.
+    The step times shared by all calls of one target and draft (a model, or the type of a drafter without one), for one
+    kind of step: a batch size, for example. They are freed with the target or the draft; `new` makes the times of a
+    kind that has none yet.
     """
     of_target = _times.setdefault(target, weakref.WeakKeyDictionary())
     return of_target.setdefault(draft, {}).setdefault(kind, new())

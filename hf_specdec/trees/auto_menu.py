@@ -1,9 +1,10 @@
 """
-`tree="auto"` where steps are captured: a choice among a few trees, each timed as a whole.
+`tree="auto"` for captured steps: a choice among a few trees, each timed as a whole step.
 
-A tree costs a capture, so that there are few, the same for every text. How long a step with each takes depends on the
-load, which changes while only one of the trees is in use. So what is known of the others grows old: now and then a few
-steps are spent on a tree, or on none, that did so well once that it would be better than what is in use.
+Every tree costs a capture, so that there are only a few, the same for every text. How long a step with each takes
+depends on the load, which changes while only one of the trees is in use, so that the times of the other trees grow
+old. Now and then a few steps are therefore spent on a tree, or on none, whose best time so far would make it better
+than the tree in use.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from .whole_times import WholeTimes
 
 class TreeMenu:
     """
-    The trees: the likeliest paths of drafts that are sure of themselves (deep trees), middling, and unsure (broad
-    ones).
+    The trees to choose among: the likeliest paths for drafts with peaked (deep trees), average and flat distributions
+    (broad trees).
 
     Args:
-        limits (`AutoTree`): how large a tree may be.
-        times (`WholeTimes`): of steps with them. Once some have been timed, when graphs were captured, the others are
-            not worth a capture.
+        limits (`AutoTree`): largest size of a tree.
+        times (`WholeTimes`, *optional*): times of steps with these trees. Once `FEWEST` trees have been timed, which
+            happens when graphs are captured, the other trees are not worth a capture and are left out.
     """
 
     FEWEST = 3
-    """Trees that have been timed, of which it can choose."""
+    """Number of timed trees from which on the menu leaves out the others."""
     DRAFTS = (
         ((0.85, 0.06, 0.03, 0.02, 0.01), (1, 2, 4, 8, 16, 32)),
         (AcceptanceTable.FIRST_GUESS, (8, 16, 32, 64)),
         ((0.35, 0.15, 0.1, 0.07, 0.05), (2, 4)),
     )
-    """The chances of the ranks, and the numbers of nodes of trees for them."""
+    """Pairs of acceptance probabilities by rank, and the numbers of nodes of the trees built for them."""
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
         found: dict[TokenTree, None] = {}
@@ -53,29 +54,32 @@ class TreeMenu:
 
 class MenuChoice(PlannedChoice):
     """
-    Chooses the tree of every step.
+    Chooses the tree of every step among the trees of a `TreeMenu`.
 
     Args:
-        times (`WholeTimes`): what is known of the machine; goes on learning.
-        limits (`AutoTree`): how large a tree may be.
-        acceptance (`AcceptanceTable`): what is known of the texts; goes on learning.
+        times (`WholeTimes`): measured times of whole steps on this machine, updated by every step.
+        limits (`AutoTree`): largest size of a tree.
+        acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
     """
 
     WORTH = 1.05
     """
-    How much more any tree must promise than none. A load slows steps with trees by more than plain ones, of which
-    nothing is measured meanwhile: a tree that promises little may well lose.
+    Factor by which a tree must promise more tokens per second than no tree. Load slows steps with trees by more than
+    plain ones, which are not timed meanwhile, so that a tree with a small advantage may well lose.
     """
     ROUNDS = 3
-    """So often all kinds of steps are tried where nobody times them: what is captured, or beside others' trees."""
+    """Most rounds of trial steps; a round is repeated if untimed (captures, or steps with other requests' trees)."""
     BUDGET = 0.01
-    """Of the time, as much may be lost by steps that are there to find something out …"""
+    """Largest share of step time that exploration may cost."""
     MEMORY = 1024
-    """… among the last so many steps."""
+    """Number of last steps over which the cost of exploration is averaged (exponentially)."""
     LOOK = 64
-    """Steps after which a few may be spent on a tree whose time is old; for the same tree twice as many next time."""
+    """
+    Steps between explorations of trees with old times; the wait until the same tree is explored again doubles each
+    time.
+    """
     SLOWED = 1.15
-    """As soon as all steps have become so much slower, a few go without a tree."""
+    """Slowdown of all steps, since a plain one was timed last, above which a few steps go without a tree."""
     MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
@@ -88,16 +92,16 @@ class MenuChoice(PlannedChoice):
         self._looks: dict[TokenTree | None, int] = {}
         self._next_look: dict[TokenTree | None, int] = {}
         self._explores = False
-        """Whether the present step is there to find something out."""
+        """Whether the present step is an exploration: its tree is not the planned one."""
         self._spent = self._lost = 0.0
         """
-        Seconds of all steps, and by how much those that were there to find something out took longer than planned ones
-        for as many tokens; the older, the less they count.
+        Seconds of all steps, and seconds that explorations took beyond planned steps for as many tokens. Both decay
+        exponentially.
         """
         self._reading = 0.0
-        """Seconds by which the last step was longer in which a head only read."""
+        """Extra seconds of the last step in which a head only caught up on waiting features."""
         self.most_nodes: int | None = None
-        """Most draft tokens of a row of the step to come."""
+        """Most draft tokens per row of the next step; None for no limit."""
 
     def begin_step(self, length: int) -> TokenTree | None:
         self.tree = self._chosen()
@@ -105,10 +109,10 @@ class MenuChoice(PlannedChoice):
         return self.tree
 
     def _chosen(self) -> TokenTree | None:
-        """The tree of this step: what is planned, or what something is to be found out about."""
+        """The tree of this step: the planned one, or one to explore."""
         if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
             self._rounds += 1
-            self._to_try = list(self._trials)  # nobody has timed them
+            self._to_try = list(self._trials)  # not all of the earlier ones were timed
         if self._to_try:
             return self._to_try.pop(0)
         if self._planned not in (None, *self._allowed):
@@ -143,9 +147,15 @@ class MenuChoice(PlannedChoice):
         self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None, only_read: bool = False
     ) -> None:
         """
-        The same for a step that the device has done as a whole. All nodes of the tree count as drafted. None for
-        `seconds` that tell nothing of it. `only_read`: a head has read in it for trees to come, so that it took longer
-        than others like it. A step that is there to find something out pays for that.
+        Takes the result of a step that ran whole on the device; all nodes of its tree count as drafted.
+
+        Args:
+            tree (`TokenTree`, *optional*): tree of the step; None if it had none.
+            paths (`list`): for every row the accepted nodes, or None if it rested.
+            seconds (`float`, *optional*): duration of the step; None if the measurement is not valid.
+            only_read (`bool`, *optional*, defaults to `False`): whether a head caught up on waiting features in the
+                step, without drafting, so that it took longer than other steps with the tree. In an exploration the
+                extra time counts as lost.
         """
         if tree is not None:
             self.acceptance.add_whole(tree, paths)
@@ -158,13 +168,13 @@ class MenuChoice(PlannedChoice):
         self._account(tree, paths, seconds)
 
     def put_off(self) -> None:
-        """The step that ended could not carry its tree, but the next one can: it is to be the same."""
+        """Plans the tree of the last step again: the last step could not carry it, but the next one can."""
         if self.tree is not None:
             assert not isinstance(self.tree, DynamicTree)
             self._to_try.insert(0, self.tree)
 
     def plan(self) -> Plan:
-        """The best plan now; trees of far more nodes than were ever timed are left for later."""
+        """The best plan now, among trees that were timed or have at most `times.reach` nodes."""
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]
         plans = (Plan(tree, rate) for tree, rate in self.rates((None, *trees)).items())
         return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
@@ -180,7 +190,10 @@ class MenuChoice(PlannedChoice):
         return [tree for tree in self.menu.trees if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
     def _worth_a_look(self) -> TokenTree | None:
-        """What might do better than the planned tree, if anything that was not timed for long; else that."""
+        """
+        A tree (or None) with an old time that would beat the planned tree at its best time; the planned tree if there
+        is none.
+        """
         now = self.worth(self._planned)
         old = [
             tree
@@ -199,7 +212,7 @@ class MenuChoice(PlannedChoice):
         return tree
 
     def _account(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
-        """Notes what a step has taken (None: nobody knows), and what of it was lost."""
+        """Adds a step's seconds (None: the expected ones), and the seconds that an exploration lost, to the totals."""
         if not self.times.has(self._planned) or not self.times.has(tree):
             return
         seconds = self.times.of(tree) if seconds is None else seconds

@@ -1,4 +1,4 @@
-"""What `tree="auto"` measures: how often draft tokens are accepted, and how long steps take."""
+"""Measurements of `tree="auto"`: how often draft tokens are accepted, and how long steps take."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .token_tree import TokenTree
 
 class AcceptanceTable:
     """
-    How often the child of rank r at depth d is the one that is accepted, as running averages.
+    Acceptance probability of the child of rank r at depth d, given an accepted parent, as running averages.
 
     Args:
-        max_depth (`int`), max_children (`int`): depths and ranks that are counted.
+        max_depth (`int`), max_children (`int`): number of depths and of ranks that are counted.
     """
 
     FIRST_GUESS = (0.6, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)
-    """What is believed of a rank before anything was seen: the order of what EAGLE's and SpecInfer's papers report."""
+    """Prior acceptance probability by rank, of the order that the papers of EAGLE and SpecInfer report."""
     WEIGHT = 4.0
-    """How many drafts that guess counts for; and how many those at other depths count for."""
+    """Weight, in drafts, of the prior, and of a rank's average over all depths in the estimate for one depth."""
     DECAY = 0.97
-    """How much older steps count."""
+    """Factor by which earlier counts shrink at every step."""
 
     def __init__(self, max_depth: int, max_children: int):
         depths, ranks = range(max_depth), range(max_children)
@@ -36,8 +36,8 @@ class AcceptanceTable:
 
     def add(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
         """
-        Counts one step: at every node that was reached, which of the children that it had was accepted. (Where a
-        drafter had nothing to propose, nothing was lost either.)
+        Counts one step: at every node reached, which of its drafted children was accepted. Places where the drafter
+        proposed nothing count neither as accepted nor as rejected.
         """
         self._grow_older()
         for number, path in enumerate(paths):
@@ -45,7 +45,10 @@ class AcceptanceTable:
                 self._add_path(path, partial(_drafted_children, draft, number))
 
     def add_whole(self, tree: TokenTree, paths: list[list[int] | None]) -> None:
-        """The same of trees all of whose nodes were drafted."""
+        """
+        Counts one step in which every row drafted all nodes of `tree`; `paths` holds the accepted nodes per row (None:
+        rested).
+        """
         self._grow_older()
         children = tree.children
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
@@ -64,7 +67,10 @@ class AcceptanceTable:
                 hits[rank] += times * (child == accepted)
 
     def chances(self) -> list[list[float]]:
-        """`[depth][rank]`, not rising with the rank. What was seldom seen leans on other depths of that rank."""
+        """
+        Acceptance probabilities `[depth][rank]`, not rising with the rank; rarely seen entries lean on other depths of
+        the rank.
+        """
         table, weight = [], self.WEIGHT
         over_depths = [
             (sum(hits) + weight * guess) / (sum(trials) + weight)
@@ -76,7 +82,7 @@ class AcceptanceTable:
             chances, least, left = [], 1.0, 1.0
             for hit, trial, elsewhere in zip(hits, trials, over_depths, strict=True):
                 least = min(least, (hit + weight * elsewhere) / (trial + weight), left)
-                left -= least  # together they are accepted at most once
+                left -= least  # at most one child of a node is accepted
                 chances.append(least)
             table.append(chances)
         return table
@@ -88,10 +94,10 @@ def _drafted_children(draft: DraftTree, row: int, node: int) -> list[int]:
 
 
 class TimeTable:
-    """Seconds by a whole number, of which some were measured."""
+    """Seconds by a whole number (a depth, or a number of nodes), measured for some and interpolated for others."""
 
     RECENT = 7
-    """Measurements of which the median counts."""
+    """Number of latest measurements of which the median counts."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
@@ -101,7 +107,7 @@ class TimeTable:
         self._recent.setdefault(number, deque(maxlen=self.RECENT)).append(seconds)
 
     def has(self, number: int) -> bool:
-        """Whether it was measured."""
+        """Whether `number` was measured."""
         return number in self._recent
 
     @property
@@ -111,8 +117,9 @@ class TimeTable:
 
     def up_to(self, number: int) -> list[float]:
         """
-        What is expected for 0 … `number`: on the line between the measured neighbours; beyond the last measured, as
-        much more as it rose so far. Nothing, if nothing was measured.
+        Expected seconds for 0 … `number`: interpolated linearly between measured numbers, constant before the first,
+        and extrapolated beyond the last with the mean slope of all measurements (at least 0). Zeros if nothing was
+        measured.
         """
         if not self._recent:
             return [0.0] * (number + 1)
@@ -143,7 +150,9 @@ def likeliest_paths(chances: list[list[float]], num_nodes: int, depth: int) -> l
 
 
 def expected_length(paths: Iterable[tuple[int, ...]], chances: list[list[float]]) -> float:
-    """Tokens per step of a tree (each path behind its parent): 1 + the sum of the chances of its paths."""
+    """
+    Expected tokens per step with a tree: 1 + the sum of its paths' probabilities; parents precede children in `paths`.
+    """
     reached: dict[tuple[int, ...], float] = {(): 1.0}
     expected = 1.0
     for path in paths:

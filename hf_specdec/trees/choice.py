@@ -1,4 +1,4 @@
-"""Which tree a step takes: the same at every step, one by the length of the text, or one that is chosen on the way."""
+"""Choice of the tree of each step: always the same, by the length of the text, or chosen from measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .token_tree import TokenTree
 
 class TreeChoice:
     """
-    What one call asks before every step.
+    Says which tree each step of a call takes: here the same at every step.
 
     Args:
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree of every step; None: no tree.
@@ -21,7 +21,7 @@ class TreeChoice:
 
     def __init__(self, tree: TokenTree | DynamicTree | None):
         self.tree = tree
-        """The tree of the present step; None if it carries no draft tokens."""
+        """The tree of the present step; None if the step carries no draft tokens."""
 
     def begin_step(self, length: int) -> TokenTree | DynamicTree | None:
         """The tree of the step that begins. `length`: tokens of the longest unfinished row, the root included."""
@@ -29,12 +29,12 @@ class TreeChoice:
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """
-        Told what came of a step.
+        Takes the result of a step, from which subclasses learn.
 
         Args:
-            draft (`DraftTree`): what was proposed.
-            paths (`list`): for every row the accepted nodes, or None if it rested.
-            propose (`float`), rest (`float`): seconds that drafting took, and the rest of the step.
+            draft (`DraftTree`): the proposed draft tokens.
+            paths (`list`): for every row the accepted nodes, or None if the row rested.
+            propose (`float`), rest (`float`): seconds of drafting, and of the rest of the step.
         """
 
 
@@ -65,7 +65,7 @@ class TreeSchedule:
 
     @property
     def trees(self) -> list[Any]:
-        """The trees that it names."""
+        """Trees of the schedule, without the entries that have none."""
         return [tree for _, tree in self.entries if tree is not None]
 
     def map(self, change: Callable[[Any], Any]) -> TreeSchedule:
@@ -88,7 +88,7 @@ class TreeSchedule:
 
 
 class ScheduledChoice(TreeChoice):
-    """The choice of a `TreeSchedule`; `choices` are those of its entries, in their order."""
+    """Chooses by a `TreeSchedule`; `choices` holds the choice of each of its entries, in order."""
 
     def __init__(self, schedule: TreeSchedule, choices: Sequence[TreeChoice]):
         super().__init__(None)

@@ -16,12 +16,12 @@ class Topology:
     The shape of a step's tree, for all rows (`rows` = 1) or row by row (`rows` = batch). Node 0 is the root.
 
     Args:
-        parents (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the parent of every node; the root is its own.
+        parents (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the parent of every node; 0 for the root itself.
         depths (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): the depth of every node, 0 for the root.
-        ancestors (`torch.Tensor` of shape `[rows, nodes + 1, nodes + 1]`, bool): `[:, i, j]` is True where j is i or
-            above.
+        ancestors (`torch.Tensor` of shape `[rows, nodes + 1, nodes + 1]`, bool): `[:, i, j]` is True where node j is
+            node i or an ancestor of it.
         depth (`int`): the largest depth.
-        is_static (`bool`): whether it is that of a `TokenTree`, and so no secret of this step.
+        is_static (`bool`): whether the shape is that of a `TokenTree`, which all ranks know before the step.
     """
 
     parents: torch.Tensor
@@ -58,7 +58,7 @@ class Topology:
 
     @property
     def num_nodes(self) -> int:
-        """Draft nodes; the root is not counted."""
+        """Number of draft nodes; the root is not counted."""
         return self.parents.shape[1] - 1
 
     @cached_property
@@ -88,7 +88,7 @@ def _of_tree(tree: TokenTree | None, device: torch.device) -> Topology:
 @dataclass(eq=False)
 class DraftTree:
     """
-    What a drafter proposes for one step.
+    The draft tokens that a drafter proposes for one step, and the shape of their tree.
 
     Args:
         tokens (`torch.Tensor` of shape `[batch, nodes]`, int64): the draft tokens; the root is not among them.
@@ -99,11 +99,11 @@ class DraftTree:
         scores (`torch.Tensor` of shape `[batch, parents, vocab]`, float, *optional*):
             log q, up to a constant per distribution, of the distributions from which children were *drawn* without
             replacement, in the order of `score_index`. None if the children were chosen deterministically.
-        score_index (`torch.Tensor` of shape `[1 or batch, nodes + 1]`, int64, or the same as lists, *optional*): for
-            every node, its place in `scores`, or -1.
-        vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*):
-            The token that every column of `scores` stands for, where these are not all of the target's.
-        vocab_size (`int`, *optional*): the target's, where there is a `vocabulary`.
+        score_index (`torch.Tensor` of shape `[1 or batch, nodes + 1]`, int64, or nested lists, *optional*): for every
+            node, the index in `scores` of the distribution of its children, or -1.
+        vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the target's token for every column of
+            `scores`, where the draft's vocabulary is smaller than the target's.
+        vocab_size (`int`, *optional*): size of the target's vocabulary, where there is a `vocabulary`.
     """
 
     tokens: torch.Tensor
@@ -116,24 +116,24 @@ class DraftTree:
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
-        """No draft tokens: the step is a plain one."""
+        """A draft tree without draft tokens, for a plain step."""
         tokens = torch.empty(batch_size, 0, dtype=torch.long, device=device)
         return cls(tokens, Topology.of_tree(None, device))
 
     @property
     def num_nodes(self) -> int:
-        """Draft nodes per row, the ones that do not count included."""
+        """Number of draft nodes per row, invalid ones included."""
         return self.tokens.shape[1]
 
     @cached_property
     def tokens_list(self) -> list[list[int]]:
-        """Per row, the token of every node from 1 on, -1 where it does not count. Waits for the device."""
+        """Tokens of the nodes from 1 on, per row; -1 for invalid nodes. Waits for the device."""
         tokens = self.tokens if self.valid is None else self.tokens.masked_fill(~self.valid, -1)
         return tokens.tolist()
 
     @cached_property
     def _score_places(self) -> list[list[int]]:
-        """`score_index` on the host. Waits for the device if it is there."""
+        """`score_index` as lists on the host. Waits for the device if it is a tensor there."""
         index = self.score_index
         return index.tolist() if isinstance(index, torch.Tensor) else index or []
 
@@ -146,7 +146,7 @@ class DraftTree:
         return None
 
     def num_valid(self, row: int) -> int:
-        """Draft tokens of a row that count."""
+        """Number of valid draft tokens of a row."""
         if self.valid is None:
             return self.num_nodes
         return sum(token >= 0 for token in self.tokens_list[row])
@@ -154,6 +154,9 @@ class DraftTree:
     def scores_of(self, row: int, node: int) -> torch.Tensor:
         """
         log q (up to a constant) from which the children of `node` were drawn, over the target's tokens, `[vocab]`.
+
+        Raises:
+            ValueError: if the children of the tree were not drawn.
         """
         if self.scores is None or self.score_index is None:
             raise ValueError("`scores`: the children of this tree were not drawn.")
@@ -164,15 +167,15 @@ class DraftTree:
 
     def in_vocabulary(self, vocabulary: torch.Tensor | None, vocab_size: int) -> DraftTree:
         """
-        The same tree, whose tokens and scores so far were numbered as the columns of `vocabulary` (`[draft vocab]`
-        int64, the target's token of each; None if they are the same).
+        The tree with draft columns translated to the target's tokens by `vocabulary` (`[draft vocab]` int64, the
+        target's token of each column; None if the draft uses the target's vocabulary).
         """
         if vocabulary is None:
             return self
         return replace(self, tokens=vocabulary[self.tokens], vocabulary=vocabulary, vocab_size=vocab_size)
 
     def to(self, device: torch.device) -> DraftTree:
-        """The same tree on another device."""
+        """The tree on another device."""
         if self.tokens.device == device:
             return self
         topology = self.topology
@@ -188,7 +191,7 @@ class DraftTree:
         )
 
     def within(self, room: list[int]) -> DraftTree:
-        """The same tree, where in row b no node deeper than `room[b]` counts."""
+        """The tree with nodes of row b deeper than `room[b]` marked invalid."""
         if min(room) >= self.topology.depth:
             return self
         fits = self.topology.depths[:, 1:] <= torch.tensor(room, device=self.tokens.device)[:, None]

@@ -51,7 +51,7 @@ class DynamicTree:
 
     @property
     def num_candidates(self) -> int:
-        """Candidates from which `num_nodes` are chosen."""
+        """Number of candidates from which `num_nodes` are chosen."""
         return self.top_k + (self.depth - 1) * self.top_k**2
 
     @property

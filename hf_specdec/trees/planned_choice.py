@@ -1,4 +1,4 @@
-"""What the choices under `"auto"` have in common: a few trials, then a plan, and what gives way to what."""
+"""Base of the choices under `tree="auto"`: a few trial steps, then a plan that gives way to better ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .token_tree import TokenTree
 
 @dataclass
 class Plan:
-    """A tree, or none, and the tokens per second that it promises."""
+    """A tree (None: no tree) and its expected tokens per second."""
 
     tree: TokenTree | None
     tokens_per_second: float
@@ -22,27 +22,27 @@ class Plan:
 
 class PlannedChoice(TreeChoice, ABC):
     """
-    Goes by a plan, which gives way to one that promises enough more.
+    Follows a plan until another one promises more than `GAIN` times as much.
 
     Args:
-        times (`StepTimes` or `WholeTimes`): what is known of the machine; goes on learning.
-        acceptance (`AcceptanceTable`): what is known of the texts; goes on learning.
+        times (`StepTimes` or `WholeTimes`): measured step times of this machine, updated by every step.
+        acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
         max_depth (`int`): most levels of a tree.
-        middling (`TokenTree`): a tree that may well be of use.
+        middling (`TokenTree`): a tree of medium size, for trial steps.
     """
 
     REPLAN = 4
-    """Steps between two plans."""
+    """Steps from one plan to the next."""
     GAIN = 1.03
-    """How much better another tree must promise to be."""
+    """Factor by which another tree must promise to be better than the planned one."""
     PROBE = 16
-    """Steps without trees, at least, after which one carries a small tree, to see whether the text has changed."""
+    """Fewest steps without a tree after which one carries a small tree, to see whether acceptance has changed."""
 
     def __init__(self, times: Any, acceptance: AcceptanceTable, max_depth: int, middling: TokenTree):
         super().__init__(None)
         self.times, self.acceptance = times, acceptance
         self._small = TokenTree.chain(min(2, max_depth))
-        # On a new machine every kind of step twice: the first is slow for reasons of its own.
+        # Without known times, every kind of step is tried twice, because the first one includes warming up.
         self._trials = (None, self._small, None, self._small, middling, middling)
         self._to_try: list[TokenTree | None] = [] if times.are_known else list(self._trials)
         self._planned: TokenTree | None = None
@@ -53,24 +53,24 @@ class PlannedChoice(TreeChoice, ABC):
         """The best plan now."""
 
     def rate(self, tree: TokenTree | None) -> float:
-        """Tokens per second that a tree promises now."""
+        """Expected tokens per second of steps with `tree` (None: without a tree)."""
         return self.rates([tree])[tree]
 
     def rates(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
-        """The same of several, for which acceptance is reckoned once."""
+        """Expected tokens per second with each of several trees; acceptance is computed once for all of them."""
         return {tree: tokens / self.times.of(tree) for tree, tokens in self.expected_tokens(trees).items()}
 
     def worth(self, tree: TokenTree | None) -> float:
-        """By which trees, and none, are compared."""
+        """Value by which trees, and no tree, are compared: here the expected tokens per second."""
         return self.rate(tree)
 
     def expected_tokens(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
-        """Of a step with each of these trees."""
+        """Expected tokens per row of a step with each of these trees."""
         chances = self.acceptance.chances()
         return {tree: expected_length(() if tree is None else tree.paths, chances) for tree in trees}
 
     def _go_by_plan(self) -> None:
-        """For a step that is there to try nothing: looks at the plan again, if it is time to."""
+        """Counts a step that follows the plan, and renews the plan every `REPLAN` steps."""
         if self._step % self.REPLAN == 0 and self.times.has(None):
             tree = self.plan().tree
             if self.worth(tree) > self.GAIN * self.worth(self._planned):
@@ -79,6 +79,6 @@ class PlannedChoice(TreeChoice, ABC):
         self._without = self._without + 1 if self._planned is None else 0
 
     def _probe(self) -> TokenTree:
-        """The small tree, for a step after many without."""
+        """The small tree, for a probe after many steps without a tree."""
         self._without = 0
         return self._small

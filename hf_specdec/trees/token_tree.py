@@ -13,7 +13,7 @@ import torch
 
 
 MAX_NODES = 1024
-"""Most draft nodes a tree may have."""
+"""Most draft nodes that a tree may have."""
 
 Path = tuple[int, ...]
 
@@ -52,7 +52,7 @@ class TokenTree:
 
     paths: tuple[Path, ...]
 
-    if TYPE_CHECKING:  # any iterables are taken; what is kept are tuples
+    if TYPE_CHECKING:  # any iterables are accepted, and stored as tuples
 
         def __init__(self, paths: Iterable[Iterable[int]]) -> None: ...
 
@@ -63,11 +63,11 @@ class TokenTree:
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths}  # without what is reckoned from them
+        return {"paths": self.paths}  # without cached properties
 
     @cached_property
     def _hash(self) -> int:
-        """Reckoned once: trees are keys, of steps in flight for every row."""
+        """Hash of the paths, computed once because trees are looked up as keys for every row of steps in flight."""
         return hash(self.paths)
 
     # ------------------------------------------------------------------------------------------------ constructors
@@ -82,6 +82,7 @@ class TokenTree:
 
         Raises:
             ValueError: if the text is no such literal, or the tree is not valid.
+            TypeError: if `text` is not a string.
         """
         if not isinstance(text, str):
             raise TypeError(f"`tree` must be a string here, but is {type(text).__name__}: {text!r}.")
@@ -266,8 +267,9 @@ _literal_lock = threading.Lock()
 
 def _literal(text: str) -> Any:
     """
-    `ast.literal_eval`, one thread at a time: two at once can fail in Python 3.11 with a `SystemError` about their
-    depth of recursion (github.com/python/cpython/issues/106905), and one beside a stranger's may have to try again.
+    Runs `ast.literal_eval` in one thread at a time: two concurrent calls can fail in Python 3.11 with a `SystemError`
+    about recursion depth (github.com/python/cpython/issues/106905). A call may still run beside one outside this
+    module, and is then tried again.
     """
     with _literal_lock:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""How long steps take that are timed as a whole, with each of a few trees, under a load that changes."""
+"""Times of whole steps with each of a few trees, under a changing load."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from .token_tree import TokenTree
 
 
 FEW_NODES = 4
-"""So many are checked in the time of a root alone."""
+"""Number of draft nodes that the target verifies in about the time of the root alone."""
 
 
 class WholeTimes:
     """
-    Seconds that steps take with each tree. The first times of a tree, as of warming up, are its own for good; the load
-    makes all steps slower, by a factor that is known best of what is in use. It is believed of the others, too, the
-    more the fewer and older the times that say how much slower these are.
+    Seconds of steps with each tree: the median of the tree's first times (as of warming up), times a load factor. The
+    load slows all steps, by a factor that is known best for the tree in use: the factor of all steps is mixed with
+    the tree's own, and counts the more, the fewer and older the tree's recent times are.
     """
 
     FIRST = 3
-    """Times that are a tree's own, of which the median counts."""
+    """Number of first times of a tree, whose median is the tree's reference."""
     BELIEF = 1.0
-    """How many times of a tree the factor of all steps counts for."""
+    """Weight of the load factor of all steps, in number of times of the tree itself."""
     OLD = 64
-    """Steps after which a time is worth another look: the next one counts without it."""
+    """Age in steps beyond which a tree's recent times are old: the next time replaces them."""
     HALF_LIFE = 1024
-    """Steps in which a time loses half its weight."""
+    """Steps in which a tree's recent times lose half their weight."""
 
     def __init__(self) -> None:
         self.are_of_whole_steps = False
-        """Whether they are those of steps that the device does as a whole; before the first of these, of others."""
+        """
+        Whether the times are those of steps run whole on the device; until the first of these, they are those of other
+        steps.
+        """
         self._clear()
 
     def _clear(self) -> None:
         self.steps = 0
-        """Steps that were timed."""
+        """Number of steps that were timed."""
         self._first: dict[TokenTree | None, list[float]] = {}
         self._recent: dict[TokenTree | None, deque[tuple[int, float]]] = {}
         self._of_all: deque[float] = deque(maxlen=31)
@@ -47,20 +50,26 @@ class WholeTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether steps with and without a tree were timed: else the one would be judged by the other."""
+        """
+        Whether steps both with and without a tree were timed; with one kind alone, the other's time would be
+        extrapolated from it.
+        """
         return self._likely.are_known
 
     @property
     def reach(self) -> int:
-        """Most nodes of trees of which it can be told what is likely."""
+        """Largest number of nodes for which the time of an untimed tree is estimated."""
         return max(2 * self._likely.rest.largest, 4)
 
     def has(self, tree: TokenTree | None) -> bool:
-        """Whether any step with it was timed."""
+        """Whether any step with `tree` (None: without a tree) was timed."""
         return tree in self._first
 
     def add(self, tree: TokenTree | None, seconds: float, is_whole: bool = True) -> None:
-        """Adds what a step has taken: those that the device does as a whole are so much faster that they go alone."""
+        """
+        Adds the seconds of a step. The first step run whole on the device (`is_whole`) drops all other times, and
+        later steps of other kinds are ignored, because whole steps are much faster.
+        """
         if is_whole and not self.are_of_whole_steps:
             self._clear()
             self.are_of_whole_steps = True
@@ -81,7 +90,7 @@ class WholeTimes:
         self._learn_what_is_likely(tree, seconds)
 
     def of(self, tree: TokenTree | None) -> float:
-        """What a step with it takes at present."""
+        """Expected seconds of a step with `tree` (None: without a tree) under the present load."""
         if tree not in self._first:
             return self._likely.of(tree)
         own, of_all = statistics.median(factor for _, factor in self._recent[tree]), statistics.median(self._of_all)
@@ -91,22 +100,23 @@ class WholeTimes:
         return statistics.median(self._first[tree]) * factor
 
     def best_of(self, tree: TokenTree | None) -> float:
-        """The least that a step with it has taken."""
+        """Fewest seconds that a step with `tree` has taken; the expected seconds if none was timed."""
         return self._best.get(tree, self.of(tree))
 
     def is_old(self, tree: TokenTree | None) -> bool:
-        """Whether the last step with it, if there was any, is long past."""
+        """Whether the last timed step with `tree`, if there was any, is more than `OLD` steps past."""
         return tree in self._recent and self.steps - self._recent[tree][-1][0] > self.OLD
 
     @property
     def slowed(self) -> float:
-        """How many times as long all steps take as when one without a tree was timed last."""
+        """Factor by which all steps have slowed since a step without a tree was timed last."""
         return 1.0 if self._of_all_then is None else statistics.median(self._of_all) / self._of_all_then
 
     def _learn_what_is_likely(self, tree: TokenTree | None, seconds: float) -> None:
         """
-        With few nodes drafting is what a step takes more than one without a tree; with more it is what is known of the
-        depth.
+        Splits the seconds of a step into drafting and the rest, for estimates of untimed trees. Up to `FEW_NODES`
+        nodes, drafting is the excess over a step without a tree; with more nodes, drafting is what is known for the
+        depth, and the remainder is the rest of the step.
         """
         propose, rest = self._likely.propose, self._likely.rest
         if tree is None:
