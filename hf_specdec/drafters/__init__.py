@@ -1,4 +1,4 @@
-"""What proposes the draft tokens."""
+"""Drafters: objects that propose the draft tokens of every step."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ logger = logging.get_logger(__name__)
 
 
 def is_own_draft(assistant: Any) -> bool:
-    """Whether what a user passed as `assistant_model=` is of a kind that transformers itself does not know."""
+    """Whether `assistant` is a drafter or head of this library, which transformers itself does not know."""
     return isinstance(_unwrapped(assistant), Drafter | EagleHead | MedusaHeads)
 
 
 def as_drafter(assistant: Any) -> Drafter:
     """
-    The drafter for what a user passed as `assistant_model=`.
+    The drafter for the value of `assistant_model=`.
 
     Raises:
-        TypeError: if it is neither a drafter nor a head nor a language model.
-        ValueError: for a model tuned with a learned prompt.
+        TypeError: if the value is neither a drafter nor a head nor a language model.
+        ValueError: for a model tuned with a learned prompt (PEFT).
     """
     if isinstance(assistant, Drafter):
         return assistant
@@ -59,7 +59,7 @@ def as_drafter(assistant: Any) -> Drafter:
             logger.warning_once("`assistant_model`: the compiled head runs as it was before `torch.compile`.")
         return EagleDrafter(model) if isinstance(model, EagleHead) else MedusaDrafter(model)
     if peft_config is not None:
-        assistant = model  # the adapter's layers are inside
+        assistant = model  # the base model holds the adapter's layers
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
@@ -69,6 +69,6 @@ def as_drafter(assistant: Any) -> Drafter:
 
 
 def _unwrapped(assistant: Any) -> Any:
-    """The model that `torch.compile` or PEFT has wrapped."""
+    """The model inside a `torch.compile` or PEFT wrapper; any other object is returned as it is."""
     model = getattr(assistant, "_orig_mod", assistant)
     return model if getattr(model, "active_peft_config", None) is None else model.get_base_model()

@@ -1,4 +1,4 @@
-"""What a drafter is: a transformers `CandidateGenerator` that proposes trees."""
+"""The interface of drafters: a transformers `CandidateGenerator` that proposes trees."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DraftRequest:
     """
-    What a drafter is told when a call starts.
+    Settings of a call that its drafter is started with.
 
     Args:
-        plan (`SpeculationPlan`): what may be asked for, and whether children are drawn.
-        vocab_size (`int`): the target's.
-        warpers (`LogitsProcessorList`): those processors of the call that read the scores alone; a drafter that draws
-            children applies them to its own scores, since the closer q is to p, the more is accepted.
-        prefill_chunk_size (`int`, *optional*): the call's.
-        temperature (`DraftTemperature`, *optional*): makes q sharper or flatter.
-        choice (`TreeChoice`, *optional*): says which tree a step takes; without it, the plan's.
-        loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
+        plan (`SpeculationPlan`): resolved settings of the call: its tree, and whether children are drawn.
+        vocab_size (`int`): size of the target's vocabulary.
+        warpers (`LogitsProcessorList`): the call's logits processors that read the scores alone; a drafter that draws
+            children applies them to its own scores, because the closer q is to p, the more is accepted.
+        prefill_chunk_size (`int`, *optional*): tokens per chunk of a chunked prefill, as in the call.
+        temperature (`DraftTemperature`, *optional*): temperature of q, besides the warpers.
+        choice (`TreeChoice`, *optional*): says which tree a step takes; without it, every step takes the plan's.
+        loans (`GraphLoans`, *optional*): lends K/V memory with captured CUDA graphs; without it, there are none.
     """
 
     plan: SpeculationPlan
@@ -49,7 +49,7 @@ class DraftRequest:
     loans: GraphLoans | None = None
 
     def storage(self, model: PreTrainedModel, sequences: Sequences) -> GraphStore | None:
-        """Memory of CUDA graphs for a model that drafts for these sequences to their end, if there is to be any."""
+        """The `GraphStore` of a model that drafts for these sequences to their end; None without CUDA graphs."""
         if self.loans is None:
             return None
         longest = sequences.max_length or sequences.prompt_length + 1024
@@ -63,37 +63,38 @@ class DraftRequest:
 
     @property
     def warp_if_drawn(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Makes the scores of q from a draft's logits, if children are to be drawn from it."""
+        """Function from a draft's logits to the scores of q, if children are to be drawn; else None."""
         return self._warp if self.plan.draws_children else None
 
     def _warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the warpers and the temperature make of logits `[…, vocab]`, in float32."""
+        """Scores of q, float32, from logits `[…, vocab]`, by the warpers and the draft temperature."""
         scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
         return self.temperature.apply(self.warpers(None, scores)).view(logits.shape)
 
 
 class Drafter(CandidateGenerator):
     """
-    Proposes a tree of draft tokens at every step. To write one, implement `propose`; `start` and `default_tree` where
-    needed. An instance of a subclass is passed as `assistant_model=`. Every call works on a shallow copy of it, so
-    that a call's state never outlives it or reaches another thread: keep that state in attributes set by `start`.
+    Proposes a tree of draft tokens at every step. A subclass implements `propose`, and `start` and `default_tree`
+    where needed; an instance of it is passed as `assistant_model=`. Every call works on a shallow copy of the
+    instance, so that the state of a call never outlives the call or reaches another thread: keep that state in
+    attributes set by `start`.
     """
 
     has_probabilities = False
     """Whether the drafter can draw children from a distribution q and return it (`DraftTree.scores`)."""
 
     default_tree: Tree = TokenTree.chain(5)
-    """The tree where the user gives none."""
+    """The tree of calls for which the user gives none."""
 
     max_depth: int | None = None
-    """How many levels of draft tokens it can propose; None if any number."""
+    """Most levels of draft tokens that the drafter can propose; None for any number."""
 
     num_tokens: int | None = None
-    """How many different tokens it can propose at a node; None if all of the target's."""
+    """Number of different tokens that the drafter can propose at a node; None for the target's whole vocabulary."""
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
-        """The models that run over trees during a call; their attention is switched while it lasts."""
+        """The models that run over trees; their attention implementation is switched while a call lasts."""
         return ()
 
     @property
@@ -112,13 +113,13 @@ class Drafter(CandidateGenerator):
     # ------------------------------------------------------------------------------------- in a call, in this order
 
     def for_call(self, target: PreTrainedModel) -> Drafter:
-        """The drafter of one call."""
+        """A shallow copy of the drafter, for one call."""
         return copy.copy(self)
 
     def watching(self, target: Target) -> AbstractContextManager[Any]:
         """
-        Entered before the target's first forward and left after its last: for what is observed of these.
-        `target.model` may also be run by others meanwhile; `target.is_running` says whether a forward is the call's.
+        Context manager around all forwards of the target in a call, for drafters that read the target's hidden states.
+        `target.model` may be run by other callers meanwhile; `target.is_running` says whether a forward is the call's.
         """
         return nullcontext()
 
@@ -127,15 +128,16 @@ class Drafter(CandidateGenerator):
         self.ask(request)
 
     def ask(self, request: DraftRequest) -> None:
-        """Takes what the following trees are to be like."""
+        """Sets the request for the trees that follow."""
         self.request = request
 
     def tree_within(self, room: list[int]) -> TokenTree | DynamicTree | None:
         """
-        The tree to fill in this step, a static one without the levels that no row can use; None if there are none.
+        The tree to fill in this step, a static one without levels that no row can use; None if no row can use any
+        level.
 
         Args:
-            room (`list[int]`): levels that each row can use.
+            room (`list[int]`): levels of draft tokens that each row can use.
         """
         tree, most = self.request.tree, max(room)
         return tree.truncate(most) if isinstance(tree, TokenTree) else tree if most > 0 else None
@@ -143,8 +145,8 @@ class Drafter(CandidateGenerator):
     @abstractmethod
     def propose(self, sequences: Sequences) -> DraftTree | None:
         """
-        Proposes a tree for every row of `sequences`, whose last token is the root. Tokens that were generated without
-        this drafter (while speculation was off) are caught up with here.
+        Proposes a tree for every row of `sequences`, whose last token is the root. Also catches up with tokens that
+        were generated without this drafter (while speculation was off).
 
         Args:
             sequences (`Sequences`):
@@ -157,8 +159,9 @@ class Drafter(CandidateGenerator):
 
     def commit(self, paths: list[list[int] | None]) -> None:
         """
-        Told after every step, with or without drafts, which of the nodes that the target has just forwarded are
-        committed: for every row the accepted path from the root's child down, or None if not even the root is.
+        Called after every step, with or without drafts, with the nodes of the target's last forward that are
+        committed: for every row the accepted path from the root's child down, or None if not even the root is
+        committed.
         """
 
     # ------------------------------------------------------------------------ transformers' own interface: chains
@@ -167,6 +170,9 @@ class Drafter(CandidateGenerator):
         """
         The tree's first path as a chain, for transformers' own assisted decoding: `[1, tokens]` int64 to
         `[1, tokens + n]`.
+
+        Raises:
+            ValueError: if `start` was not called before.
         """
         sequences = Sequences(input_ids)
         if not hasattr(self, "request"):
@@ -184,4 +190,4 @@ class Drafter(CandidateGenerator):
         return torch.cat([input_ids, input_ids.new_tensor([chain])[:, : len(chain)]], dim=1), None
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Nothing to adapt: the tree is the call's."""
+        """Does nothing: the call chooses the tree."""

@@ -16,11 +16,11 @@ from .growth import LevelNodes, grow
 class DraftModelDrafter(Drafter):
     """
     Drafts with a causal language model, by raw forwards. The first forward of a step takes all tokens accepted in the
-    last one and the new root at once, so that its cache never misses the bonus token; each deeper level is one forward
-    more.
+    last step and the new root at once, so that the draft's cache never misses the bonus token; each deeper level is
+    one more forward.
 
     Args:
-        model (`PreTrainedModel`): the draft model; the target itself will do.
+        model (`PreTrainedModel`): the draft model; it may be the target itself.
     """
 
     has_probabilities = True
@@ -48,7 +48,7 @@ class DraftModelDrafter(Drafter):
             self._prefill(sequences, visible)
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor) -> None:
-        """Prepares for forwards into a cache whose rows have seen nothing yet; see `TreeForward` for the others."""
+        """Prepares for forwards into an empty cache; `shift` is the `position_shift` of `TreeForward`."""
         self.device, self.cache = execution_device(self.model), cache
         config = self.model.config.get_text_config(decoder=True)
         self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
@@ -60,7 +60,7 @@ class DraftModelDrafter(Drafter):
         )
 
     def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
-        """Plain causal forwards over the prompts; their logits are not needed."""
+        """Prefills the cache with the prompts by plain causal forwards; their logits are not needed."""
         ids = sequences.columns(sequences.prompt_length).contiguous().to(self.device)
         length = ids.shape[1]
         if visible is None:
@@ -94,7 +94,7 @@ class DraftModelDrafter(Drafter):
         return draft.to(sequences.device).within(room)
 
     def _room(self, sequences: Sequences, row: int) -> int:
-        """Levels that a row can use: within its length, and within the positions that the draft model knows."""
+        """Levels of draft tokens that a row can use, within its room and the positions that the draft model knows."""
         room = sequences.room(row)
         if self.max_positions is None:
             return room
@@ -103,7 +103,8 @@ class DraftModelDrafter(Drafter):
 
     def catch_up(self, sequences: Sequences) -> None:
         """
-        Forwards what the cache has not seen of every row, up to the root; keeps the root's logits, `[batch, vocab]`.
+        Forwards the tokens of every row that are not yet cached, up to the root; keeps the root's logits,
+        `[batch, vocab]`.
         """
         lengths = sequences.lengths
         # A row that did not grow forwards its root again.
@@ -116,7 +117,7 @@ class DraftModelDrafter(Drafter):
             starts = torch.tensor(seen, device=sequences.device)[:, None]
             offsets = torch.arange(most, device=sequences.device)
             ends = torch.tensor(lengths, device=sequences.device)[:, None] - 1
-            # Rows with fewer tokens repeat their root; what that writes lies behind the row's length.
+            # Rows with fewer tokens repeat their root; the K/V of the copies lies behind the row's length.
             tokens = sequences.gather(torch.minimum(starts + offsets, ends)).to(self.device)
         self.cache.set_lengths(seen)
         chain, depths = causal_chain(most, self.device)

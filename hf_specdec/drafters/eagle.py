@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ..target import Target
 
 LONGEST_FORWARD = 512
-"""Rows of a head's forward over a text: bounds its memory."""
+"""Most rows of one forward of a head while it catches up: bounds its memory."""
 FEW = 16
-"""As many rows as steps leave behind, which have graphs of their own; more are those of texts."""
+"""Most waiting rows that are forwarded unpadded: as many as steps leave behind. More rows are those of prompts."""
 MOST_WAITING = 4096
-"""Features that may wait for a forward while speculation is off: bounds their memory."""
+"""Most features that wait for a forward while speculation is off, over all rows: bounds their memory."""
 
 
 class EagleDrafter(Drafter):
     """
-    Drafts with an EAGLE head. Row t of the head pairs the target's feature of position t with the token at t + 1. In
-    its cache there are rows with the target's own features alone: every step first forwards the newly accepted tokens
-    with the features of the target's last forward, then grows the tree from states fed back, whose K/V the next step
-    overwrites.
+    Drafts with an EAGLE head. Row t of the head's input pairs the target's feature of position t with the token of
+    position t + 1. The head's cache keeps only rows computed from the target's own features: every step first forwards
+    the newly accepted tokens with the features of the target's last forward, then grows the tree from the head's own
+    hidden states, whose K/V the next step overwrites.
 
     Args:
         head (`EagleHead`): the head.
@@ -56,7 +56,10 @@ class EagleDrafter(Drafter):
 
     @property
     def default_tree(self) -> Tree:  # type: ignore[override]
-        """What the head's config names; else SafeAILab's dynamic tree of 60, or a smaller one on a CPU."""
+        """
+        The tree that the head's config names; else SafeAILab's dynamic tree of 60 nodes (59 draft tokens), or a
+        smaller one on a CPU.
+        """
         if self.head.config.default_tree is not None:
             return as_tree(self.head.config.default_tree)
         depth, top_k, num_nodes = (5, 4, 15) if self.head.device.type == "cpu" else (8, 10, 59)
@@ -103,7 +106,7 @@ class EagleDrafter(Drafter):
         return drafter
 
     def refresh(self) -> None:
-        """Takes over what has changed of head and target since the drafter was made for calls."""
+        """Takes over changes of head and target since `for_call` made the drafter."""
         models = self._made_of.models()
         if models is None:
             return
@@ -131,8 +134,8 @@ class EagleDrafter(Drafter):
         self.sequences: Any = sequences
         device = execution_device(self.head)
         features = self.take_features()
-        # Nothing is known of tokens whose K/V the call was given. Inputs that are no tokens have but one row: the one
-        # that pairs their last feature with the first token.
+        # Tokens whose K/V was handed in with the call have no features. Inputs that are no tokens (`inputs_embeds`)
+        # make one row only, which pairs their last feature with the first token.
         first = max(sequences.prompt_length - features.shape[1], -1)
         features = features[:, features.shape[1] - (sequences.prompt_length - first) :]
         visible = None
@@ -147,14 +150,14 @@ class EagleDrafter(Drafter):
         self._waiting = [(features, [features.shape[1]] * sequences.batch_size)]
 
     def ask(self, request: DraftRequest) -> None:
-        """Takes what the following trees are to be like."""
+        """Sets the request for the trees that follow, with its warpers translated to the head's draft vocabulary."""
         self.target_ids = self.head.target_ids
         self.request = _in_draft_vocabulary(request, self.target_ids)
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
         """
-        Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift`. The first row pairs the
-        feature of token `first` with the token behind it.
+        Prepares for forwards into an empty cache; `shift` is the `position_shift` of `TreeForward`. The first row
+        pairs the feature of token `first` with the token after it.
         """
         self.device, self.cache, self.first = execution_device(self.head), cache, first
         self.forward = TreeForward(self.head, cache, visible, shift, shift_of_all=first if visible is None else None)
@@ -200,8 +203,8 @@ class EagleDrafter(Drafter):
 
     def catch_up(self, sequences: Sequences) -> None:
         """
-        Forwards the rows whose features came in since the last time, and keeps state and logits of the last row of
-        every sequence: the root's, as the one that pairs the root's embedding with the feature before it.
+        Forwards the rows whose features came in since the last call, and keeps hidden state and logits of every
+        sequence's last row, which pairs the root's embedding with the feature before the root.
         """
         self.sequences = sequences
         if not self._waiting:
@@ -234,8 +237,8 @@ class EagleDrafter(Drafter):
 
     def _forward_rows(self, features: torch.Tensor, done: list[int], counts: list[int], start: int, end: int) -> None:
         """
-        Forwards waiting rows `start` to `end` of every sequence, which has `done` rows behind it and `counts` waiting.
-        Where fewer wait, what is written lies behind the rows that count.
+        Forwards waiting rows `start` to `end` of every sequence, which has `done` rows in the cache and `counts`
+        waiting. The K/V of surplus rows, where fewer wait, lies behind the rows that count.
         """
         lengths = self.sequences.lengths
         starts = [rows + self.first + 1 + start for rows in done]
@@ -260,7 +263,9 @@ class EagleDrafter(Drafter):
             self.root_logits = self.logits(root_states)[:, 0]
 
     def _width(self, count: int) -> int:
-        """Rows to forward for so many that wait: of prompts as many as there are graphs for, where they fit."""
+        """
+        Number of rows to forward for `count` waiting ones; rows of prompts are padded to a width with CUDA graphs.
+        """
         storage, forward = self.cache.storage, self.forward
         if not isinstance(storage, GraphStore) or not storage.works or count <= FEW:
             return count
@@ -273,15 +278,15 @@ class EagleDrafter(Drafter):
         self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
     ) -> torch.Tensor:
         """
-        The states `[batch, rows, H]` of rows that pair tokens (`[batch, rows]` int64) with the target's features
-        before them (`[batch, rows, feature_size]`), one behind the other; see `TreeForward` for `position_depths`.
+        Hidden states `[batch, rows, H]` of consecutive rows that pair tokens (`[batch, rows]` int64) with the target's
+        features before these tokens (`[batch, rows, feature_size]`); see `TreeForward` for `position_depths`.
         """
         return self._forward_features(tokens, features, position_depths).hidden_states
 
     def cache_features(
         self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
     ) -> None:
-        """The same for rows from which nothing is drafted: only what the cache holds of them is computed."""
+        """Writes only the K/V of rows from which nothing is drafted; see `forward_features` for the arguments."""
         self._forward_features(tokens, features, position_depths, only_cache=True)
 
     def _forward_features(
@@ -308,20 +313,20 @@ class EagleDrafter(Drafter):
 
     @property
     def held_rows(self) -> Any:
-        """The rows of the target's lm_head that the head has a copy of; None if it has none."""
+        """Copied rows (weight, bias) of the target's lm_head for the draft vocabulary; None if there is no copy."""
         return getattr(self._lm_head, "rows", None)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings `[batch, tokens, H]`."""
+        """Token embeddings `[batch, tokens, H]` in the head's dtype."""
         return self._embedding(tokens).to(self.head.dtype)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits `[batch, rows, draft vocab]` of states."""
+        """Logits `[batch, rows, draft vocab]` of hidden states."""
         return self.head.compute_logits(states, self._lm_head)
 
 
 def _in_draft_vocabulary(request: DraftRequest, target_ids: torch.Tensor | None) -> DraftRequest:
-    """The request of a head whose logits stand for the tokens `target_ids`: what names tokens names their columns."""
+    """The request for a head with the draft vocabulary `target_ids`: warpers name columns instead of tokens."""
     if target_ids is None:
         return request
     warpers = LogitsProcessorList()

@@ -1,8 +1,8 @@
 """
-Growing a tree level by level from a draft's logits, whatever computes them.
+Growth of a tree, level by level, from a draft's logits, whatever model computes them.
 
-Every function takes `root_logits` (`[batch, vocab]`) and `run_level`, which forwards one level's nodes (`LevelNodes`)
-and returns their logits `[batch, queries, vocab]`.
+`root_logits` are `[batch, vocab]`; `run_level` forwards one level's nodes (`LevelNodes`) and returns their logits
+`[batch, queries, vocab]`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..trees import DraftTree, DynamicTree, TokenTree, Topology
 @dataclass(frozen=True, eq=False)
 class LevelNodes:
     """
-    The nodes of one level that are forwarded, since they get children.
+    Nodes of one level that are forwarded because they get children.
 
     Args:
-        tokens (`torch.Tensor` of shape `[batch, queries]`, int64): their tokens.
-        parents (`torch.Tensor` of shape `[1 or batch, queries]`, int64): the place of each one's parent among the
-            nodes forwarded in the level above; 0 for the root's children.
+        tokens (`torch.Tensor` of shape `[batch, queries]`, int64): the nodes' tokens.
+        parents (`torch.Tensor` of shape `[1 or batch, queries]`, int64): for each node, the index of its parent among
+            the nodes forwarded in the level above; 0 for the root's children.
         ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which of all nodes forwarded so far
-            (the queries last) each attends to, besides the committed tokens.
+            (the queries last) each query attends to, besides the committed tokens.
         node_depths (`torch.Tensor` of shape `[1, nodes]`, int64): depths of all nodes forwarded so far, from 0 for the
             root's children.
-        offset (`int`): nodes forwarded before.
+        offset (`int`): number of nodes forwarded in earlier levels.
     """
 
     tokens: torch.Tensor
@@ -54,12 +54,12 @@ def grow(
     warp_if_drawn: Warp | None = None,
 ) -> DraftTree:
     """
-    Fills a tree.
+    Fills a tree with the draft's best tokens, or with tokens drawn from the draft's distribution q.
 
     Args:
         depth (`int`): levels that can be used (a static tree has no more).
-        warp_if_drawn (`Callable`, *optional*): children are drawn from the softmax of what it makes of the draft's
-            logits; without it they are the draft's best tokens.
+        warp_if_drawn (`Callable`, *optional*): function from the draft's logits to the scores of q; children are then
+            drawn from the softmax of the scores. Without it, children are the draft's best tokens.
     """
     if warp_if_drawn is not None:
         return grow_drawn(tree, root_logits, run_level, warp_if_drawn, depth)
@@ -78,18 +78,18 @@ def grow(
 @dataclass(frozen=True, eq=False)
 class _Level:
     """
-    How one level of a static tree comes from the one above.
+    Index tensors by which one level of a static tree comes from the level above.
 
     Args:
-        num_candidates (`int`): tokens wanted of each parent: its children's largest rank + 1.
-        parent (`torch.Tensor` of shape `[children]`, int64): for each node of the level, its parent's place among the
-            nodes forwarded for it.
-        candidate (`torch.Tensor` of shape `[children]`, int64, *optional*): for each node of the level, its place
+        num_candidates (`int`): candidate tokens of each parent: the largest rank in the level + 1.
+        parent (`torch.Tensor` of shape `[children]`, int64): for each node of the level, the index of its parent among
+            the nodes forwarded in the level above.
+        candidate (`torch.Tensor` of shape `[children]`, int64, *optional*): for each node of the level, its index
             among all parents' candidates; None if the nodes are the candidates, in order.
-        num_forwarded (`int`): nodes of the level that have children themselves.
-        forwarded (`torch.Tensor` of shape `[num_forwarded]`, int64, *optional*): their places in the level; None if
-            all do.
-        forwarded_parents, ancestors, node_depths, offset: of the nodes forwarded, as in `LevelNodes`.
+        num_forwarded (`int`): number of the level's nodes that have children.
+        forwarded (`torch.Tensor` of shape `[num_forwarded]`, int64, *optional*): indices in the level of the nodes
+            that have children; None if all have.
+        forwarded_parents, ancestors, node_depths, offset: fields of `LevelNodes` for the nodes that have children.
     """
 
     num_candidates: int
@@ -103,7 +103,7 @@ class _Level:
     offset: int
 
     def nodes_to_forward(self, tokens: torch.Tensor) -> LevelNodes:
-        """Those of the level's nodes (`tokens`, `[batch, children]`) that have children."""
+        """The level's nodes that have children; `tokens` (`[batch, children]`) are the tokens of all its nodes."""
         tokens = _pick(tokens, self.forwarded)
         return LevelNodes(tokens, self.forwarded_parents, self.ancestors, self.node_depths, self.offset)
 
@@ -142,8 +142,8 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
 
 def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
     """
-    The tensors that say how a static tree grows: every call for the same tree reads the same ones, as long as somebody
-    holds them.
+    The index tensors by which a static tree grows; None for a dynamic tree. All calls share the tensors of a tree, as
+    long as these are cached; a captured graph, which reads them on every replay, must hold them.
     """
     if not isinstance(tree, TokenTree):
         return None
@@ -165,7 +165,7 @@ def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel)
 
 
 def _pick(values: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-    """The values (`[batch, values]`) at some places, or all of them."""
+    """The columns `places` of `values` (`[batch, values]`), or all columns if `places` is None."""
     return values if places is None else values.index_select(1, places)
 
 
@@ -176,7 +176,8 @@ def grow_drawn(
     Fills a tree with children drawn from the draft's distribution without replacement.
 
     Args:
-        tree (`TokenTree` or `DynamicTree`): a static tree, or limits for one whose budgets are fixed level by level.
+        tree (`TokenTree` or `DynamicTree`): a static tree, or the limits of a tree whose budgets are fixed level by
+            level.
         warp (`Callable`): makes the scores of q from the draft's logits; q is their softmax.
         depth (`int`): levels that can be used.
     """
@@ -203,7 +204,7 @@ def grow_drawn(
 
 @lru_cache(maxsize=256)
 def _score_index(tree: TokenTree, device: torch.device) -> torch.Tensor:
-    """For every node of a static tree, which of the distributions its children are drawn from, or -1."""
+    """Index of the distribution of every node's children in a static tree, or -1: `[1, nodes + 1]` int64."""
     with_children = [node for node, children in enumerate(tree.children) if children]
     places = [with_children.index(node) if node in with_children else -1 for node in range(tree.num_nodes + 1)]
     return torch.tensor([places], device=device)
@@ -211,15 +212,15 @@ def _score_index(tree: TokenTree, device: torch.device) -> torch.Tensor:
 
 def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Draws `count` different tokens from softmax(scores), one after the other: the largest of scores + Gumbel noise, in
-    their order (Gumbel-top-k, arXiv 1903.06059).
+    Draws `count` different tokens from softmax(scores), in descending order of scores + Gumbel noise (Gumbel-top-k,
+    arXiv 1903.06059).
 
     Args:
         scores (`torch.Tensor` of shape `[…, vocab]`, float32): -inf outside the support.
 
     Returns:
-        `tuple`: tokens `[…, count]` int64, and whether each was in the support, bool: none is of scores that have no
-        softmax (NaN or +inf among them).
+        `tuple`: tokens `[…, count]` int64, and whether each is in the support, `[…, count]` bool: all False where the
+        scores have no softmax (NaN or +inf among them).
     """
     noise = torch.empty_like(scores).exponential_().log_()
     perturbed = (scores - noise).topk(count, dim=-1)
@@ -242,8 +243,8 @@ def grow_dynamic(
     expanded by their `top_k` best tokens; the best `num_nodes` of all candidates stay, in level order.
 
     Args:
-        root (`tuple`): the best tokens behind the root, `[batch, top_k]`.
-        expand (`Callable`): the best tokens behind one level's nodes, `[batch, queries, top_k]`.
+        root (`tuple`): the best tokens after the root, `[batch, top_k]`.
+        expand (`Callable`): gives the best tokens after one level's nodes, `[batch, queries, top_k]`.
         depth (`int`): levels that can be used.
     """
     depth, top_k = min(tree.depth, depth), tree.top_k
@@ -276,8 +277,8 @@ def grow_dynamic(
 
 def best_tokens(logits: torch.Tensor, count: int, with_log_q: bool = True) -> BestTokens:
     """
-    The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each; without
-    `with_log_q` any scores in their place, where those are cheaper.
+    The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each. Without
+    `with_log_q`, other scores may take the place of log-probabilities, where they are cheaper.
     """
     if kernels.pick_tokens(logits, count):
         return kernels.best_tokens(logits, count)
@@ -306,8 +307,9 @@ def _best_candidates(
 
 def _attend_below(ancestors: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
     """
-    Which nodes those of the next level attend to: what their parents (`[batch, queries]`, places in the level above)
-    attend to, `ancestors` (`[batch, queries above, nodes]`), and themselves.
+    Ancestor mask of the next level's nodes, `[batch, queries, nodes + queries]`: they attend to what their parents
+    attend to, and to themselves. `parents` (`[batch, queries]`) are indices in the level above, `ancestors`
+    (`[batch, queries above, nodes]`) is the mask of that level.
     """
     inherited = ancestors.gather(1, parents[:, :, None].expand(-1, -1, ancestors.shape[2]))
     own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
@@ -318,14 +320,15 @@ def _grow_budgeted(
     tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp, depth: int
 ) -> DraftTree:
     """
-    A dynamic tree for sampling: before any child of a level is drawn, its nodes are shared out among the (at most
-    `top_k`) most probable nodes above, in proportion to what q promises there. All that is drawn is kept.
+    Grows a dynamic tree for sampling. Before any child of a level is drawn, the level's nodes are shared out among the
+    (at most `top_k`) most probable nodes above: the most probable (node, rank) pairs by q get one child each. All
+    children drawn within these budgets are kept.
     """
     depth, top_k = min(tree.depth, depth), tree.top_k
     batch_size, device = len(root_logits), root_logits.device
     rows = torch.arange(batch_size, device=device)[:, None]
     logits, left = root_logits[:, None], tree.num_nodes
-    parents = torch.zeros(batch_size, 1, dtype=torch.long, device=device)  # node numbers of what was forwarded
+    parents = torch.zeros(batch_size, 1, dtype=torch.long, device=device)  # node numbers of the forwarded nodes
     path_log_q = torch.zeros(batch_size, 1, device=device)
     parents_valid = torch.ones(batch_size, 1, dtype=torch.bool, device=device)
     ancestors, forwarded, num_forwarded, first_node = None, [], 0, 1
@@ -375,8 +378,8 @@ def _grow_budgeted(
 
 def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:
     """
-    Children per node, `[batch, queries]`, `budget` in all: for each row the largest of `log_gains` (`[batch, queries,
-    ranks]`, falling along the ranks) count one for their node.
+    Number of children per node, `[batch, queries]` int64, `budget` per row in all: each of the `budget` largest
+    `log_gains` of a row (`[batch, queries, ranks]`, falling along the ranks) counts one for its node.
     """
     chosen = log_gains.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :budget]
     ones = torch.ones_like(chosen)
@@ -386,6 +389,6 @@ def _share_out(log_gains: torch.Tensor, budget: int) -> torch.Tensor:
 
 
 def _index_of(forwarded: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """For every row and node its place among the forwarded nodes (`[batch, forwarded]`), or -1, `[batch, nodes]`."""
+    """Index of every row's nodes among the forwarded ones (`[batch, forwarded]`), or -1: `[batch, nodes]` int64."""
     places = torch.arange(forwarded.shape[1], device=forwarded.device).expand_as(forwarded)
     return torch.full((len(forwarded), num_nodes), -1, device=forwarded.device).scatter(1, forwarded, places)

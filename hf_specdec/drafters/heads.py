@@ -1,4 +1,4 @@
-"""What drafters with heads share: the head in the dtype of its target, and the target's parts that a head borrows."""
+"""Code shared by drafters with heads: the head in its target's dtype, and the target's modules that a head borrows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def in_dtype_of(head: Head, target: PreTrainedModel) -> Head:
 
 
 def dtype_for(head: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
-    """In which the head runs beside the target."""
+    """The dtype in which the head runs beside the target."""
     is_fixed = not head.follows_target_dtype or any(p.device.type == "meta" for p in head.parameters())
     return head.dtype if is_fixed else target.dtype
 
@@ -48,15 +48,15 @@ def _tensors_of(head: PreTrainedModel) -> list[torch.Tensor]:
 
 def _take_over(held: list[Any], values: list[Any]) -> bool:
     """
-    Writes values to where others are held, in whose dtype, so that CUDA graphs over these go on; False if they do not
-    fit.
+    Copies `values` into the tensors `held`, in the dtype of these, so that captured CUDA graphs over them stay valid;
+    False if number, shapes or devices differ.
     """
     if len(held) != len(values) or [a is None for a in held] != [b is None for b in values]:
         return False
     pairs = [(a, b) for a, b in zip(held, values, strict=True) if a is not None]
     if not all(a.shape == b.shape and a.device == b.device for a, b in pairs):
         return False
-    with torch.inference_mode():  # those that were made in it can be written nowhere else
+    with torch.inference_mode():  # inference tensors can be written nowhere else
         for one, value in pairs:
             one.data.copy_(value.data)
     return True
@@ -65,13 +65,13 @@ def _take_over(held: list[Any], values: list[Any]) -> bool:
 def _converted(head: Head, dtype: torch.dtype) -> Head:
     configs = {id(config): config for module in head.modules() if (config := getattr(module, "config", None))}
     converted = copy.deepcopy(head, memo=configs)
-    for parameter in converted.parameters():  # no buffers: frequencies of rotary embeddings stay in float32
+    for parameter in converted.parameters():  # not buffers: frequencies of rotary embeddings stay in float32
         parameter.data = parameter.data.to(dtype)
     return converted
 
 
 def borrowed_lm_head(head: PreTrainedModel, target: PreTrainedModel) -> Borrowed:
-    """The target's lm_head; for a head with a draft vocabulary (`target_ids`), of those tokens alone."""
+    """The target's lm_head; for a head with a draft vocabulary (`target_ids`), only the rows of these tokens."""
     module = target.get_output_embeddings()
     if head.target_ids is None:
         return Borrowed(module, target.dtype)
@@ -80,39 +80,39 @@ def borrowed_lm_head(head: PreTrainedModel, target: PreTrainedModel) -> Borrowed
 
 class OfCall:
     """
-    What a drafter for calls was made of. Graphs that have it in them are kept with the models, so that these are not
-    to be kept by it.
+    Weak references to the head and the target that the drafter of a call was made for. Captured graphs may hold the
+    drafter and are kept with the models, so that the drafter must not keep the models alive.
 
     Args:
-        head, target (`PreTrainedModel`): as they were given.
+        head, target (`PreTrainedModel`): the models as they were given to the call.
     """
 
     def __init__(self, head: PreTrainedModel, target: PreTrainedModel):
         self._models = weakref.ref(head), weakref.ref(target)
 
     def models(self) -> tuple[Any, Any] | None:
-        """Head and target; None if one is no more."""
+        """Head and target; None if one of them has been freed."""
         head, target = (model() for model in self._models)
         return None if head is None or target is None else (head, target)
 
 
 class Borrowed:
     """
-    A module of the target that a head uses: token embeddings, or the lm_head. It may be on another device than the
-    head, or be loaded by accelerate when it is called.
+    A module of the target that a head uses: token embeddings, or the lm_head. The module may be on another device than
+    the head, or be loaded by accelerate when it is called.
 
     Args:
-        module (`nn.Module`): the target's.
-        dtype (`torch.dtype`): what it computes in.
+        module (`nn.Module`): the target's module.
+        dtype (`torch.dtype`): dtype in which the module computes.
     """
 
     def __init__(self, module: Any, dtype: torch.dtype):
         self.module, self.dtype = module, dtype
         hook = getattr(module, "_hf_hook", None)
-        self._device = None if hook is not None else module.weight.device  # a hook moves the inputs itself
+        self._device = None if hook is not None else module.weight.device  # accelerate's hook moves the inputs itself
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the module makes of `inputs`, on the device of `inputs`."""
+        """The module's output for `inputs`, on the device of `inputs`."""
         dtype = self.dtype if inputs.is_floating_point() else None
         moved = inputs.to(device=self._device or inputs.device, dtype=dtype or inputs.dtype)
         return self.module(moved).to(inputs.device)
@@ -120,10 +120,11 @@ class Borrowed:
 
 class BorrowedRows(Borrowed):
     """
-    Some rows of the target's lm_head. They are copied once; where its weight has changed, `_rows_of` writes it there.
+    Rows of the target's lm_head for a draft vocabulary. The rows are copied once; when the lm_head's weight has
+    changed, `_rows_of` updates the copy in place.
 
     Args:
-        token_ids (`torch.Tensor` of shape `[draft vocab]`, int64): which.
+        token_ids (`torch.Tensor` of shape `[draft vocab]`, int64): the target's token of each row.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, token_ids: torch.Tensor):
@@ -133,8 +134,8 @@ class BorrowedRows(Borrowed):
             self.rows = _rows_of(module, token_ids.to(self._device))
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits `[…, draft vocab]` of states, on their device."""
-        if self.rows is None:  # quantized, or offloaded
+        """Logits `[…, draft vocab]` of hidden states, on their device."""
+        if self.rows is None:  # no copy of a quantized or offloaded lm_head
             return super().__call__(inputs).index_select(-1, self._token_ids.to(inputs.device))
         moved = inputs.to(device=self._device, dtype=self.dtype)
         return nn.functional.linear(moved, *self.rows).to(inputs.device)

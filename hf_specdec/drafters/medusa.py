@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 class MedusaDrafter(Drafter):
     """
-    Drafts with Medusa heads. All of them read one feature, that of the last token before the root; so the tokens that
-    head d proposes stand below every node of depth d, and a child's rank is the head's, whatever its parent.
+    Drafts with Medusa heads. All heads read one feature, that of the last token before the root, so that head d
+    proposes the same tokens below every node of depth d; a child's rank is its token's rank in the head's logits.
 
     Args:
         heads (`MedusaHeads`): the heads.
@@ -38,8 +38,8 @@ class MedusaDrafter(Drafter):
     @property
     def default_tree(self) -> Tree:  # type: ignore[override]
         """
-        What the config names; else a dynamic tree, whose shape follows the heads' own probabilities: of 63 nodes like
-        the static trees of the reference, of fewer on a CPU.
+        The tree that the config names; else a dynamic tree, whose shape follows the heads' own probabilities: of 63
+        nodes like the reference's static trees, or of 15 on a CPU.
         """
         if self.heads.config.default_tree is not None:
             return as_tree(self.heads.config.default_tree)
@@ -75,7 +75,7 @@ class MedusaDrafter(Drafter):
         return drafter
 
     def refresh(self) -> None:
-        """Takes over what has changed of the heads since the drafter was made for calls."""
+        """Takes over changes of the heads since `for_call` made the drafter."""
         models = self._made_of.models()
         if models is not None:
             self.heads = in_dtype_of(*models)

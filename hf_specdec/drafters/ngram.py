@@ -19,7 +19,7 @@ class NgramDraft(Drafter):
 
     Args:
         max_ngram (`int`, *optional*, defaults to 4): longest run of last tokens to look up.
-        min_ngram (`int`, *optional*, defaults to 1): shortest.
+        min_ngram (`int`, *optional*, defaults to 1): shortest run of last tokens to look up.
 
     Raises:
         ValueError: unless 1 ≤ min_ngram ≤ max_ngram, both integers.
@@ -75,7 +75,7 @@ class NgramDraft(Drafter):
 
 
 class _IndexedText:
-    """A growing list of tokens with, for every n-gram, the places right behind it, oldest first."""
+    """A growing list of tokens with, for every n-gram, the positions right after its occurrences, oldest first."""
 
     MAX_MATCHES = 16
 
@@ -94,7 +94,7 @@ class _IndexedText:
             self.tokens.append(token)
 
     def continuations(self, length: int) -> _Continuation:
-        """What followed the last tokens wherever they stood before, merged; up to `length` tokens deep."""
+        """Merged continuations of earlier occurrences of the last tokens, up to `length` tokens deep."""
         root, seen, end = _Continuation(), set(), len(self.tokens)
         for size in self.sizes:
             places = self.places.get(tuple(self.tokens[end - size : end]), ()) if size <= end else ()
@@ -110,7 +110,7 @@ class _IndexedText:
 
 @dataclass
 class _Continuation:
-    """A node of the merged continuations: its weight, and what followed."""
+    """A node of the merged continuations: its weight, and its children by token."""
 
     weight: float = 0.0
     children: dict[int, _Continuation] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class _Continuation:
             node.weight += weight
 
     def ranked(self) -> list[tuple[int, _Continuation]]:
-        """Children, the heaviest first."""
+        """Pairs of token and child, the heaviest child first."""
         return sorted(self.children.items(), key=lambda item: -item[1].weight)
 
 
@@ -139,7 +139,7 @@ class _Filled:
 
 
 def _fill_static(tree: TokenTree, root: _Continuation, depth: int) -> _Filled:
-    """Fills the places of a static tree by rank; places for which nothing was found are left out."""
+    """Fills the nodes of a static tree by rank; nodes for which no continuation was found are left out."""
     filled, found = _Filled(), {0: (0, root.ranked())}
     for node in range(1, tree.level_offsets[depth + 1]):
         parent, candidates = found.get(tree.parents[node], (0, ()))
@@ -152,15 +152,18 @@ def _fill_static(tree: TokenTree, root: _Continuation, depth: int) -> _Filled:
 
 
 def _fill_dynamic(tree: DynamicTree, root: _Continuation, depth: int) -> _Filled:
-    """The `num_nodes` likeliest continuations; a child's share is its weight over what its siblings weigh."""
-    candidates: list[tuple[float, int, int, int]] = []  # minus the share, depth, number of the candidate above, token
+    """
+    Fills a dynamic tree with the `num_nodes` likeliest continuations. A child has its parent's probability times its
+    weight over the total weight of its parent's children.
+    """
+    candidates: list[tuple[float, int, int, int]] = []  # minus the probability, depth, number of the parent, token
     frontier = [(1.0, -1, root)]
     for level in range(1, depth + 1):
         below = []
         for share, number, continuation in frontier:
             total = sum(child.weight for child in continuation.children.values())
             for token, child in continuation.ranked()[: tree.top_k]:
-                # In this order no child's share is rounded to more than that of its parent, which must stay with it.
+                # In this order no child's share is rounded past its parent's: a chosen child's parent is chosen.
                 below.append((share * (child.weight / total), len(candidates), child))
                 candidates.append((-below[-1][0], level, number, token))
         frontier = sorted(below, key=lambda item: -item[0])[: tree.top_k]
@@ -170,7 +173,7 @@ def _fill_dynamic(tree: DynamicTree, root: _Continuation, depth: int) -> _Filled
 
 
 def _as_draft_tree(rows: list[_Filled], num_nodes: int, device: torch.device, vocab_size: int) -> DraftTree:
-    """Joins the rows' nodes; shorter rows get nodes that do not count."""
+    """Joins the rows' nodes into one `DraftTree`; shorter rows are padded with invalid nodes."""
     tokens, parents, deepest = [], [], 0
     for filled in rows:
         missing = num_nodes - len(filled.tokens)

@@ -1,4 +1,4 @@
-"""A drafter whose steps somebody watches."""
+"""A wrapper of a drafter that shows every step to an observer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Observer = Callable[[DraftTree | None, list[list[int] | None]], None]
 
 class ObservedDrafter(Drafter):
     """
-    Does what another drafter does, and shows every step to an observer.
+    Wraps a drafter, and shows every step to an observer.
 
     Args:
-        drafter (`Drafter`): the other one (`as_drafter` makes one of a model or head).
-        observer (`Callable[[DraftTree | None, list[list[int] | None]], None]`):
-            Called after every step, before its tokens reach the streamer, with the tree that was proposed (None if
-            none was) and, for every row, the accepted nodes from the root's child down (None: not even the root is
-            committed). Stopping criteria may yet drop the last of them.
+        drafter (`Drafter`): the wrapped drafter (`as_drafter` makes one of a model or head).
+        observer (`Callable[[DraftTree | None, list[list[int] | None]], None]`): called after every step, before its
+            tokens reach the streamer, with the tree that was proposed (None if none was) and, for every row, the
+            accepted nodes from the root's child down (None: not even the root is committed). Stopping criteria may
+            still drop the last accepted nodes.
     """
 
     def __init__(self, drafter: Drafter, observer: Observer):
