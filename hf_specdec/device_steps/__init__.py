@@ -1,12 +1,13 @@
 """
-Whole steps on the device, each one replay of one CUDA graph: the draft's levels, the target's forward, the walk, the
-commit, and the draft's catching up.
+Whole steps on the device, each one replay of one captured CUDA graph: the draft's levels, the target's forward, the
+walk, the commit, and the draft's catching up.
 
-- `rows`: what a step knows of the rows.
-- `drafts`: the draft's part.
-- `verdicts`: the walk, greedy or drawn from p.
+- `rows`: state of the rows, on the device.
+- `drafts`: the draft's part of a step.
+- `drawing`: the distribution from which children are drawn.
+- `verdicts`: the walk: greedy, by draws from p, or by rejection.
 - `step`: the parts in order, captured once and replayed for other calls.
-- `loop`: the host's part: which calls run like this, launching steps, reading behind what they did.
+- `loop`: the host's part: which calls run like this, launching steps, reading their reports one step behind.
 """
 
 from .loop import any_number_of_shapes, run_device_steps

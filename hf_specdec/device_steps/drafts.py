@@ -20,11 +20,11 @@ from .rows import Rows
 
 class Padding:
     """
-    Where the rows of a cache begin, at a fixed place.
+    Left padding of a cache's rows, in tensors at fixed addresses.
 
     Args:
         cache (`TreeCache`): the cache.
-        forward (`TreeForward`): of its model.
+        forward (`TreeForward`): a forward of the cache's model.
     """
 
     def __init__(self, cache: TreeCache, forward: TreeForward):
@@ -37,7 +37,7 @@ class Padding:
         self.held = mask_values(forward.dtype, device)
 
     def load(self, forward: TreeForward) -> None:
-        """Takes that of a call's forward, see `TreeForward`."""
+        """Copies the padding of a call's forward: `visible` and `position_shift` of `TreeForward`."""
         self.position_shift.copy_(forward.position_shift)
         first_slots = None if forward.visible is None else first_slots_of(forward.visible)
         if first_slots is None:
@@ -48,23 +48,24 @@ class Padding:
             self.visible.copy_(self._slots >= self.first_slots[:, None])
 
     def of(self, forward: TreeForward, cache: DeviceCache) -> TreeForward:
-        """A call's forward, over a cache whose lengths only the device knows, and with this padding."""
+        """The call's forward over a cache whose lengths are known to the device alone, with this padding."""
         return forward.over(cache, self.first_slots, self.visible, self.position_shift)
 
 
 def is_left_padded(forward: TreeForward) -> bool:
-    """Whether there is padding on the left alone, if at all."""
+    """Whether the rows of a forward have padding on the left alone, or none."""
     return forward.visible is None or first_slots_of(forward.visible) is not None
 
 
 class DevicePart(ABC):
     """
-    A drafter's part of a step: its state, at fixed places, which later calls fill by `load`. It knows no drafter, and
-    so keeps no model alive; what runs in a step gets that of the call that captures it, from `bind`.
+    A drafter's part of a step: its state, at fixed addresses, which `load` fills for later calls. A part holds no
+    drafter and so keeps no model alive: `bind` makes the drafter that the captured methods run with, from the drafter
+    of the capturing call.
 
     Args:
-        drafter (`Drafter`): of a call, after its first catching up.
-        tree (`TokenTree` or `DynamicTree`): what it grows.
+        drafter (`Drafter`): drafter of a call, after its first `catch_up`.
+        tree (`TokenTree` or `DynamicTree`): the tree to grow.
     """
 
     def __init__(self, drafter: Any, tree: TokenTree | DynamicTree):
@@ -72,46 +73,46 @@ class DevicePart(ABC):
         self.cache = DeviceCache(drafter.cache)
         self.padding = Padding(drafter.cache, drafter.forward)
         self.root_logits = drafter.root_logits.clone()
-        # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
+        # Tensors cached per tree elsewhere, held here because a graph reads them for as long as it lives.
         self.held = [held_levels(tree, drafter.device), causal_chain(tree.depth + 1, drafter.device)]
 
     def bind(self, drafter: Any) -> Any:
-        """The drafter, whose forwards go to the cache of this part."""
+        """A copy of the drafter whose forwards use the cache and padding of this part."""
         bound = copy.copy(drafter)
         bound.forward = self.padding.of(drafter.forward, self.cache)
         return bound
 
     def load(self, drafter: Any) -> None:
-        """Takes the state of a call's drafter."""
+        """Copies the state of a call's drafter."""
         self.padding.load(drafter.forward)
         self.root_logits.copy_(drafter.root_logits)
 
     def room(self, drafter: Any, rows: Rows) -> torch.Tensor:
-        """How many levels of draft tokens each row can use, `[batch]`."""
+        """Levels of draft tokens that each row can use, `[batch]` int64."""
         return rows.room()
 
     @abstractmethod
     def grow(self, drafter: Any, rows: Rows, warp: Warp | None) -> DraftTree:
-        """The tree behind the roots; `warp` if its children are to be drawn, see `grow`."""
+        """Grows the tree below the roots; `warp` makes the scores of q if children are drawn, see `growth.grow`."""
 
     @abstractmethod
     def catch_up(self, drafter: Any, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None) -> None:
         """
-        Forwards what a step has appended.
+        Forwards the tokens that a step has appended.
 
         Args:
-            rows (`Rows`): after the step.
-            lengths (`torch.Tensor` of shape `[batch]`, int64): tokens before it.
-            features (`torch.Tensor` of shape `[batch, depth + 1, size]`, *optional*): the target's, of the root and
-                the accepted nodes.
+            rows (`Rows`): state of the rows after the step.
+            lengths (`torch.Tensor` of shape `[batch]`, int64): tokens of every row before the step.
+            features (`torch.Tensor` of shape `[batch, depth + 1, size]`, *optional*): the target's features of the
+                root and the accepted nodes.
         """
 
 
 class ModelPart(DevicePart):
-    """A draft model's: its cache holds all tokens, the root's included."""
+    """A draft model's part of a step; its cache holds all tokens, the root included."""
 
     def room(self, drafter: DraftModelDrafter, rows: Rows) -> torch.Tensor:
-        """Also within the positions that the draft model knows."""
+        """Levels of draft tokens that each row can use, also within the positions that the draft model knows."""
         room = super().room(drafter, rows)
         if drafter.max_positions is None:
             return room
@@ -132,13 +133,13 @@ class ModelPart(DevicePart):
 
 
 class HeadPart(DevicePart):
-    """An EAGLE head's: its cache holds a row for every token but the first, each with the feature before it."""
+    """An EAGLE head's part of a step; its cache pairs every token after `drafter.first` with the feature before it."""
 
     def __init__(self, drafter: EagleDrafter, tree: TokenTree | DynamicTree):
         super().__init__(drafter, tree)
         self.root_states = drafter.root_states.clone()
         self.behind = torch.zeros(1, dtype=torch.long, device=drafter.device)
-        """How many rows the cache has less than there are tokens."""
+        """Number of tokens of a row minus its number of rows in the cache, `[1]` int64."""
         self.held += [drafter.held_rows, drafter.target_ids]
 
     def load(self, drafter: EagleDrafter) -> None:
@@ -155,7 +156,7 @@ class HeadPart(DevicePart):
     def catch_up(
         self, drafter: EagleDrafter, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None
     ) -> None:
-        assert features is not None  # a head always watches
+        assert features is not None  # a head's call always records features
         tokens = rows.behind(lengths, self.tree.depth + 1)
         self.cache.at(lengths - self.behind)
         states = drafter.forward_features(tokens, features.to(drafter.head.dtype))
@@ -165,4 +166,4 @@ class HeadPart(DevicePart):
 
 
 PARTS: dict[type[Drafter], type[DevicePart]] = {DraftModelDrafter: ModelPart, EagleDrafter: HeadPart}
-"""By type of drafter, its part. Subclasses may do anything, and have none."""
+"""Part of a step, by exact type of drafter. Subclasses of drafters have no part, because they may do anything."""

@@ -1,4 +1,4 @@
-"""Children that are drawn on the device from the draft's distribution."""
+"""Drawing of children from the draft's distribution, on the device."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from ..verification.draft_temperature import overlaps
 
 
 MOST_KEPT = 256
-"""Of a draft's tokens filters look at so many."""
+"""Number of the draft's best tokens that top-k and top-p filters look at."""
 _UNIT = 2**30
-"""Parts of one in which a report counts."""
+"""Factor by which overlaps are scaled to integers for a report."""
 
 
 class Drawing:
     """
-    What children are drawn from, and how the walk is told. q is made from the draft's logits as p is from the
-    target's, by the same values of each row, and sharper or flatter by one more temperature.
+    The distribution q from which children are drawn, and its form for the walk. q is made from the draft's logits as p
+    is from the target's, by the same warper values of each row, and sharpened or flattened by one more temperature.
 
     Args:
-        drafter: draws; its request says how many tokens the target knows.
+        drafter: the drafter that draws; its request holds the size of the target's vocabulary.
         sharpness (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row.
         temperature, top_p (`torch.Tensor` of shape `[batch]`, *optional*), top_k (`torch.Tensor` of shape `[batch]`,
-            int64, *optional*): the target's warpers; 1, 1 and 0 where a row has none. All tensors lie at fixed places.
+            int64, *optional*): values of the target's warpers; 1, 1 and 0 where a row has none. All tensors lie at
+            fixed addresses.
     """
 
     def __init__(
@@ -41,15 +42,15 @@ class Drawing:
         self.sharpness, self._temperature, self._top_k, self._top_p = sharpness, temperature, top_k, top_p
         self._vocabulary = getattr(drafter, "target_ids", None)
         self.columns = None
-        """For `rejection_walk`, see `draft_columns` there."""
+        """Draft column of every target token, for `rejection_walk`; None without a draft vocabulary."""
         if self._vocabulary is not None:
             self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size)
 
     def warp(self, logits: torch.Tensor) -> torch.Tensor:
         """
         The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the
-        `MOST_KEPT` best alone: a larger top-k filters nothing, a top-p keeps no more, but for ties with the last. (Any
-        q will do, since the walk knows it, and so no level has to sort its whole vocabulary.)
+        `MOST_KEPT` best tokens alone: a larger top-k filters nothing, and top-p keeps no more than these, except ties
+        with the last one. (Any q is exact, because the walk knows it; so no level has to sort its whole vocabulary.)
         """
         scores = logits.float() / _per_row(self.sharpness)
         if self._temperature is not None:
@@ -73,9 +74,9 @@ class Drawing:
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
-        What the host is to learn the sharpness from, as integers for a report, `[batch, temperatures]` int64: see
-        `overlaps`. `logits` are the target's at the root, `[batch, vocab]`, of whose warpers the temperature alone is
-        looked at.
+        Overlaps of p and q at the root, from which the host learns the sharpness: integers for a report,
+        `[batch, temperatures]` int64, see `overlaps`. `logits` are the target's at the root, `[batch, vocab]`; of the
+        target's warpers only the temperature is applied.
         """
         scores: Any = draft.scores
         if self._temperature is not None:
@@ -91,5 +92,5 @@ def _per_row(values: torch.Tensor) -> torch.Tensor:
 
 
 def mean_overlaps(reported: list[list[int]]) -> list[float]:
-    """The means over rows of what was reported."""
+    """Means over the rows of reported overlaps, one per temperature."""
     return [sum(values) / (len(values) * _UNIT) for values in zip(*reported, strict=True)]

@@ -1,4 +1,4 @@
-"""The host's part of steps on the device: launching them, and reading one step behind what they did."""
+"""The host's part of steps on the device: launching steps, and reading their reports one step behind."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 MOST_STEPS = 8
-"""Captured steps that the store of a target keeps."""
+"""Most captured steps that the store of a target keeps."""
 MOST_SHAPES = 2**14
-"""Of a model's inputs, for which it is compiled."""
+"""Most input shapes for which a model is compiled."""
 
 
 def any_number_of_shapes() -> AbstractContextManager[None]:
-    """Inside, a model is compiled for every shape that comes: each is captured, and seldom comes again."""
+    """Context in which models are compiled for any number of shapes: each is captured, and seldom comes again."""
     return torch._dynamo.config.patch(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
 
 
 def run_device_steps(call: SpeculativeCall) -> bool:
     """
-    Runs a call to its end, if its steps can be whole on the device.
+    Runs a call to its end, if its steps can run whole on the device.
 
     Args:
-        call (`SpeculativeCall`): after its prefill.
+        call (`SpeculativeCall`): a call after its prefill.
 
     Returns:
-        `bool`: whether it was; if not, nothing has happened.
+        `bool`: whether the call has run; if not, at most its drafter has caught up with the prompt.
     """
     warpers = _warpers_of(call)
     if warpers is None:
         if call.plan.compile and not call.judge.all_finished:
             warnings.warn("`compile=True`: the steps of this call are not whole on a CUDA device.", stacklevel=2)
         return False
-    drafter: Any = call.drafter  # one that has a part
+    drafter: Any = call.drafter  # of a type in `PARTS`
     drafter.catch_up(call.sequences)
     step = _step_for(call, warpers)
     if step is None:
@@ -69,8 +69,8 @@ def run_device_steps(call: SpeculativeCall) -> bool:
 
 def _warpers_of(call: SpeculativeCall) -> Warpers | None:
     """
-    The warpers of a call whose steps can be whole on the device; None of any other: there the host has to look at
-    every step, or what runs cannot be captured.
+    The warpers of a call whose steps can run whole on the device; None for other calls, where the host has to look at
+    every step, or the forwards cannot be captured.
     """
     target, sequences = call.target, call.sequences
     drafter: Any = call.drafter
@@ -109,7 +109,7 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
 
 
 def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
-    """A captured step with this call's state in it; None if it cannot be captured."""
+    """A captured step with the state of this call; None if it cannot be captured."""
     target, sequences = call.target, call.sequences
     drafter: Any = call.drafter
     plan: Any = call.plan
@@ -150,30 +150,30 @@ def _step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
 
 
 def _kind_of(call: SpeculativeCall) -> Literal["greedy", "target", "rejection"]:
-    """That of its `Verdict`."""
+    """The kind of `Verdict` that a call needs."""
     if not call.do_sample:
         return "greedy"
     return "rejection" if call.plan.uses_rejection else "target"
 
 
 def _forget(store: weakref.ref, key: Any) -> None:
-    """Lets a step go whose draft is gone. It knows the store weakly: a draft may outlive its targets."""
+    """Drops the captured step of a freed draft. The store is referenced weakly: a draft may outlive its targets."""
     of_target = store()
     if of_target is not None:
         of_target.steps.pop(key, None)
 
 
 def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceStep | None:
-    """A step, compiled if it is to be and can be; None if it cannot be captured."""
+    """A captured step, compiled first if `compiles` and if possible; None if the step cannot be captured."""
     record, name = RECORDERS[target.forward.device.type], type(target.model).__name__
     for with_compiler in (True, False) if compiles and store.compiles_steps else (False,):
         if with_compiler:
             logger.warning(f"Compiling the steps of {name}. This takes a minute or two, once.")
         try:
-            # A level of a tree after the other runs the same code on other shapes.
+            # All levels of a tree run the same code, on different shapes.
             with any_number_of_shapes():
                 return DeviceStep(target, *rest, with_compiler, record)  # type: ignore[call-arg]
-        except Exception as error:  # whatever stands against it, the call can do without
+        except Exception as error:  # whatever the obstacle, the call can run without
             what = "compiled" if with_compiler else "captured in a CUDA graph"
             warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason_of(error)}", stacklevel=2)
         if with_compiler:
@@ -186,8 +186,8 @@ def _capture(store: Any, compiles: bool, target: Target, *rest: Any) -> DeviceSt
 
 class _Loop:
     """
-    Launches step after step, and reads what one did while the next runs, unless the first may be the last by the
-    length of the text. When all rows have ended, one more step may be under way: it changes nothing.
+    Launches step after step, and reads each report while the next step runs, unless the step under way may be the last
+    by the length of the text. When all rows have ended, one more step may be under way: it changes nothing.
     """
 
     def __init__(self, call: SpeculativeCall, step: DeviceStep):
@@ -215,7 +215,7 @@ class _Loop:
         self._hand_over()
 
     def _goes_on(self) -> bool:
-        """Whether the text goes on even if the step under way accepts all that it drafts (and no row ends)."""
+        """Whether some row goes on even if the step under way accepts all its draft tokens (and no row ends)."""
         return any(
             not ended and length + self.most_new < self.max_length
             for length, ended in zip(self.lengths, self.ended, strict=True)
@@ -223,10 +223,11 @@ class _Loop:
 
     def _read(self, report: list[list[int]]) -> None:
         """
-        Takes note of a step.
+        Reads the report of a step: new tokens, lengths, ended rows and metrics.
 
         Raises:
-            RuntimeError: as plain `generate`, if there was nothing to draw from at a node.
+            RuntimeError: as in plain `generate`, if there was nothing to draw from at a node; or if the device rests
+                all rows though some go on.
         """
         call = self.call
         if any(accepted == NOTHING_TO_DRAW for accepted, *_ in report):
@@ -246,14 +247,14 @@ class _Loop:
             self._stream()
 
     def _learn(self, overlaps: list[list[int]]) -> None:
-        """Chooses the temperature of q for the steps that are not yet under way."""
+        """Updates the temperature of q, from reported overlaps, for steps that are not yet launched."""
         temperature, drawing = self.call.temperature, self.step.drawing
         if drawing is not None and temperature.begin_step():
             temperature.learn(mean_overlaps(overlaps))
             drawing.sharpness.fill_(temperature.value)
 
     def _stream(self) -> None:
-        """Shows the columns that all rows have, or have ended before."""
+        """Streams the columns for which every row has a token or has ended; ended rows are padded."""
         lengths = [len(tokens) for tokens in self.columns]
         going = [length for length, ended in zip(lengths, self.ended, strict=True) if not ended]
         pad = self.call.judge.pad_token
@@ -263,7 +264,7 @@ class _Loop:
             self.shown = column + 1
 
     def _hand_over(self) -> None:
-        """Leaves the call as its own steps would have."""
+        """Leaves text, lengths and cache of the call as steps by the host would have."""
         call, sequences, rows = self.call, self.call.sequences, self.step.rows
         longest = max(self.lengths)
         sequences.take(rows.text[:, :longest], self.lengths)
@@ -272,7 +273,7 @@ class _Loop:
 
 
 class _Report:
-    """A step's report on its way to the host."""
+    """Copy of a step's report from the device to the host."""
 
     def __init__(self, source: torch.Tensor):
         on_device = source.device.type == "cuda"
@@ -281,13 +282,13 @@ class _Report:
         self._event: Any = torch.cuda.Event() if on_device else None
 
     def copy_(self) -> None:
-        """Begins to copy."""
+        """Starts the copy, on the present stream."""
         self._copy.copy_(self._source, non_blocking=True)
         if self._event is not None:
-            self._event.record(torch.cuda.current_stream(self._source.device))  # where it is copied
+            self._event.record(torch.cuda.current_stream(self._source.device))  # the stream of the copy
 
     def rows(self) -> list[list[int]]:
-        """What has been copied; waits for it."""
+        """The copied report, as a list per row; waits for the copy."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy.tolist()

@@ -1,4 +1,4 @@
-"""What a captured step knows of the rows of a call, at fixed places on the device."""
+"""State of the rows of a call, at fixed addresses on the device, which captured steps read and write."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 @dataclass(frozen=True, eq=False)
 class Rows:
     """
+    State of the rows of a call, on the device.
+
     Args:
-        text (`torch.Tensor` of shape `[batch, capacity]`, int64): prompts and what was generated.
+        text (`torch.Tensor` of shape `[batch, capacity]`, int64): prompt and generated tokens.
         lengths (`torch.Tensor` of shape `[batch]`, int64): tokens of every row, the root included.
-        limits (`torch.Tensor` of shape `[batch]`, int64): tokens that a row may have.
+        limits (`torch.Tensor` of shape `[batch]`, int64): most tokens of every row, the prompt included.
         active (`torch.Tensor` of shape `[batch]`, bool): rows that have not ended.
-        end_tokens (`torch.Tensor` of shape `[ends]`, int64): what ends a row.
-        report (`torch.Tensor` of shape `[batch, 2 + depth + 1 + …]`, int64): what the last step did: accepted nodes
-            (-1 for a row that rested, or `NOTHING_TO_DRAW`), draft tokens that counted, and the new tokens, with -1
-            behind them; where children were drawn, also `Drawing.reported_overlaps`.
+        end_tokens (`torch.Tensor` of shape `[ends]`, int64): tokens that end a row.
+        report (`torch.Tensor` of shape `[batch, 2 + depth + 1 + …]`, int64): result of the last step: number of
+            accepted nodes (-1 for a row that rested, or `NOTHING_TO_DRAW`), number of valid draft tokens, and the new
+            tokens, followed by -1; where children were drawn, also `Drawing.reported_overlaps`.
     """
 
     text: torch.Tensor
@@ -30,10 +32,10 @@ class Rows:
 
     def load(self, ids: torch.Tensor, lengths: torch.Tensor, max_length: int, active: torch.Tensor) -> None:
         """
-        Takes the rows of a call.
+        Copies the rows of a call.
 
         Args:
-            ids (`torch.Tensor` of shape `[batch, tokens]`, int64): their tokens so far.
+            ids (`torch.Tensor` of shape `[batch, tokens]`, int64): tokens of the rows so far.
         """
         self.text[:, : ids.shape[1]] = ids
         self.lengths.copy_(lengths)
@@ -45,29 +47,29 @@ class Rows:
         return self.text.gather(1, self.lengths[:, None] - 1)
 
     def room(self) -> torch.Tensor:
-        """How many draft tokens each row can use, `[batch]`: the step's own token takes the last place."""
+        """Levels of draft tokens that each row can use, `[batch]`: the bonus or recovered token takes one place."""
         return self.limits - self.lengths - 1
 
     def behind(self, lengths: torch.Tensor, count: int) -> torch.Tensor:
         """
-        The `count` tokens behind the first `lengths` (`[batch]`) of every row; where there are fewer, the last one
-        again.
+        The `count` tokens after the first `lengths` (`[batch]`) of every row, `[batch, count]`; rows with fewer repeat
+        their last token.
         """
         places = lengths[:, None] + torch.arange(count, device=lengths.device)
         return self.text.gather(1, torch.minimum(places, self.lengths[:, None] - 1))
 
     def commit(self, path_tokens: torch.Tensor, accepted: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
         """
-        Appends what a walk came to, and ends rows.
+        Appends the tokens of a walk to the rows, and marks rows that end.
 
         Args:
             path_tokens (`torch.Tensor` of shape `[batch, depth + 1]`, int64): the tokens at the nodes of the path, the
                 root's first.
-            accepted (`torch.Tensor` of shape `[batch]`, int64): accepted nodes; -1 for rows that rest.
-            next_tokens (`torch.Tensor` of shape `[batch]`, int64): the token behind them; -1 if there is none.
+            accepted (`torch.Tensor` of shape `[batch]`, int64): number of accepted nodes; -1 for rows that rest.
+            next_tokens (`torch.Tensor` of shape `[batch]`, int64): the bonus or recovered token; -1 if there is none.
 
         Returns:
-            `torch.Tensor`: the new tokens, `[batch, depth + 1]` int64, with -1 behind them.
+            `torch.Tensor`: the new tokens, `[batch, depth + 1]` int64, followed by -1.
         """
         places = torch.arange(path_tokens.shape[1], device=path_tokens.device)
         new = torch.nn.functional.pad(path_tokens[:, 1:], (0, 1), value=-1)
@@ -81,12 +83,12 @@ class Rows:
         return new
 
     def tensors(self) -> list[torch.Tensor]:
-        """All of them."""
+        """All tensors of the state."""
         return [getattr(self, one.name) for one in fields(self)]
 
     @classmethod
     def of(cls, batch_size: int, capacity: int, end_tokens: list[int], width: int, device: torch.device) -> Rows:
-        """Room for the rows of any call of this size, with `width` columns in the report."""
+        """Zeroed state for the rows of any call of this size, with `width` columns in the report."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -96,7 +98,7 @@ class Rows:
             lengths=empty(batch_size),
             limits=empty(batch_size),
             active=empty(batch_size, dtype=torch.bool),
-            # A negative one, of which transformers only warns, is no token: here it would be the filling of reports.
+            # Negative end tokens, of which transformers only warns, would match the -1 that fills reports.
             end_tokens=torch.tensor([one for one in end_tokens if one >= 0], dtype=torch.long, device=device),
             report=empty(batch_size, width),
         )

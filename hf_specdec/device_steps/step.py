@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 class DeviceStep:
     """
-    The step of a call. Everything that it reads lies at fixed places: `load` puts a call's state there.
+    A captured step. All that it reads lies at fixed addresses, to which `load` copies the state of a call.
 
     Args:
-        target (`Target`), drafter (`Drafter`), sequences (`Sequences`), warpers (`Warpers`): the call's, after its
+        target (`Target`), drafter (`Drafter`), sequences (`Sequences`), warpers (`Warpers`): state of a call after its
             prefill.
-        kind (`str`): that of the `Verdict`.
+        kind (`str`): kind of the `Verdict`.
         draws (`bool`): whether children are drawn.
-        tree (`TokenTree` or `DynamicTree`): that of every step.
+        tree (`TokenTree` or `DynamicTree`): tree of every step.
         compiles (`bool`): whether forwards are compiled first.
-        record (`Callable`): captures a function, see `record_cuda_graph`.
+        record (`Callable`): function that captures another one, see `record_cuda_graph`.
 
     Raises:
         RuntimeError: if the step cannot be captured.
@@ -112,14 +112,14 @@ class DeviceStep:
         try:
             self.replay, _ = record(run, device)
         finally:
-            # Capturing runs a step first. What it wrote is behind what counts.
+            # Capturing runs a step first: its draws are undone here, and its K/V lies behind the committed slots.
             if device.type == "cuda":
                 torch.cuda.set_rng_state(state, device)
             else:
                 torch.set_rng_state(state)
 
     def load(self, target: Target, drafter: Any, sequences: Sequences, warpers: Warpers) -> None:
-        """Takes the state of a call that has done its prefill and whose drafter has caught up."""
+        """Copies the state of a call that has done its prefill and whose drafter has caught up."""
         device = self.rows.text.device
         ids = sequences.columns(max(sequences.lengths))
         lengths = torch.tensor(sequences.lengths, device=device)

@@ -1,4 +1,4 @@
-"""What decides on the device how far a row goes: the best tokens, draws from p, or rejection."""
+"""Verification on the device: walks along the best tokens, by draws from p, or by rejection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .drawing import Drawing
 
 
 NOTHING_TO_DRAW = -2
-"""In place of the number of accepted nodes: scores without a softmax."""
+"""Reported in place of the number of accepted nodes where a token was drawn from logits without a softmax."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +24,8 @@ class Verdict:
     Args:
         kind (`str`): `greedy`, `target` or `rejection`.
         temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
-            `[batch]`, int64, *optional*): what makes p, in the order temperature, top-k, top-p.
-        drawing (`Drawing`, *optional*): for `rejection`, what children were drawn from.
+            `[batch]`, int64, *optional*): values of the warpers that make p, in the order temperature, top-k, top-p.
+        drawing (`Drawing`, *optional*): for `rejection`, the distribution from which children were drawn.
     """
 
     kind: Literal["greedy", "target", "rejection"]
@@ -48,11 +48,12 @@ class Verdict:
         **options: Any,
     ) -> Any:
         """
-        See `hf_specdec_kernels.greedy_walk`, `target_walk` and `rejection_walk`.
+        Walks every row; see `hf_specdec_kernels.greedy_walk`, `target_walk` and `rejection_walk` for options and
+        result.
 
         Args:
-            by_depth (`torch.Tensor` of shape `[batch, depth + 1]`, float64, *optional*): numbers to draw with, by
-                depth; where they are negative, and without them, torch's generator makes them.
+            by_depth (`torch.Tensor` of shape `[batch, depth + 1]`, float64, *optional*): uniform random numbers, by
+                depth; where they are negative or not given, torch's generator draws them.
         """
         from hf_specdec_kernels import greedy_walk, rejection_walk, target_walk
 
@@ -90,7 +91,7 @@ class Verdict:
         return torch.where(is_bad.any(dim=1), NOTHING_TO_DRAW, accepted)
 
     def load(self, warpers: Warpers) -> None:
-        """Takes the values of a call of the same `key`."""
+        """Copies the warper values of a call that has warpers of the same names."""
         for name, value in warpers.values.items():
             getattr(self, name).fill_(value)
 
@@ -101,14 +102,16 @@ class Warpers:
     The warpers of a sampling call.
 
     Args:
-        values (`dict[str, float]`): of `temperature`, `top_k` and `top_p`, those that there are.
+        values (`dict[str, float]`): values by name, for the call's warpers among `temperature`, `top_k` and `top_p`.
     """
 
     values: dict[str, float]
 
     @classmethod
     def of(cls, processors: LogitsProcessorList) -> Warpers | None:
-        """Those of a call; None if it has other processors, or the same in another order."""
+        """
+        The warpers of a call's logits processors; None if other processors, options or another order are among them.
+        """
         values: dict[str, float] = {}
         for processor in processors:
             kind, order = type(processor), tuple(values)
@@ -126,6 +129,6 @@ class Warpers:
         return cls(values)
 
     def tensors(self, batch_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """Room for the values of calls with these warpers, `[batch]` each."""
+        """Tensors for the values of calls with these warpers, `[batch]` each: int64 for `top_k`, else float32."""
         dtypes = {"temperature": torch.float32, "top_k": torch.long, "top_p": torch.float32}
         return {name: torch.ones(batch_size, dtype=dtypes[name], device=device) for name in self.values}

@@ -20,8 +20,8 @@ _copies: weakref.WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, tuple[tupl
 
 def in_dtype_of(head: Head, target: PreTrainedModel) -> Head:
     """
-    The head in the target's dtype, unless its own was asked for (`follows_target_dtype`): a copy with the same config,
-    kept for the next call. Where the head's weights have changed since, the copy takes them over in place.
+    The head in the target's dtype, unless the head's own was asked for (`follows_target_dtype`): a copy with the same
+    config, kept for the next call. Where the head's weights have changed since, the copy takes them over in place.
     """
     dtype, tensors = dtype_for(head, target), _tensors_of(head)
     if head.dtype == dtype:

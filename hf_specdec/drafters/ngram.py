@@ -177,8 +177,8 @@ def _as_draft_tree(rows: list[_Filled], num_nodes: int, device: torch.device, vo
     tokens, parents, deepest = [], [], 0
     for filled in rows:
         missing = num_nodes - len(filled.tokens)
-        # A prompt may hold ids beyond the vocabulary (placeholders of images): no draft tokens, and none below them
-        # counts.
+        # A prompt may hold ids beyond the vocabulary (placeholders of images): nodes with these, and all nodes below
+        # them, are invalid.
         tokens.append(_without_foreign(filled, vocab_size) + [-1] * missing)
         parents.append([0, *filled.parents] + [0] * missing)
         depths = [0]
