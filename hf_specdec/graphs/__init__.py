@@ -1,10 +1,11 @@
 """
-CUDA graphs of forwards over trees: at small batch a forward's launches take the host longer than the device computes.
+CUDA graphs of forwards over trees: at small batch the host launches a forward more slowly than the device computes it.
 
 A `GraphStore` holds the K/V of a model for one batch size and capacity, and the graphs that were captured over them,
-so that calls with other prompts replay them. It goes with its model. Everything that differs from step to step is
-copied into the graph's own tensors first: tokens, positions, slots to write, masks over all slots, other inputs.
-A forward is captured when its shape comes for the second time; where that fails, the model goes on without graphs.
+so that calls with other prompts replay them. A store is freed with its model. Everything that differs from step to
+step is copied into the graph's own tensors first: tokens, positions, slots to write, masks over all slots, other
+inputs. A forward is captured when its shape comes for the second time; where that fails, the model goes on without
+graphs.
 """
 
 from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph

@@ -1,4 +1,4 @@
-"""Capturing what runs on a device as a graph, and the memory that graphs share."""
+"""Capture of functions in CUDA graphs, and the memory pools that graphs share."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import torch
 
 
 Record = Callable[..., tuple[Callable[[], None], list[torch.Tensor]]]
-"""As `record_cuda_graph`."""
+"""Type of functions such as `record_cuda_graph`."""
 
 
 _capturing = threading.Lock()
-"""Two threads at a time would both capture the draws of the device's one random generator."""
+"""Lock of all captures: two threads at a time would both capture the draws of the device's one random generator."""
 
 
 def record_cuda_graph(
     run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None = None
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """
-    Captures `run` after a first run for what is done once; returns what replays it, and its tensors. Graphs that share
-    a `pool` must never run at the same time, nor read what another left there.
+    Captures `run` in a CUDA graph, after a warm-up run; returns the function that replays the graph, and the tensors
+    that `run` returned. Graphs that share a `pool` must never run at the same time, nor read what another one left in
+    it.
     """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -34,8 +35,8 @@ def record_cuda_graph(
     try:
         return _capture_on(stream, run, device, pool)
     except torch.cuda.OutOfMemoryError:
-        pass  # what the failed capture has made is known to the exception: it must be gone first
-    # Elsewhere torch would have given back what it holds for later; while a graph is captured it cannot.
+        pass  # the exception refers to memory of the failed capture, and must be freed first
+    # When out of memory torch frees its cached blocks and tries again, but not while a graph is captured.
     gc.collect()
     torch.cuda.empty_cache()
     return _capture_on(stream, run, device, pool)
@@ -45,7 +46,7 @@ def _capture_on(
     stream: torch.cuda.Stream, run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
     graph = torch.cuda.CUDAGraph()
-    # The graph gets a cuBLAS workspace of its own: that of the stream goes when torch.compile captures its graphs.
+    # The graph gets its own cuBLAS workspace: the stream's is freed when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
         with _capturing, torch.cuda.stream(stream), _without_collection():
@@ -54,7 +55,7 @@ def _capture_on(
             try:
                 tensors = run()
             except BaseException:
-                with suppress(RuntimeError):  # that the capture has failed: why says more
+                with suppress(RuntimeError):  # the error of the failed capture: the first one says more
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -70,8 +71,8 @@ def _capture_on(
 @contextmanager
 def _without_collection() -> Iterator[None]:
     """
-    What garbage holds may not be freed while a graph is captured. (`torch.cuda.graph` collects it all before instead,
-    and empties torch's cache: both take longer than the capture.)
+    Disables garbage collection during a capture, when no memory may be freed. (`torch.cuda.graph` collects all garbage
+    beforehand instead, and empties torch's cache: both take longer than the capture.)
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -84,23 +85,23 @@ def _without_collection() -> Iterator[None]:
 
 class GraphPool:
     """
-    Memory for graphs that take turns. Where a capture has failed, or all graphs may be gone, nothing more can be
-    captured into the same: those to come get another.
+    Memory pool of graphs that never run at the same time. After a failed capture, or when all its graphs may have been
+    freed, no more graphs can be captured into a pool: later ones get another.
     """
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def handle(self) -> Any:
-        """What torch knows the memory by."""
+        """torch's handle of the memory pool."""
         if self._handle is None:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
 
     def leave(self) -> None:
-        """Lets it to those that are captured already."""
+        """Leaves the present memory pool to graphs captured so far; later captures get a new one."""
         self._handle = None
 
 
 RECORDERS: dict[str, Record] = {"cuda": record_cuda_graph}
-"""By type of device, how a forward is captured; elsewhere none is."""
+"""Capturing function by type of device; on other devices nothing is captured."""

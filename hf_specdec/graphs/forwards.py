@@ -1,4 +1,4 @@
-"""A forward as a graph: what differs from step to step lies at fixed places, which are filled before each replay."""
+"""Captured forwards, whose changing inputs lie at fixed addresses and are filled before each replay."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 class StaticContext:
     """
-    The `tree_context` of a captured forward: what it says of the present step, at fixed places.
+    The `tree_context` of a captured forward: masks and kernel inputs of the present step, at fixed addresses.
 
     Args:
-        context (`TreeContext`): of the present step, over all slots.
+        context (`TreeContext`): context of the present step, over all slots.
     """
 
     def __init__(self, context: TreeContext):
@@ -36,7 +36,7 @@ class StaticContext:
         self._placeholder: torch.Tensor | None = None
 
     def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
-        """As `TreeContext.mask`, `[batch, 1, queries, capacity]`."""
+        """Additive mask `[batch, 1, queries, capacity]` of the present step, see `TreeContext.mask`."""
         key = (dtype, device, window)
         if key not in self._masks:
             mask = self._context.mask(*key)
@@ -44,7 +44,7 @@ class StaticContext:
         return self._masks[key]
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As `TreeContext.model_mask`."""
+        """Mask that the model itself is given, see `TreeContext.model_mask`."""
         if not self.uses_kernel:
             return self.mask(dtype, device)
         if self._placeholder is None:
@@ -52,7 +52,7 @@ class StaticContext:
         return self._placeholder
 
     def refresh(self, context: TreeContext) -> None:
-        """Takes what another step says."""
+        """Copies masks and kernel inputs from the context of another step."""
         self._context = context
         if self.kernel_inputs is not None:
             self.kernel_inputs.copy_(context.kernel_inputs)
@@ -62,13 +62,13 @@ class StaticContext:
 
 class RecordedForward:
     """
-    A forward as a graph, over inputs at fixed places, which the owner keeps and fills.
+    A captured forward, over inputs at fixed addresses, which the owner keeps and fills.
 
     Args:
         forward (`TreeForward`): the forward.
-        nodes (`NodeInputs`), context: what it is given.
-        window (`Callable`): makes what says where it writes.
-        record (`Callable`): captures a function, see `record_cuda_graph`.
+        nodes (`NodeInputs`), context: inputs of the forward.
+        window (`Callable`): makes the write window of the cache, for every run.
+        record (`Callable`): function that captures another one, see `record_cuda_graph`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RecordedForward:
         self._features = forward.features
 
         def run() -> list[torch.Tensor]:
-            """Its output's tensors, and the hidden states that somebody watches."""
+            """The tensors of the forward's output, and the watched hidden states."""
             live, forward.cache.write_window = forward.cache.write_window, window()
             try:
                 recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
@@ -92,17 +92,17 @@ class RecordedForward:
             return [outputs[name] for name in self._names] + [one for place in states for one in place]
 
         self._replay, self._tensors = record(run, forward.device)
-        self._features = None  # knows the call, and so the model: it must not keep that alive
+        self._features = None  # refers to the call, and so to the model, which must not be kept alive
 
     def __call__(
         self, features: Features | None, part: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
     ) -> ModelOutput:
         """
-        The forward's output for what its inputs hold now; its tensors are the caller's.
+        Replays the forward over its present inputs; the caller owns the tensors of the output.
 
         Args:
-            features (`Features`, *optional*): who watches hidden states.
-            part (`Callable`, *optional*): what of a tensor counts.
+            features (`Features`, *optional*): collects watched hidden states.
+            part (`Callable`, *optional*): takes from each tensor the part that is wanted.
         """
         self._features = features
         self._replay()
@@ -116,23 +116,23 @@ class RecordedForward:
 
 class CapturedForward:
     """
-    A forward of one shape as a graph.
+    A captured forward of one shape, with its inputs.
 
     Args:
         forward (`TreeForward`): the forward.
-        nodes (`NodeInputs`), context (`TreeContext`): those of the present step, the latter over all slots.
-        record (`Callable`): captures a function, see `record_cuda_graph`.
+        nodes (`NodeInputs`), context (`TreeContext`): inputs of the present step; the context covers all slots.
+        record (`Callable`): function that captures another one, see `record_cuda_graph`.
     """
 
     def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, record: Record):
         self._nodes, self._masks = nodes.clone(), StaticContext(context)
         slots = _slots(forward.cache).to(forward.device, copy=True)
-        # Kept: a replay reads what it holds.
+        # Kept, because a replay reads its tensors.
         self._window = window = WriteWindow(None, forward.cache.storage.capacity, slots)
         self._recorded = RecordedForward(forward, self._nodes, self._masks, lambda: window, record)
 
     def __call__(self, cache: TreeCache, nodes: NodeInputs, context: TreeContext, features: Any) -> ModelOutput:
-        """The forward's output for another step; its tensors are the caller's."""
+        """Replays the forward with the inputs of another step; the caller owns the tensors of the output."""
         self._nodes.copy_(nodes)
         self._window.slots.copy_(_slots(cache))
         self._masks.refresh(context)
@@ -140,7 +140,7 @@ class CapturedForward:
 
 
 def _slots(cache: TreeCache) -> torch.Tensor:
-    """Where the nodes of the present step are written, `[batch, nodes]` int64."""
+    """Slots to which the nodes of the present step are written, `[batch, nodes]` int64."""
     window = cache.write_window
     if window.slots is not None:
         return window.slots

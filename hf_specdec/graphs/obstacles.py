@@ -1,4 +1,4 @@
-"""Which models can be captured, and what a capture depends on."""
+"""Which models can be captured in CUDA graphs, and on which state of a model a capture depends."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .capturing import RECORDERS
 
 def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -> str | None:
     """
-    Why forwards of a model cannot be captured; None if they can.
+    The reason why forwards of a model cannot be captured; None if they can.
 
     Raises:
-        ValueError: if they cannot, and graphs are demanded (`wanted` is True, not "auto").
+        ValueError: if the model cannot be captured, and graphs are demanded (`wanted` is True, not "auto").
     """
     obstacle = _obstacle(model)
     if obstacle is not None and wanted is True:
@@ -32,7 +32,7 @@ def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -
 
 
 def _obstacle(model: PreTrainedModel) -> str | None:
-    """Why forwards of a model cannot be captured."""
+    """The reason why forwards of a model cannot be captured; None if they can."""
     if model.device.type not in RECORDERS:
         return f"runs on {model.device.type}"
     if len({parameter.device for parameter in parameters_of(model)}) > 1 or hasattr(model, "_hf_hook"):
@@ -51,25 +51,27 @@ def _obstacle(model: PreTrainedModel) -> str | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether there are hooks besides ours, and transformers' for `output_hidden_states`, which it never removes."""
+    """Whether a module has hooks besides ours and those that transformers keeps for `output_hidden_states`."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return any(not hasattr(hook, "of_features") and hook.__module__ != output_capturing.__name__ for hook in hooks)
 
 
 def fingerprint_of(model: PreTrainedModel) -> Any:
-    """Where its weights are, which adapters act, how it attends: what was moved or switched is captured anew."""
+    """
+    Addresses of the weights, active adapters and attention implementation: when one changes, graphs are captured anew.
+    """
     places = tuple(tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model)))
     adapters = tuple(
         str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
         for module in modules_of(model)
-        if hasattr(type(module), "disable_adapters")  # else to ask the module takes torch a while
+        if hasattr(type(module), "disable_adapters")  # asking the module instead of its class is slow
         if isinstance(module.disable_adapters, bool)  # a model has a method of that name
     )
     return hash(places), implementation_of(model), adapters
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in a line. The compiler says on a first one that something was raised, and what on a second."""
+    """First line of an error's text; the second, too, if the first ends in a colon, as in errors of the compiler."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
@@ -77,7 +79,7 @@ def reason_of(error: Exception) -> str:
 def warn_of_failed_capture(
     model: PreTrainedModel, error: Exception, part: str = "A forward", what: str = "captured in a CUDA graph"
 ) -> None:
-    """Says that a model goes on without graphs, and why."""
+    """Warns that a model goes on without graphs, and why."""
     reason = reason_of(error)
     warnings.warn(
         f"{part} of {type(model).__name__} could not be {what}, and runs without: {reason}",

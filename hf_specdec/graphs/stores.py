@@ -1,4 +1,4 @@
-"""The graphs of a model, with the K/V over which they were captured, and which call has them."""
+"""Stores of captured graphs per model, with the K/V over which they were captured, and their loans to calls."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
 
 SMALLEST_CAPACITY = 512
 MOST_QUERIES = 256
-"""Longer forwards are those of prompts, whose lengths seldom come again, and busy the device long enough."""
+"""
+Most queries per row of a captured forward, besides prompt chunks of a width in `WIDTHS`. Other longer forwards are
+those of prompts, whose lengths seldom recur, and keep the device busy long enough.
+"""
 STORES_PER_MODEL = 4
 MOST_GRAPHS = 64
-"""Of a store."""
+"""Most graphs of one store."""
 SHARE_OF_FREE_MEMORY = 0.3
 
 
 class GraphStore:
     """
-    K/V for one model, batch size and capacity, and the graphs captured over them.
+    K/V memory of one model, for one batch size and capacity, and the graphs captured over it.
 
     Args:
-        capacity (`int`): slots.
+        capacity (`int`): slots per row.
     """
 
     def __init__(self, capacity: int):
@@ -53,26 +56,29 @@ class GraphStore:
         self._seen: set[Any] = set()
         self._pool = GraphPool()
         self.steps: dict[Any, DeviceStep] = {}
-        """Whole steps of this target, each with some draft, that were captured over this memory."""
+        """Whole steps of this target, each with some draft, captured over this memory."""
         self.compiles_steps = True
         self.captures_no_steps_with: weakref.WeakSet[GraphStore] = weakref.WeakSet()
-        """The stores of drafts with which a step could not be captured."""
+        """Stores of drafts with which a step could not be captured."""
         self._last_used: torch.cuda.Event | None = None
 
     def take(self, device: torch.device) -> None:
-        """Lets the present stream wait for what the last borrower left under way on its own."""
+        """Makes the present stream wait for work that the last borrower left under way on its own stream."""
         if self._last_used is not None:
             torch.cuda.current_stream(device).wait_event(self._last_used)
 
     def leave(self, device: torch.device) -> None:
-        """Notes what is under way; see `take`."""
+        """Records an event for the work under way on the present stream, for which `take` waits."""
         if device.type == "cuda":
             self._last_used = torch.cuda.current_stream(device).record_event()
 
     def layer(
         self, index: int, shapes: list[tuple[int, ...]], likes: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Zeros for the keys and values of a layer, like these but for the shapes: the same memory at every call."""
+        """
+        Zeroed keys and values of a layer, with these shapes, and dtype and device of `likes`. The memory is the same
+        at every call; other shapes or dtypes take new memory and drop all graphs.
+        """
         held = self._layers.get(index)
         wanted = [(shape, like.dtype) for shape, like in zip(shapes, likes, strict=True)]
         if held is None or [(tuple(states.shape), states.dtype) for states in held] != wanted:
@@ -81,7 +87,7 @@ class GraphStore:
             self.steps.clear()
             held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
-            torch._foreach_zero_(list(held))  # what another text left there may be no number
+            torch._foreach_zero_(list(held))  # another text may have left NaN there
         return held
 
     def held(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -89,11 +95,11 @@ class GraphStore:
         return self._layers.get(index)
 
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
-        """A forward by its graph; None if it is to run without."""
+        """Runs a forward by its graph, which is captured at the second use of a shape; None if there is no graph."""
         queries = nodes.tokens.shape[1]
         if not self.works or not forward.can_be_captured or (queries > MOST_QUERIES and queries not in WIDTHS):
             return None
-        if forward.cache.write_window.end > self.capacity:  # the cache is about to leave
+        if forward.cache.write_window.end > self.capacity:  # the cache is about to outgrow this store
             return None
         features = forward.features
         words = -(-context.ancestors.shape[2] // NODES_PER_WORD) if context.uses_kernel else None
@@ -127,7 +133,7 @@ _Key = tuple[int, int, bool]
 
 @dataclass
 class _Shelf:
-    """The stores of a model. `fingerprint` says what its graphs depend on besides shapes."""
+    """The stores of a model. `fingerprint` is the state on which its graphs depend besides shapes."""
 
     fingerprint: Any
     stores: dict[_Key, GraphStore] = field(default_factory=dict)
@@ -140,10 +146,10 @@ _shelves: weakref.WeakKeyDictionary[nn.Module, _Shelf] = weakref.WeakKeyDictiona
 
 class GraphLoans:
     """
-    What one call borrows. Two calls at a time never have the same store: the second goes without.
+    The stores that one call borrows. Two calls at a time never share a store: the second runs without graphs.
 
     Args:
-        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where it can be done.
+        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where the model can be captured.
     """
 
     def __init__(self, wanted: bool | Literal["auto"]):
@@ -152,7 +158,8 @@ class GraphLoans:
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
         """
-        A store with room for so many slots per row, or None.
+        Borrows a store of at least `num_slots` slots per row; None if there is none: graphs are unwanted or
+        impossible, the store is lent, or memory is scarce.
 
         Raises:
             ValueError: if graphs are demanded of a model that cannot be captured.
@@ -161,9 +168,9 @@ class GraphLoans:
             return None
         if obstacle_to_graphs(model, self.wanted) is not None:
             return None
-        num_slots += NODES_PER_WORD  # nodes that nobody sees, behind those of a step
+        num_slots += NODES_PER_WORD  # padding nodes behind those of a step, to which no query attends
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
-        # Tensors of an inference mode are of no use outside of one.
+        # Tensors made in inference mode cannot be used outside of it.
         key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
         with _lock:
             shelf = _shelves.get(model)
@@ -184,7 +191,7 @@ class GraphLoans:
         return store
 
     def give_back(self) -> None:
-        """Lets other calls have the stores."""
+        """Gives the stores back, for other calls."""
         lent, self._lent = self._lent, []
         try:
             for _, _, store, device in lent:
@@ -197,7 +204,7 @@ class GraphLoans:
 
 @contextmanager
 def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
-    """Loans for one call."""
+    """Context with the loans of one call, given back at its end."""
     loans = GraphLoans(wanted)
     try:
         yield loans
@@ -211,5 +218,5 @@ def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
     config = model.config.get_text_config(decoder=True)
     needed = batch_size * capacity * config.num_hidden_layers * kv_bytes_per_layer(config, model.dtype)
     free, _ = torch.cuda.mem_get_info(model.device)
-    kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # by torch, for reuse
+    kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # cached by torch
     return needed < SHARE_OF_FREE_MEMORY * (free + kept)
