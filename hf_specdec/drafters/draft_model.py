@@ -48,7 +48,9 @@ class DraftModelDrafter(Drafter):
             self._prefill(sequences, visible)
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor) -> None:
-        """Prepares for forwards into an empty cache; `shift` is the `position_shift` of `TreeForward`."""
+        """
+        Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift` (`position_shift`).
+        """
         self.device, self.cache = execution_device(self.model), cache
         config = self.model.config.get_text_config(decoder=True)
         self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)

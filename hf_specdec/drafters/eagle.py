@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LONGEST_FORWARD = 512
 """Most rows of one forward of a head while it catches up: bounds its memory."""
 FEW = 16
-"""Most waiting rows that are forwarded unpadded: as many as steps leave behind. More rows are those of prompts."""
+"""Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
 MOST_WAITING = 4096
 """Most features that wait for a forward while speculation is off, over all rows: bounds their memory."""
 
@@ -156,8 +156,8 @@ class EagleDrafter(Drafter):
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
         """
-        Prepares for forwards into an empty cache; `shift` is the `position_shift` of `TreeForward`. The first row
-        pairs the feature of token `first` with the token after it.
+        Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift` (`position_shift`). The
+        first row pairs the feature of token `first` with the token after it.
         """
         self.device, self.cache, self.first = execution_device(self.head), cache, first
         self.forward = TreeForward(self.head, cache, visible, shift, shift_of_all=first if visible is None else None)
@@ -264,7 +264,7 @@ class EagleDrafter(Drafter):
 
     def _width(self, count: int) -> int:
         """
-        Number of rows to forward for `count` waiting ones; rows of prompts are padded to a width with CUDA graphs.
+        Rows to forward for `count` waiting ones: more than `FEW` are padded to a width with CUDA graphs, if it fits.
         """
         storage, forward = self.cache.storage, self.forward
         if not isinstance(storage, GraphStore) or not storage.works or count <= FEW:
