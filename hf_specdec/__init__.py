@@ -1,11 +1,11 @@
 """
 hf_specdec: lossless tree speculative decoding for Hugging Face transformers.
 
-Importing it lets `model.generate` take `tree=` and `speculative_config=` beside `assistant_model=`:
+Importing hf_specdec lets `model.generate` take `tree=` and `speculative_config=` beside `assistant_model=`:
 
     model.generate(**inputs, assistant_model=draft, tree="[(0,), (1,), (0, 0)]")
 
-Nothing is loaded before it is needed, as in transformers.
+Torch, transformers and most submodules are imported only on first use.
 """
 
 from importlib import import_module

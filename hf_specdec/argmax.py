@@ -1,4 +1,4 @@
-"""The index of the largest score."""
+"""Argmax over the vocabulary, by numpy on the CPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 def argmax(scores: torch.Tensor) -> torch.Tensor:
     """
-    `scores.argmax(dim=-1)`, `[…, vocab]` to `[…]` int64: the first of equals. On the CPU numpy's is used, which takes
-    3 µs for 49,152 float32 scores where torch's takes 30, and for bfloat16 170.
+    `scores.argmax(dim=-1)`, `[…, vocab]` to `[…]` int64; ties go to the first index. On the CPU numpy computes it,
+    in 3 µs for 49,152 float32 scores where torch takes 30 µs (170 µs for bfloat16).
     """
     if scores.device.type != "cpu":
         return scores.argmax(dim=-1)

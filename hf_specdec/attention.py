@@ -1,9 +1,9 @@
 """
-"tree_attention": attention over a tree of draft tokens, registered for attention and for masks.
+"tree_attention": attention over a tree of draft tokens, registered with transformers as attention and mask function.
 
-While a call speculates, its models use it instead of the implementation they had. Where a forward carries a
-`TreeContext` it attends along the tree; everywhere else (the prefill, other threads) it falls through to the
-implementation the model had.
+While a call speculates, its models use "tree_attention" instead of their own implementation. A forward that carries a
+`TreeContext` attends along the tree; every other forward (prefill, other threads) falls through to the model's own
+implementation.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ NAME = "tree_attention"
 @dataclass(eq=False)
 class TreeContext:
     """
-    What one tree forward may attend to. A query is a node; the keys are the slots of a `TreeCache`: the committed ones
-    of its row, and behind them those of the tree's nodes.
+    What the queries of one tree forward may attend to. Queries are nodes; keys are the slots of a `TreeCache`: the
+    committed slots of the query's row, followed by the slots of the tree's nodes.
 
     Args:
-        lengths (`list[int]`): committed slots of every row.
-        lengths_device (`torch.device`): where they are wanted as a tensor: that of the other tensors.
+        lengths (`list[int]`): number of committed slots of every row.
+        lengths_device (`torch.device`): device on which masks and lengths are computed.
         visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens,
             where some hold padding.
-        num_slots (`int`): slots the forward gets to see (keys).
+        num_slots (`int`): number of slots (keys) that the forward sees.
         ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes a query may attend to.
-        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depth of every query below the last
-            committed slot + 1.
-        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node behind the committed
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depth of every query; depth 0 is the
+            position right after the committed slots.
+        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node after the committed
             slots.
-        uniform_length (`int`, *optional*): the length, where all rows have the same.
-        kernel_device (`torch.device`, *optional*): where layers attend by the kernel, and need no mask.
-        first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, what `visible` says.
-        node_multiple (`int`): for the kernel, nodes are filled up to a multiple of this.
-        device_lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): the lengths, where only the device knows
-            them; then `lengths` says no more than how many rows there are.
-        block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*): for the kernel, where the slots of
-            a paged cache are.
+        uniform_length (`int`, *optional*): number of committed slots, if it is equal in all rows.
+        kernel_device (`torch.device`, *optional*): device on which layers attend with the tree-attention kernel, which
+            needs no mask; None: layers attend with a mask.
+        first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, the first slot of every row
+            that holds a token.
+        node_multiple (`int`): for the kernel, the number of nodes is padded to a multiple of this.
+        device_lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): number of committed slots of every row,
+            if the cache has it on the device. Where only the device knows it, `lengths` is good for its size alone.
+        block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*): for the kernel, the block table of
+            every row of a paged cache.
     """
 
     lengths: list[int]
@@ -75,8 +77,8 @@ class TreeContext:
 
     def over(self, num_slots: int, node_multiple: int = NODES_PER_WORD) -> TreeContext:
         """
-        The same for a forward that gets to see more slots, of which those behind the nodes are nothing; with
-        `node_multiple`, so that the levels of a tree can share a graph.
+        A copy for a forward that sees `num_slots` slots, of which those after the nodes are masked out. The number of
+        nodes is padded to a multiple of `node_multiple`, so that the levels of a tree can share a captured graph.
         """
         return replace(
             self, num_slots=num_slots, node_multiple=node_multiple, was_used=False, _masks={}, _kernel_inputs=None
@@ -84,12 +86,12 @@ class TreeContext:
 
     @property
     def uses_kernel(self) -> bool:
-        """Whether layers attend by the kernel."""
+        """Whether layers attend with the tree-attention kernel."""
         return self.kernel_device is not None
 
     @property
     def kernel_inputs(self) -> KernelInputs:
-        """What the kernel needs to know."""
+        """The tree-attention kernel's arguments for this forward, built on first use."""
         if self._kernel_inputs is None:
             self._kernel_inputs = self._make_kernel_inputs()
         return self._kernel_inputs
@@ -106,7 +108,7 @@ class TreeContext:
         ).to(self.kernel_device)
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """What the model itself is given as its mask: without use where layers attend by the kernel."""
+        """The mask that the model itself is given: `mask`, or unused zeros where layers attend with the kernel."""
         if not self.uses_kernel:
             return self.mask(dtype, device)
         shape = (len(self.lengths), 1, self.ancestors.shape[1], self.num_slots)
@@ -130,18 +132,16 @@ class TreeContext:
 
     @property
     def _sees_all(self) -> bool:
-        """
-        Whether there is but one query, which attends to every slot: the level of a chain, or a step without a tree.
-        """
+        """Whether a single query attends to every slot: the level of a chain, or a step without a tree."""
         if self.ancestors.shape[1] > 1 or self.uniform_length is None or self.visible is not None:
             return False
         if self.num_slots > self.uniform_length + self.ancestors.shape[2]:
             return False
-        return self.ancestors.device.type == "cpu" and bool(self.ancestors.all())  # elsewhere the look would be a wait
+        return self.ancestors.device.type == "cpu" and bool(self.ancestors.all())  # elsewhere it would synchronize
 
     @cached_property
     def _allowed(self) -> torch.Tensor:
-        """`[1 or batch, queries, slots]`, bool."""
+        """Which slots a query may attend to, `[1 or batch, queries, slots]` bool."""
         queries, num_nodes = self.ancestors.shape[1:]
         if self.uniform_length is not None and self.visible is None:
             behind = self.num_slots - self.uniform_length - num_nodes
@@ -153,7 +153,7 @@ class TreeContext:
         allowed = (nodes < 0) | (in_tree & (nodes >= 0) & (nodes < num_nodes))
         if self.visible is None:
             return allowed
-        # Padding may be among the nodes, too: in the first forward of a head, whose nodes are a prompt's tokens.
+        # Nodes may be padding, too: in the prefill of a head, whose nodes are the prompt's tokens.
         visible = torch.nn.functional.pad(
             self.visible, (0, max(self.num_slots - self.visible.shape[1], 0)), value=True
         )
@@ -161,7 +161,7 @@ class TreeContext:
 
     @cached_property
     def _nodes(self) -> torch.Tensor:
-        """For every row and slot, the node in it (negative: committed), `[batch, slots]`."""
+        """Index of the node in every slot, `[batch, slots]` int64; negative for committed slots."""
         lengths = self.device_lengths
         if lengths is None:
             lengths = torch.tensor(self.lengths, device=self.lengths_device)
@@ -169,7 +169,7 @@ class TreeContext:
 
     @cached_property
     def _distances(self) -> torch.Tensor:
-        """Positions from key to query, `[batch, queries, slots]`."""
+        """Position of the query minus position of the key, `[batch, queries, slots]` int64."""
         rows = len(self.lengths)
         depths = self.node_depths.expand(rows, -1).gather(1, self._nodes.clamp(0, self.node_depths.shape[1] - 1))
         return self.query_depths[:, :, None] - torch.where(self._nodes < 0, self._nodes, depths)[:, None]
@@ -177,7 +177,7 @@ class TreeContext:
 
 @lru_cache(maxsize=16)
 def mask_values(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an additive mask holds for allowed and for hidden slots."""
+    """The values of an additive mask for allowed and for hidden slots."""
     return torch.zeros((), dtype=dtype, device=device), torch.full(
         (), torch.finfo(dtype).min, dtype=dtype, device=device
     )
@@ -217,8 +217,8 @@ def tree_attention(
 
 class _AsBefore:
     """
-    An attention layer whose config names the implementation it had: flash attention asks the config which of its
-    kernels to run.
+    Proxy of an attention layer (or its config) that reports the implementation from before the switch, because flash
+    attention reads from the config which of its kernels to run.
     """
 
     def __init__(self, part: Any, implementation: str):
@@ -233,7 +233,8 @@ class _AsBefore:
 
 def tree_attention_mask(*args, config: PreTrainedConfig, **kwargs) -> Any:
     """
-    The registered mask function: what the implementation the model had would make. Tree forwards bring their own.
+    The registered mask function (transformers' `AttentionMaskInterface`): makes the mask of the implementation that
+    the model had. Tree forwards bring a mask of their own.
     """
     implementation = _previous_implementation(config)
     make_mask = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(implementation)
@@ -241,7 +242,7 @@ def tree_attention_mask(*args, config: PreTrainedConfig, **kwargs) -> Any:
 
 
 def register() -> None:
-    """Registers both functions with transformers, under one name."""
+    """Registers `tree_attention` and `tree_attention_mask` with transformers as "tree_attention"."""
     AttentionInterface.register(NAME, tree_attention)
     AttentionMaskInterface.register(NAME, tree_attention_mask)
 
@@ -261,13 +262,13 @@ def _implementation_with_masks(implementation: str, kwargs: dict[str, Any]) -> s
     """The implementation for a tree forward: the model's own if it takes a dense mask, else the nearest that does."""
     if implementation in ("eager", "sdpa"):
         return implementation
-    # sdpa knows neither soft-capping nor attention sinks.
+    # sdpa supports neither soft-capping nor attention sinks.
     return "eager" if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None else "sdpa"
 
 
 def _attention_function(implementation: str, module: torch.nn.Module) -> Callable:
     if implementation == "eager":
-        # Every model file has its own, as the interface's default; a subclass may live in another file.
+        # Every model file defines its own eager attention; a subclass may live in another file.
         for kind in type(module).__mro__:
             function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
             if function is not None:
@@ -292,8 +293,8 @@ class _Switch:
 _lock = threading.Lock()
 _switches: dict[int, _Switch] = {}
 """
-By id of a config: what it said before, and how many calls want it switched. A config in here is alive: `_Switch` holds
-it.
+Switched configs by `id(config)`: the previous implementation, and how many calls need the switch. Each `_Switch` holds
+its config, so that the id stays valid.
 """
 
 
@@ -301,14 +302,14 @@ def _previous_implementation(config: PreTrainedConfig) -> str:
     switch = _switches.get(id(config))
     if switch is not None:
         return switch.previous
-    # A layer whose config was switched together with its parent's but is another object, or one that has just been
-    # restored.
+    # The config is not in `_switches` but may say "tree_attention": a separate object that was switched together with
+    # its parent's config, or a config that has just been restored.
     name = config._attn_implementation
     return "sdpa" if name in (None, NAME) else name
 
 
 def implementation_of(model: PreTrainedModel) -> str:
-    """The attention implementation of a model when no call has switched it."""
+    """The attention implementation that a model has outside of speculative calls."""
     return _previous_implementation(model.config.get_text_config(decoder=True))
 
 
@@ -319,8 +320,8 @@ def supports_switching(model: PreTrainedModel) -> bool:
 
 def needs_context(model: PreTrainedModel) -> bool:
     """
-    Whether the dense mask of a tree forward is not enough: for sliding windows, and for kernels that take no such
-    mask.
+    Whether layers need the `TreeContext` because a dense mask is not enough: with sliding windows, and with
+    implementations that take no dense mask.
     """
     config = model.config.get_text_config(decoder=True)
     has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ()) or getattr(
@@ -332,9 +333,9 @@ def needs_context(model: PreTrainedModel) -> bool:
 @contextmanager
 def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
     """
-    Lets the model use `tree_attention` while inside. Calls of several threads on one model are counted: the first
-    switches, the last restores. Setting the implementation on the configs costs microseconds,
-    `set_attn_implementation` 200.
+    Switches a model to `tree_attention` inside the context. Calls of several threads on one model are counted: the
+    first call switches, the last call restores. Setting the implementation on the configs takes microseconds,
+    `set_attn_implementation` 200 µs.
     """
     configs = _decoder_configs(model)
     with _lock:
@@ -352,7 +353,7 @@ def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
                 switch = _switches[id(config)]
                 switch.calls -= 1
                 if switch.calls == 0:
-                    if config._attn_implementation == NAME:  # else somebody has set another one meanwhile
+                    if config._attn_implementation == NAME:  # else it was set anew meanwhile
                         config._attn_implementation_internal = switch.previous
                     del _switches[id(config)]
 

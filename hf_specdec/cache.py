@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 class TreeLayer(CacheLayerMixin):
     """
-    K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. All slots are kept, also of layers with a
-    sliding window: what a query may see is decided by its mask.
+    K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. Sliding-window layers keep all slots, too: the
+    mask decides what a query attends to.
     """
 
     is_compileable = False
@@ -26,9 +26,9 @@ class TreeLayer(CacheLayerMixin):
     def __init__(self, cache: TreeCache, index: int):
         super().__init__()
         self._index = index
-        self._cache = weakref.ref(cache)  # no cycle: K/V are to go with the call, not with some later collection
+        self._cache = weakref.ref(cache)  # no reference cycle: K/V must be freed with the call
         self.filled = 0
-        """Slots written by plain forwards, all rows alike; not used while a tree forward writes."""
+        """Number of slots written by plain forwards, equal in all rows; unused in tree forwards."""
 
     @property
     def cache(self) -> TreeCache:
@@ -38,7 +38,7 @@ class TreeLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         capacity, storage = self.cache.capacity, self.cache.storage
-        likes = key_states, value_states  # under autocast of two dtypes
+        likes = key_states, value_states  # two dtypes under autocast
         shapes = [(*states.shape[:2], capacity, states.shape[3]) for states in likes]
         if storage is None:
             self.keys, self.values = map(torch.Tensor.new_zeros, likes, shapes)
@@ -51,8 +51,8 @@ class TreeLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) and returns views of all slots up to the last one
-        written: behind what is filled in a plain forward, at the slots that `TreeCache.write_nodes` named in a tree
-        forward.
+        written. Plain forwards append to the filled slots; tree forwards write to the slots that
+        `TreeCache.write_nodes` set.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -68,14 +68,14 @@ class TreeLayer(CacheLayerMixin):
             self.keys[:, :, start : start + num_nodes] = key_states
             self.values[:, :, start : start + num_nodes] = value_states
         else:
-            # No `scatter_`: the compiler makes it a copy of the whole cache and back.
+            # No `scatter_`: the compiler turns it into a copy of the whole cache and back.
             rows, slots = window.places_on(self.device)
             self.keys[rows, :, slots] = key_states.transpose(1, 2)
             self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reserve(self, num_slots: int) -> None:
-        """Doubles the capacity until `num_slots` fit; from then on the memory is the cache's own."""
+        """Grows the capacity to `num_slots`, at least doubling it, in memory of its own (not the storage's)."""
         if num_slots <= self.keys.shape[2]:
             return
         self.cache.storage = None
@@ -99,11 +99,11 @@ class TreeLayer(CacheLayerMixin):
             states.scatter_(2, targets[:, None, :, None].expand(shape), moved)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys (and the number of the first) that a plain forward of `query_length` tokens gets to see."""
+        """Number of keys that a plain forward of `query_length` tokens sees, and the index of the first key (0)."""
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Committed slots (of the longest row)."""
+        """Number of committed slots of the longest row."""
         return self.filled if self.cache.write_window is None else max(self.cache.lengths)
 
     def get_max_length(self) -> int:
@@ -113,8 +113,8 @@ class TreeLayer(CacheLayerMixin):
 
 class WriteWindow:
     """
-    Where a tree forward writes: `slots` (`[batch, nodes]`, int64), or from the one slot `start` on if that is the same
-    for all rows; `end` is one past the last slot of any row.
+    Slots that a tree forward writes to: `slots` (`[batch, nodes]`, int64), or the slots from `start` on if all rows
+    write to equal slots; `end` is one past the last slot of any row.
     """
 
     def __init__(self, start: int | None, end: int, slots: torch.Tensor | None):
@@ -122,7 +122,7 @@ class WriteWindow:
         self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def places_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows `[batch, 1]` and slots `[batch, nodes]`, int64 on a device."""
+        """Indices of the written rows, `[batch, 1]`, and slots, `[batch, nodes]`, int64 on `device`."""
         if device not in self._places:
             assert self.slots is not None
             rows = torch.arange(len(self.slots), device=device)[:, None]
@@ -141,7 +141,8 @@ class TreeCache(Cache):
         batch_size (`int`): rows.
         device (`torch.device`): where lengths and slot numbers live; K/V are where the model computes them.
         capacity (`int`): slots to allocate at first; more are allocated by doubling.
-        storage (`GraphStore`, *optional*): where the K/V are, as long as its capacity does.
+        storage (`GraphStore`, *optional*): memory over which CUDA graphs are captured; holds the K/V until a row
+            outgrows its capacity.
     """
 
     def __init__(
@@ -160,40 +161,42 @@ class TreeCache(Cache):
         self.set_lengths([0] * batch_size)
 
     lengths_are_on_device = False
-    """Whether `lengths_tensor` is there at no cost, or the device alone knows them."""
+    """Whether `lengths_tensor` is on the device already, at no cost."""
     is_on_device = False
-    """Whether the device alone knows them."""
+    """Whether only the device knows the lengths."""
     block_tables: torch.Tensor | None = None
-    """Of a cache in blocks, those of every row, `[batch, blocks]` int64."""
+    """Block table of every row of a paged cache, `[batch, blocks]` int64; None in other caches."""
 
     @property
     def uniform_length(self) -> int | None:
-        """The committed slots, if all rows have as many."""
+        """Number of committed slots, if it is equal in all rows; else None."""
         return self.lengths[0] if min(self.lengths) == max(self.lengths) else None
 
     def set_lengths(self, lengths: list[int]) -> None:
-        """Says how many slots of every row hold committed tokens."""
+        """Sets the number of committed slots of every row."""
         self.lengths = list(lengths)
         self._lengths_tensor: torch.Tensor | None = None
 
     @property
     def lengths_tensor(self) -> torch.Tensor:
-        """The same as `[batch]` int64 on the device, made when somebody asks: mostly nobody does."""
+        """Number of committed slots of every row, `[batch]` int64 on the device; built on first use, seldom needed."""
         if self._lengths_tensor is None:
             self._lengths_tensor = torch.tensor(self.lengths, device=self.device)
         return self._lengths_tensor
 
     def adopt_prefill(self) -> None:
-        """Counts what plain forwards have written as committed, for all rows alike."""
+        """Marks all slots that plain forwards have written as committed."""
         self.set_lengths([self.get_seq_length()] * len(self.lengths))
 
     def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
         """
-        From now on forwards are tree forwards; the next write `num_nodes` nodes at `lengths + offset`.
+        Makes the following forwards tree forwards that write `num_nodes` nodes from slot `lengths + offset` on.
 
         Args:
-            in_place (`bool`, *optional*, defaults to `True`): whether layers attend to K/V where they lie; here they
-                always can.
+            offset (`int`): nodes that earlier forwards of the step have written.
+            num_nodes (`int`): nodes that the next forward writes.
+            in_place (`bool`, *optional*, defaults to `True`): whether layers read K/V in place instead of from a
+                gathered copy; without effect here, where K/V are always read in place.
         """
         end = max(self.lengths) + offset + num_nodes
         if self.uniform_length is not None:
@@ -204,8 +207,8 @@ class TreeCache(Cache):
 
     def take_memory(self) -> None:
         """
-        Takes what the storage holds for layers that have not written yet. A replayed forward writes there without
-        them; they would clear it when they come to write.
+        Initializes layers that have not written yet with their memory in the storage. A replayed CUDA graph writes to
+        that memory without calling the layers, which would zero it at their first write.
         """
         if self._has_memory or self.storage is None:
             return
@@ -234,7 +237,7 @@ class TreeCache(Cache):
             sources: Any = [start + node for node in kept[0]]
             targets: Any = slice(start, start + len(sources))
         else:
-            # Rows that keep fewer nodes copy what is already there; those slots are written again by the next step.
+            # Rows that keep fewer nodes copy surplus slots onto themselves; the next step overwrites these.
             most = max(map(len, kept))
             nodes = [row + list(range(len(row), most)) for row in kept]
             sources = self.lengths_tensor[:, None] + torch.tensor(nodes, device=self.device)
@@ -242,7 +245,7 @@ class TreeCache(Cache):
         self._move_slots(sources, targets)
 
     def _move_slots(self, *places: Any) -> None:
-        """`move` of every layer; what is a tensor in `places` is copied once to every device of layers."""
+        """Calls `move` of every layer; tensors in `places` are copied once to every device that has layers."""
         of_device: dict[torch.device, list[Any]] = {}
         for layer in self.layers:
             if not layer.is_initialized:
@@ -273,7 +276,7 @@ class TreeCache(Cache):
         self.set_lengths([length] * len(self.lengths))
 
     def store(self, cache: Cache, length: int) -> None:
-        """Gives a `DynamicCache` the first `length` slots of this one, as plain `generate` would have left it."""
+        """Copies the first `length` slots into a `DynamicCache`, as plain `generate` would have left it."""
         if cache.layer_class_to_replicate is not None:
             while len(cache.layers) < sum(layer.is_initialized for layer in self.layers):
                 cache.layers.append(cache.layer_class_to_replicate())
@@ -291,27 +294,27 @@ class TreeCache(Cache):
 
 
 class LengthsOnDevice:
-    """What caches have in common whose lengths only the device knows."""
+    """Mixin of caches whose lengths only the device knows."""
 
     lengths_are_on_device = is_on_device = True
 
     @property
     def uniform_length(self) -> None:
-        """The host knows of none."""
+        """None: the host does not know the lengths."""
         return None
 
     def at(self, lengths: torch.Tensor) -> None:
-        """Says where the following forwards write: behind these lengths, `[batch]` int64."""
+        """Sets the number of committed slots of every row, `[batch]` int64, for the following forwards."""
         self._lengths_tensor = lengths
 
 
 class DeviceCache(LengthsOnDevice, TreeCache):
     """
-    The slots of another cache, whose lengths only the device knows: for steps that the host does not follow. It has
-    all its slots already, and tree forwards alone use it.
+    The K/V memory of another cache, with lengths that only the device knows: for steps that run without the host. All
+    slots are allocated already, and only tree forwards use this cache.
 
     Args:
-        source (`TreeCache`): after its prefill.
+        source (`TreeCache`): the cache that owns the K/V, after its prefill.
     """
 
     def __init__(self, source: TreeCache):
@@ -328,6 +331,8 @@ class DeviceCache(LengthsOnDevice, TreeCache):
 
 def check_reusable(cache: Cache) -> None:
     """
+    Checks that a user's `past_key_values` can be continued by a `TreeCache`.
+
     Raises:
         ValueError: if a user's `past_key_values` has layers that cannot hold a tree.
     """

@@ -1,4 +1,4 @@
-"""A `generate` call that is ours, as transformers hands it over."""
+"""Entry point of a speculative `generate` call, behind the hook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def decode(
     model: PreTrainedModel, input_ids: torch.Tensor, assistant_model: Any, *, model_kwargs: dict[str, Any], **call: Any
 ) -> torch.Tensor | SpeculativeGenerateOutput:
     """
-    What `generate` hands to a decoding method, decoded with what a user passed as `assistant_model`.
+    Decodes a `generate` call with the draft that the user passed as `assistant_model`; `call` holds the other
+    arguments that `generate` passes to a decoding method.
 
     Raises:
         ValueError, TypeError: for inputs, drafts and options that do not fit together, before any forward.

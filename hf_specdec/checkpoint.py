@@ -23,7 +23,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 
-# What safetensors, zip and the unpickler raise on damaged files, as flipping their bytes showed.
+# Exceptions that safetensors, zipfile and the unpickler raise on damaged files, found by flipping bytes.
 _DAMAGE = (
     SafetensorError,
     zipfile.BadZipFile,
@@ -39,7 +39,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """Where to look, as in transformers' `from_pretrained`."""
+    """Where to look for a checkpoint's files: options of transformers' `from_pretrained`."""
 
     revision: str | None = None
     token: str | bool | None = None
@@ -49,7 +49,7 @@ class HubOptions:
     subfolder: str = ""
 
     def as_arguments(self) -> dict[str, Any]:
-        """The same as keyword arguments of `from_pretrained`."""
+        """The options as keyword arguments of `from_pretrained`."""
         return asdict(self)
 
     @overload
@@ -60,10 +60,11 @@ class HubOptions:
 
     def find(self, name: str, file: str, required: bool = True) -> Path | None:
         """
-        The local path of a file of a folder or Hub repository; downloads it if need be.
+        The local path of a file of a folder or Hub repository, downloaded if need be; None if a file that is not
+        `required` is missing.
 
         Raises:
-            OSError: if it is not there and is `required`, or the repository cannot be reached.
+            OSError: if a `required` file is missing, or the repository cannot be reached.
         """
         path = cached_file(
             name,
@@ -85,12 +86,12 @@ class HubOptions:
 @dataclass(eq=False)
 class Checkpoint:
     """
-    What was published.
+    A published checkpoint, as it was published.
 
     Args:
         name (`str`): folder or Hub repository.
-        config (`dict`): its config.json.
-        weights (`dict[str, torch.Tensor]`): its tensors, by the names they were published under.
+        config (`dict`): content of config.json.
+        weights (`dict[str, torch.Tensor]`): the tensors, by their published names.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Checkpoint:
         cls, name: str | Path, options: HubOptions | None = None, weight_files: tuple[str, ...] = WEIGHT_FILES
     ) -> Checkpoint:
         """
-        Reads config.json and the first of `weight_files` that there is. Pickles are read with `weights_only=True`.
+        Reads config.json and the first of `weight_files` that exists. Pickles are read with `weights_only=True`.
 
         Raises:
             OSError: if there is no such folder or repository, or a file is missing.
@@ -110,7 +111,7 @@ class Checkpoint:
         """
         name, options = str(name), options or HubOptions()
         config_path = options.find(name, "config.json")
-        # All files are of the revision that the config is of, also if somebody pushes in between.
+        # All files come from the config's revision, even if a new one is pushed meanwhile.
         options = replace(options, revision=extract_commit_hash(str(config_path), None) or options.revision)
         config = _read_config(name, config_path)
         path = find_first(name, weight_files, options)
@@ -132,10 +133,10 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
 
 def find_first(name: str, files: tuple[str, ...], options: HubOptions) -> Path:
     """
-    The path of the first of several files that there is.
+    The local path of the first of `files` that the folder or repository `name` has.
 
     Raises:
-        OSError: if there is none.
+        OSError: if it has none of them.
     """
     for file in files:
         path = options.find(name, file, required=False)
@@ -156,10 +157,10 @@ def find_first(name: str, files: tuple[str, ...], options: HubOptions) -> Path:
 
 def shard_paths(name: str, path: Path, options: HubOptions) -> list[Path]:
     """
-    The files that weights are in: `path` itself, or those that it is the index of.
+    The local paths of the weight files: `path` itself, or the shards that it lists if it is an index.
 
     Raises:
-        OSError: if one is missing.
+        OSError: if a shard is missing.
         ValueError: if the index is damaged.
     """
     if not path.name.endswith(".index.json"):
@@ -177,10 +178,10 @@ def shard_paths(name: str, path: Path, options: HubOptions) -> list[Path]:
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """
-    The tensors of one file.
+    The tensors of one weight file, by name.
 
     Raises:
-        ValueError: if it is damaged, or holds something else.
+        ValueError: if the file is damaged, or holds anything but tensors.
     """
     try:
         if path.suffix == ".safetensors":

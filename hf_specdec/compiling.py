@@ -1,4 +1,4 @@
-"""Models that run compiled, where a graph is captured of what they do."""
+"""Models compiled by `torch.compile`, for forwards that are captured in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from .features import decoder_layers
 COMPILER = "inductor"
 
 _compiling = threading.Lock()
-"""Held by the thread whose layers run compiled: what it changes of them is undone before another changes it."""
+"""Lock held while layers run compiled, so that their `forward`s are restored before another thread replaces them."""
 
 
 def compiled_whole(model: PreTrainedModel) -> Any:
-    """The model, compiled as a whole for every shape that comes, which takes up to a minute each."""
+    """The model compiled as a whole, anew for every input shape; compiling takes up to a minute per shape."""
     return torch.compile(model, backend=COMPILER, fullgraph=True, dynamic=False)
 
 
 @contextmanager
 def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
     """
-    Inside, the model's decoder layers run compiled in this thread, up to where they write to the cache and from there
-    on: a few pieces of code, which all layers share. They do for any number of rows and nodes, but that one of either
-    is compiled on its own, and a piece anew where it has taken two sizes for one. What lies between layers is not
-    fused, which costs some of the speed, and hooks run as usual.
+    Runs the model's decoder layers compiled inside the context, in this thread only. The cache's `update` is left out
+    (a graph break), so that a layer consists of a few compiled pieces, which all layers share. The pieces serve any
+    number of rows and nodes, but a size of 1 is compiled separately, and a piece is recompiled where two sizes that
+    were equal at first turn out to differ. Code between layers is not fused, which costs some of the speed; hooks run
+    as usual.
 
     Args:
-        model (`PreTrainedModel`): in other threads it runs as it is.
-        cache (`Cache`): the one that it is given.
+        model (`PreTrainedModel`): the model; other threads run it uncompiled.
+        cache (`Cache`): the cache that the model's forward is given.
 
     Raises:
-        ValueError: if the model's layers cannot be told.
+        ValueError: if the model has no list of its decoder layers.
     """
     try:
         layers = list(decoder_layers(model))
@@ -52,7 +53,7 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
                 layer.forward = _in_this_thread(
                     torch.compile(layer.forward, backend=COMPILER, dynamic=True), layer.forward
                 )
-            # The number of a layer is no constant: else each would be compiled.
+            # `layer_idx` must not be a constant: else every layer would be compiled separately.
             with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):
                 yield
         finally:
@@ -65,7 +66,7 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
 
 
 def _in_this_thread(function: Callable, elsewhere: Callable) -> Callable:
-    """Calls one function in this thread, and another in all others."""
+    """A function that calls `function` in the present thread and `elsewhere` in all other threads."""
     thread = threading.get_ident()
 
     @functools.wraps(elsewhere)

@@ -22,11 +22,12 @@ class SpeculativeConfig:
 
     Args:
         tree (`str`, list of paths, `TokenTree`, `DynamicTree`, `"auto"` or list of pairs, *optional*):
-            The tree to fill at every step. `"auto"`: chosen on the way from measured acceptance and measured times
+            The tree to fill at every step. `"auto"`: chosen during generation from measured acceptance and step times
             (so that a seed need not give the same sample twice).
-            Pairs of a length in tokens (prompt included) and a tree (or None) say from where on which tree is taken.
-            Defaults to what the draft prefers: a chain of 5 for a draft model, a small branching tree for an n-gram
-            drafter, its own for a head.
+            A list of pairs (sequence length in tokens, prompt included; tree or None) sets the tree, or none, from
+            each length on; the first length is 0.
+            Defaults to the draft's choice: a chain of 5 for a draft model, a small branching tree for an n-gram
+            drafter, the head's own default tree for a head.
         draft_sampling (`str`, *optional*, defaults to `"auto"`):
             `"greedy"`: the children of a node are the draft's best tokens. `"sample"`: they are drawn from the draft's
             distribution without replacement. `"auto"`: greedy in greedy calls and for drafters without probabilities,
@@ -36,28 +37,28 @@ class SpeculativeConfig:
             rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else
             target.
         draft_temperature (`float`, *optional*):
-            A temperature for the draft's distribution, beside the call's own warpers. By default it is chosen on the
-            way, so that drawn tokens are accepted the most often; any is exact.
+            Temperature of the draft's distribution, on top of the call's own warpers. By default it adapts during
+            generation so that drawn tokens are accepted as often as possible; the output is exact at any temperature.
         disable_by_batch_size (`int`, *optional*):
             With more than this many unfinished rows, steps carry no draft tokens.
         disable_counts_waiting (`bool`, *optional*, defaults to `False`):
-            Whether requests that wait for their turn count for `disable_by_batch_size`, too. For
-            `generate_batch` and its manager: in `generate` nobody waits.
+            Whether waiting requests count for `disable_by_batch_size`, too. Only for `generate_batch` and its manager:
+            `generate` has no waiting requests.
         max_step_nodes (`int`, *optional*):
-            Most draft tokens of a step, over all its rows: every row's tree is cut to an equal share. For
+            Most draft tokens per step, summed over all rows: every row's tree is cut to an equal share. Only for
             `generate_batch` and its manager.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`):
-            Whether forwards over trees are replayed from CUDA graphs, and attend by the Triton kernel. `"auto"`: where
-            that can be done: on one CUDA device, without forward hooks of the user, and outside of autocast. `True`
-            refuses other models.
+            Whether forwards over trees are replayed from captured CUDA graphs, and attend with the Triton kernel.
+            `"auto"`: where that is possible: on one CUDA device, without forward hooks of the user, and outside of
+            autocast. `True` refuses other models.
         compile (`bool`, *optional*, defaults to `False`):
-            Whether the forwards of steps that are whole on the device (on CUDA: greedy calls, or sampling with no more
-            than temperature, top-k and top-p) are compiled before they are captured. In `generate` that takes a minute
-            or two per model, batch size and tree; other calls run as without it, with a warning. For requests in
-            flight layers are compiled once, for all numbers of requests and all trees.
+            Whether the forwards of steps that run entirely on the device (on CUDA: greedy calls, or sampling with at
+            most temperature, top-k and top-p) are compiled before they are captured. In `generate`, compiling takes a
+            minute or two per model, batch size and tree; other calls run uncompiled, with a warning. In
+            `generate_batch` and its manager, layers are compiled once, for all numbers of requests and all trees.
 
     Raises:
-        ValueError: for values that are none of these, for `"greedy"` with `"rejection"`, and for an invalid tree.
+        ValueError: for a value that is not listed here, for `"greedy"` with `"rejection"`, and for an invalid tree.
         TypeError: if `tree` is of another type.
     """
 
@@ -104,7 +105,7 @@ class SpeculativeConfig:
     @classmethod
     def from_generation_config(cls, generation_config: Any) -> SpeculativeConfig | None:
         """
-        Reads `tree` and `speculative_config` of a call; None if neither is set.
+        The `SpeculativeConfig` of a call, from its `tree` or `speculative_config`; None if neither is set.
 
         Raises:
             ValueError: if both are set, or one is invalid.
@@ -132,7 +133,7 @@ class SpeculativeConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able form, which `speculative_config=` accepts again."""
+        """A JSON-serializable dict, which `speculative_config=` accepts."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return values | {"tree": None if self.tree is None else self.tree.to_dict()}
 
@@ -145,16 +146,19 @@ class SpeculationPlan:
     draws_children: bool
     """Whether the children of a node are drawn from the draft's distribution (else they are its best tokens)."""
     uses_rejection: bool
-    """Whether p/q tests decide (else: draw from p, or take its argmax, and look whether it is a child)."""
+    """Whether p/q tests decide (else: draw from p, or take the argmax of p, and see whether the token is a child)."""
     disable_by_batch_size: int | None
     draft_temperature: float | None = None
-    """That of q; None: chosen on the way."""
+    """Temperature of the draft's distribution q; None: adapted during generation."""
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
 
     @property
     def trees(self) -> list[TokenTree | DynamicTree]:
-        """What a drafter may be asked to fill; of "auto", which keeps to what it can do, the least."""
+        """
+        Trees that the drafter may be asked to fill. "auto" counts as a chain of 1, its smallest tree, since it chooses
+        only trees that the drafter can fill.
+        """
         trees = self.tree.trees if isinstance(self.tree, TreeSchedule) else [self.tree]
         return [TokenTree.chain(1) if isinstance(tree, AutoTree) else tree for tree in trees]
 
@@ -170,13 +174,15 @@ class SpeculationPlan:
         max_depth: int | None = None,
     ) -> SpeculationPlan:
         """
+        Resolves every "auto" of a config for one call.
+
         Args:
             config (`SpeculativeConfig`): what the user asked for.
-            default_tree (`Tree`): the drafter's, used if `config` has none.
+            default_tree (`Tree`): the drafter's default tree, used if `config` names none.
             has_probabilities (`bool`): whether the drafter knows q.
             do_sample (`bool`): whether the call samples.
             vocab_size (`int`): tokens that the drafter can propose, which bounds the ranks.
-            max_depth (`int`, *optional*): levels that it can propose, which bound what "auto" chooses among.
+            max_depth (`int`, *optional*): most levels that the drafter can propose, which limits the trees of "auto".
 
         Raises:
             ValueError: where the drafter or the tree cannot do what is asked.
@@ -210,7 +216,7 @@ class SpeculationPlan:
 
 
 def _fitted(tree: Tree, draws_children: bool, vocab_size: int, max_depth: int | None) -> Tree:
-    """The tree, "auto" within what the drafter can do. Refuses one with places that the drafter cannot fill."""
+    """The tree, with "auto" limited to what the drafter can fill; raises `ValueError` for any other tree."""
     if isinstance(tree, TreeSchedule):
         return tree.map(lambda entry: _fitted(entry, draws_children, vocab_size, max_depth))
     if isinstance(tree, AutoTree):
