@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 class Features:
     """
-    The hidden states of one call: every forward of the target adds its own, `take` takes them away.
+    Hidden states of one call: every forward of the target adds its hidden states, `take` returns and removes them.
 
     Args:
         boundaries (`list[int]`): which hidden states: k is the residual stream after k layers. Empty for the last
             hidden state after the final norm.
-        listens (`Callable[[], bool]`, *optional*): asked at every forward whether it counts. By default all do.
+        listens (`Callable[[], bool]`, *optional*): asked at every forward whether to record it; all by default.
     """
 
     def __init__(self, boundaries: list[int], listens: Callable[[], bool] = lambda: True):
@@ -30,30 +30,31 @@ class Features:
 
     def add(self, place: int, states: torch.Tensor) -> None:
         """
-        Adds what a forward computed for one of the boundaries, `[batch, tokens, Ht]`; those of other threads' calls
-        are not ours.
+        Adds a forward's hidden states at the boundary with index `place`, `[batch, tokens, Ht]`; forwards of other
+        threads are ignored.
         """
         if self._is_recording or (threading.get_ident() == self._thread and self._listens()):
             self._states[place].append(states)
 
     def keep_of_last(self, start: int, end: int) -> None:
-        """Keeps of the last forward the states of these of its tokens."""
+        """Drops hidden states of the last forward, except for its tokens from `start` to before `end`."""
         for states in self._states:
             if states:
                 states[-1] = states[-1][:, start:end]
 
     def close(self) -> None:
-        """Listens no more, and knows nothing of who asked it to."""
+        """Stops recording, and drops the reference to `listens`."""
         self._listens = _never
 
     @contextmanager
     def recorded(self, for_compiler: bool = False) -> Iterator[list[list[torch.Tensor]]]:
         """
-        Lets what forwards add inside go into a list per boundary instead, which is what it gives.
+        Records the forwards inside the context apart from earlier ones; yields their hidden states, a list of tensors
+        per boundary.
 
         Args:
-            for_compiler (`bool`, *optional*, defaults to `False`): do not ask whose forward it is, which cannot be
-                traced.
+            for_compiler (`bool`, *optional*, defaults to `False`): whether to record every forward, without checks of
+                the thread and `listens`, which cannot be traced.
         """
         before, self._states = self._states, [[] for _ in self._states]
         self._is_recording = for_compiler
@@ -64,11 +65,11 @@ class Features:
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """
-        The features of all tokens forwarded since the last time, `[batch, tokens, features · Ht]`: those of the
-        boundaries side by side, in their order.
+        Returns and removes the features of all tokens forwarded since the last `take`, `[batch, tokens, features ·
+        Ht]`: the hidden states of the boundaries, concatenated in their order.
 
         Raises:
-            ValueError: if the target's layers did not show them.
+            ValueError: if no hidden states were recorded, as in a compiled target.
         """
         parts = []
         for states in self._states:
@@ -121,7 +122,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     The model's decoder layers, from first to last.
 
     Raises:
-        ValueError: if they cannot be told.
+        ValueError: if the decoder has no list of `num_hidden_layers` layers.
     """
     number = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.get_decoder().children():

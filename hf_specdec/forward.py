@@ -32,13 +32,14 @@ def forward_parameters(model: PreTrainedModel) -> set[str]:
 @dataclass(frozen=True, eq=False)
 class NodeInputs:
     """
-    What a forward over nodes is given, but for what they may attend to.
+    Inputs of a forward over nodes, except for its `TreeContext`.
 
     Args:
-        tokens (`torch.Tensor` of shape `[batch, queries]`, int64): their tokens.
-        positions (`torch.Tensor` of shape `[…, batch, queries]`, int64, *optional*): their positions.
-        logits_to_keep (`int` or `torch.Tensor`): logits of the last so many only, 0: of all; or of these queries.
-        others (`dict`, *optional*): what the model gets instead of tokens.
+        tokens (`torch.Tensor` of shape `[batch, queries]`, int64): tokens of the nodes.
+        positions (`torch.Tensor` of shape `[…, batch, queries]`, int64, *optional*): positions of the nodes.
+        logits_to_keep (`int` or `torch.Tensor`): how many of the last queries get logits (0: all), or the indices of
+            the queries that get logits.
+        others (`dict`, *optional*): keyword arguments that the model gets instead of tokens.
     """
 
     tokens: torch.Tensor
@@ -48,7 +49,7 @@ class NodeInputs:
 
     @property
     def key(self) -> Any:
-        """What is the same for all inputs that one captured forward can run."""
+        """Shapes, dtypes and constants, which are equal for all inputs that one captured CUDA graph can run."""
         others = tuple(
             (name, (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value)
             for name, value in (self.others or {}).items()
@@ -57,7 +58,7 @@ class NodeInputs:
         return self.tokens.shape, positions, self.logits_to_keep, others
 
     def clone(self) -> NodeInputs:
-        """The same in memory of its own."""
+        """A copy in memory of its own."""
         others = self.others and {
             name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in self.others.items()
         }
@@ -65,7 +66,7 @@ class NodeInputs:
         return NodeInputs(self.tokens.clone(), positions, self.logits_to_keep, others)
 
     def copy_(self, source: NodeInputs) -> None:
-        """Takes the values of others of the same `key`."""
+        """Copies the values of other inputs, which must have an equal `key`, into these tensors."""
         self.tokens.copy_(source.tokens)
         if self.positions is not None:
             self.positions.copy_(source.positions)
@@ -80,19 +81,19 @@ class TreeForward:
 
     Args:
         model (`PreTrainedModel`): the target or a draft model.
-        cache (`TreeCache`): its cache.
+        cache (`TreeCache`): the model's cache.
         visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*):
             Which of the cache's first slots hold tokens, where some hold padding.
         position_shift (`torch.Tensor` of shape `[…, batch]`, int64):
             Position of a token minus its slot, per row; with leading dimensions for models whose positions have
             several.
-        model_kwargs (`dict`, *optional*): what else of a `generate` call every forward gets.
+        model_kwargs (`dict`, *optional*): keyword arguments of the `generate` call that every forward gets.
         prepares_inputs (`bool`, *optional*, defaults to `False`): whether inputs go through the model's
             `prepare_inputs_for_generation`, as in `generate`, or are passed as they are.
-        max_position (`int`, *optional*): positions beyond are clamped to it.
-        features (`Features`, *optional*): hidden states that somebody watches.
-        shift_of_all (`int`, *optional*): the position shift, where it is known to be that of every row. Else the host
-            asks the device, and waits for what that has been told to do before.
+        max_position (`int`, *optional*): larger positions are clamped to this one.
+        features (`Features`, *optional*): records the model's hidden states.
+        shift_of_all (`int`, *optional*): the position shift, if it is known to be equal in all rows. Without it the
+            host reads `position_shift`, which synchronizes with the device.
     """
 
     TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -114,7 +115,7 @@ class TreeForward:
         self._shift_of_all = _shift_of_all(position_shift) if shift_of_all is None else shift_of_all
         self.model_kwargs = dict(model_kwargs or {})
         self.prepares_inputs = prepares_inputs
-        # Both properties go through the parameters: too slow for every forward.
+        # `device` and `dtype` iterate over the parameters: too slow for every forward.
         self.device, self.dtype = execution_device(model), model.dtype
         self.token_types = {
             name: types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
@@ -122,7 +123,7 @@ class TreeForward:
             if (types := self.model_kwargs.pop(name, None)) is not None
         }
         self.switches = supports_switching(model)
-        # Layers without a window do with the dense mask, if what they run takes one.
+        # The dense mask is enough for layers without a window, if their implementation takes one.
         self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
@@ -137,9 +138,9 @@ class TreeForward:
         self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
 
     compiles = False
-    """Whether the model is compiled where layers attend by the kernel."""
+    """Whether forwards that attend with the kernel run compiled."""
     any_shape = False
-    """Whether its layers are compiled for all numbers of rows and nodes; else the whole of it for each."""
+    """Whether the decoder layers are compiled, for any number of rows and nodes; else the whole model, per shape."""
 
     def over(
         self,
@@ -149,13 +150,14 @@ class TreeForward:
         position_shift: torch.Tensor,
     ) -> TreeForward:
         """
-        The same forward over a cache whose lengths only the device knows.
+        A copy of this forward over a cache whose lengths only the device knows.
 
         Args:
             cache (`DeviceCache` or `DevicePagedCache`): the cache.
             first_slots (`torch.Tensor` of shape `[batch]`, int64): the first slot of every row that holds a token.
-            visible (`torch.Tensor` of shape `[batch, capacity]`, bool, *optional*): the same for a forward with masks.
-            position_shift (`torch.Tensor` of shape `[batch]`, int64): as for the class.
+            visible (`torch.Tensor` of shape `[batch, capacity]`, bool, *optional*): which slots hold tokens, for a
+                forward that attends with masks.
+            position_shift (`torch.Tensor` of shape `[batch]`, int64): position of a token minus its slot, per row.
         """
         forward = copy.copy(self)
         forward.cache, forward._first_slots, forward.visible = cache, first_slots, visible
@@ -174,22 +176,25 @@ class TreeForward:
         inputs: dict[str, Any] | None = None,
     ) -> ModelOutput:
         """
+        Runs the model over nodes and writes their K/V into the cache, without committing them.
+
         Args:
             tokens (`torch.Tensor` of shape `[batch, queries]`, int64): the tokens of the nodes to run.
-            ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes each attends to.
-            query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): their depths.
+            ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes a query attends to.
+            query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depths of the queries.
             node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64, *optional*):
-                Depths of all nodes that `ancestors` names; `query_depths` if these are the queries themselves.
-            offset (`int`, *optional*, defaults to 0): which node the first query is: it is written that far behind the
-                committed slots.
+                Depths of all nodes in `ancestors`. Defaults to `query_depths`, where the nodes are the queries.
+            offset (`int`, *optional*, defaults to 0): index of the first query among the nodes; its K/V go to slot
+                `length + offset`.
             position_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64, *optional*):
                 Depths to take positions from, where they are not `query_depths`.
             logits_to_keep (`int` or `torch.Tensor` of shape `[kept]`, *optional*, defaults to 0):
-                Logits of the last so many queries only, 0: of all; or of these queries (without graphs).
-            inputs (`dict[str, torch.Tensor]`, *optional*): what this forward gets instead of `input_ids`.
+                How many of the last queries get logits (0: all), or the indices of the queries that get logits
+                (without CUDA graphs).
+            inputs (`dict[str, torch.Tensor]`, *optional*): keyword arguments for the model instead of `input_ids`.
 
         Returns:
-            `ModelOutput`: the model's, with `logits` `[batch, queries, vocab]`.
+            `ModelOutput`: the model's output, with `logits` `[batch, queries, vocab]`.
         """
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])
@@ -216,7 +221,7 @@ class TreeForward:
         return self.run(nodes, context) if outputs is None else outputs
 
     def run(self, nodes: NodeInputs, context: TreeContext | StaticContext) -> ModelOutput:
-        """The model's forward itself, without graphs; where it writes, the cache has been told."""
+        """Runs the model's forward without CUDA graphs, after `write_nodes` of the cache."""
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
             inputs[name] = types.expand(nodes.tokens.shape)
@@ -240,14 +245,14 @@ class TreeForward:
         model: Any = self.model
         running: AbstractContextManager[None] = nullcontext()
         if self.compiles and context.uses_kernel:
-            assert context.kernel_inputs is not None  # made here, as nothing can be put away while it is traced
+            assert context.kernel_inputs is not None  # built before tracing, which could not store it
             if self.any_shape:
                 running = compiled_layers(self.model, self.cache)
             else:
                 model = compiled_whole(self.model)
         with running:
             outputs = model(**inputs, return_dict=True)
-        is_for_cache = not outputs  # of a head that only fills its cache: it need not attend
+        is_for_cache = not outputs  # a head that only fills its cache need not attend
         if self.needs_context and not is_for_cache and not context.was_used:
             raise ValueError(
                 f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "
@@ -258,8 +263,8 @@ class TreeForward:
 
     def _may_use_kernel(self, queries: int) -> bool:
         """
-        Whether layers attend by the kernel: with graphs, and not to padding among the nodes, as in the first forward
-        of a head.
+        Whether layers attend with the kernel in a forward of this many queries: only with CUDA graphs, and if no node
+        is padding, as in the prefill of a head.
         """
         if not self.has_kernel or queries > MOST_QUERIES:
             return False
@@ -283,20 +288,20 @@ class TreeForward:
 
 
 def _shift_of_all(position_shift: torch.Tensor) -> int | None:
-    """The one of all rows; None if they differ, or there are several to a row."""
+    """The position shift, if it is equal in all rows; None if rows differ, or have several shifts each."""
     shifts = set(position_shift.tolist()) if position_shift.dim() == 1 else set()
     return shifts.pop() if len(shifts) == 1 else None
 
 
 def _is_constant(name: str, value: Any) -> bool:
-    """Whether a keyword argument is the same at every step and asks for no more than logits."""
+    """Whether a keyword argument is equal at every step and asks for no output besides logits."""
     if name in ("output_attentions", "output_hidden_states"):
         return not value
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def execution_device(model: PreTrainedModel) -> torch.device:
-    """Where a model takes its inputs: the device of its weights, or where accelerate runs a model that it offloads."""
+    """Device of a model's inputs: that of its weights, or the execution device of a model that accelerate offloads."""
     device = model.device
     if device.type == "meta":
         device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
@@ -304,7 +309,7 @@ def execution_device(model: PreTrainedModel) -> torch.device:
 
 
 def causal_chain(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens one after the other as nodes: `ancestors` `[1, length, length]` bool and `depths` `[1, length]` int64."""
+    """A chain of nodes, as of a text: `ancestors` `[1, length, length]` bool and `depths` `[1, length]` int64."""
     return _short_causal_chain(length, device) if length <= 32 else _new_causal_chain(length, device)
 
 
@@ -314,4 +319,4 @@ def _new_causal_chain(length: int, device: torch.device) -> tuple[torch.Tensor, 
 
 
 _short_causal_chain = lru_cache(maxsize=128)(_new_causal_chain)
-"""Every step of a draft model needs one."""
+"""Cached chains, because every step of a draft model needs one."""

@@ -35,7 +35,7 @@ from .verification import (
 
 class SpeculativeCall:
     """
-    One `generate` call. All state of the call is in here, so that several threads may generate on one model.
+    A speculative `generate` call. All state of the call is in here, so that several threads may generate on one model.
 
     Args:
         model (`PreTrainedModel`): the target.
@@ -105,7 +105,7 @@ class SpeculativeCall:
         return self._finish()
 
     def _prefill(self) -> None:
-        """Forwards the prompts. The first token comes from there; it is the first root."""
+        """Prefills the prompts and commits the first token of every row, which is the first root."""
         outputs = self.target.prefill()
         self.recorder.add_prefill(outputs)
         warpers = warpers_of(self.distribution.processors)
@@ -163,7 +163,7 @@ class SpeculativeCall:
         return walk_target(draft, self.distribution, rows, self.do_sample)
 
     def _commit(self, draft: DraftTree | None, walk: Walk, outputs: ModelOutput) -> None:
-        """Keeps what was accepted; `draft` is None if the drafter was not asked."""
+        """Commits the accepted tokens and their K/V; `draft` is None if the drafter was not asked."""
         self.recorder.add_step(walk.paths, outputs, self.target.cache.lengths)
         self.target.keep(walk.paths)
         for row, path in enumerate(walk.paths):

@@ -1,8 +1,8 @@
 """
-Attention with a mask for heads that share keys, without copies of them.
+Grouped-query attention with a mask, without repeated keys and values.
 
-transformers' "sdpa" repeats keys and values for the heads that share them wherever there is a mask. Here these heads
-are further queries of one head: the same numbers, and the memory is read once.
+transformers' "sdpa" repeats keys and values for the query heads that share them wherever there is a mask. Here the
+query heads of one K/V head become further queries of a single head: equal results, and K/V are read once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ def grouped_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
     """
-    Scaled dot-product attention.
+    Scaled dot-product attention of query heads that share K/V heads.
 
     Args:
         query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): head h reads key head
             h // (heads / kv_heads).
         key, value (`torch.Tensor` of shape `[batch, kv_heads, slots, head_dim]`): not repeated.
         mask (`torch.Tensor` of shape `[1 or batch, 1, queries, slots]`, *optional*): added to the scores.
-        scale (`float`, *optional*): of the scores; 1 / sqrt(head_dim) if None.
+        scale (`float`, *optional*): factor of the scores; 1 / sqrt(head_dim) if None.
 
     Returns:
         `torch.Tensor` of shape `[batch, queries, heads, head_dim]`.

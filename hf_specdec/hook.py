@@ -1,6 +1,6 @@
 """
-Makes `model.generate(assistant_model=…, tree=…)` and its batched sister ours, on unchanged transformers. What takes
-over is loaded with the first call that is ours.
+Hooks that let hf_specdec serve `model.generate(assistant_model=…, tree=…)` and `generate_batch`, on unchanged
+transformers. The speculative code is imported with the first speculative call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manag
 
 
 def install_when_needed() -> None:
-    """Hooks into transformers' modules as they are loaded; into those that are, at once."""
+    """Installs the hooks when transformers' modules are imported: at once for modules that already are."""
     when_imported("transformers.generation.configuration_utils", _add_options)
     when_imported("transformers.generation.utils", install)
     when_imported("transformers.models.auto.configuration_auto", _register_configs)
@@ -27,8 +27,8 @@ def install_when_needed() -> None:
 
 def install() -> None:
     """
-    Once: methods of `GenerationMixin` and `ContinuousMixin` that take over where a call is ours and else call what was
-    there.
+    Wraps methods of `GenerationMixin` and `ContinuousMixin`, once. The wrappers serve speculative calls and pass all
+    other calls to the original methods.
     """
     from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
     from transformers.generation.utils import GenerationMixin
@@ -45,8 +45,8 @@ def install() -> None:
 
 def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
     """
-    Whether a `generate` call is ours: it names a tree or a `SpeculativeConfig`, or its assistant is a drafter or head
-    of ours.
+    Whether hf_specdec serves a `generate` call: it names a tree or a `SpeculativeConfig`, or its assistant is a
+    drafter or head of hf_specdec.
     """
     if generation_config.tree is not None or generation_config.speculative_config is not None:
         return True
@@ -57,7 +57,7 @@ def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
     return is_own_draft(assistant_model)
 
 
-# ------------------------------------------------------------------------------------------- what is to be hooked into
+# ------------------------------------------------------------------------------------------------ options and configs
 
 
 def _add_options() -> None:
@@ -69,13 +69,13 @@ def _add_options() -> None:
 
 
 def _register_configs() -> None:
-    """Loads those modules that make our formats known to `AutoConfig`; one may be what waits for it just now."""
+    """Imports the modules that register our configs with `AutoConfig`, except one whose import triggered this hook."""
     for name in (".eagle.configuration_eagle", ".medusa.configuration_medusa"):
         if f"{__package__}{name}" not in sys.modules:
             import_module(name, __package__)
 
 
-# ----------------------------------------------------------------------------------------------------- what takes over
+# ---------------------------------------------------------------------------------------------------- wrapped methods
 
 
 def _wrap_validation(mixin: Any) -> None:
@@ -171,7 +171,7 @@ def _wrap_destruction(mixin: Any) -> None:
 
 
 def _destroy_ours(model: Any) -> None:
-    """The manager that a model keeps: its memory would be in the way of another."""
+    """Destroys the speculative batching manager that a model keeps, so that its memory is free for another."""
     if "hf_specdec.batching.methods" in sys.modules:  # else there is none
         from .batching.methods import METHODS
 

@@ -33,10 +33,10 @@ def push_to_hub(
         card (`ModelCard` or `Callable[[str], ModelCard]`):
             The card to write. A function makes one from the repository's full name, and is asked only where the
             repository has no card yet.
-        commit_message (`str`), commit_description (`str`, *optional*): of the commit.
-        private (`bool`, *optional*): whether a new repository is private; None: as its owner has set.
-        token (`str` or `bool`, *optional*): None: the one saved by `hf auth login`.
-        revision (`str`, *optional*): the branch, made if there is none; None: the main one.
+        commit_message (`str`), commit_description (`str`, *optional*): message and description of the commit.
+        private (`bool`, *optional*): whether a new repository is private; None: the owner's default.
+        token (`str` or `bool`, *optional*): Hub token; None: the token saved by `hf auth login`.
+        revision (`str`, *optional*): the branch, created if there is none; None: the main branch.
         create_pr (`bool`, *optional*, defaults to `False`): whether to open a pull request.
         tags (`list[str]`, *optional*): added to the card.
 

@@ -1,5 +1,5 @@
 """
-Waiting for modules of transformers, which loads them when they are needed: `import hf_specdec` itself loads nothing.
+Actions that run when a module of transformers is imported, so that `import hf_specdec` itself imports none of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:
-    """Acts once a module has been executed: now, if it has been already."""
+    """Runs `action` once the module `name` has been executed: at once if it already is in `sys.modules`."""
     if name in sys.modules:
         action()
         return
@@ -25,7 +25,7 @@ def when_imported(name: str, action: Callable[[], None]) -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds what others find; modules that somebody waits for get a loader that acts behind their own."""
+    """Delegates to the other finders; modules with waiting actions get a loader that runs the actions after import."""
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Callable[[], None]]] = {}
@@ -44,7 +44,7 @@ class _Waiting(MetaPathFinder):
 
 
 class _ActingLoader(Loader):
-    """A module's own loader, and what is to be done behind it."""
+    """Wraps a module's own loader and runs the waiting actions after it."""
 
     def __init__(self, loader: Loader, waiting: _Waiting):
         self._loader, self._waiting = loader, waiting
@@ -60,5 +60,5 @@ class _ActingLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for action in self._waiting.actions.pop(module.__name__, ()):  # only now: a module may be found and not loaded
+        for action in self._waiting.actions.pop(module.__name__, ()):  # a module may be found but not loaded
             action()

@@ -1,6 +1,7 @@
 """
-The tree-attention kernel in place of a dense mask: it reads the keys of every row up to its length, once for all heads
-that share them, and takes a tree as bits. Used where it can run: on CUDA with Triton, by models that attend by "sdpa".
+The Triton kernels as the models use them. Tree attention replaces the dense mask: the kernel reads the keys of every
+row up to its length, once for all heads that share them, and takes a tree as bits. Models use the kernel where it can
+run: on CUDA with Triton, in place of "sdpa".
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from .kv_sizes import head_dim_of
 
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""What the kernels take."""
+"""Dtypes that the kernels take."""
 DEVICES = {"cuda": DTYPES}
-"""By type of device, the dtypes that the attention kernel takes."""
+"""Dtypes that the attention kernel takes, by device type."""
 MOST_QUERIES = 1024
-"""More are the tokens of a prompt, for which dense matrix products are as good."""
+"""Most queries per row that attend with the kernel; longer prompt chunks do as well with dense matrix products."""
 NODES_PER_WORD = 64
 _LARGEST_HEAD = 256
 _MOST_TOKENS = 64
@@ -31,7 +32,7 @@ _MOST_TOKENS = 64
 @dataclass(frozen=True, eq=False)
 class KernelInputs:
     """
-    What the kernel is told of a forward; see `hf_specdec_kernels.tree_attention` for each.
+    Arguments of `hf_specdec_kernels.tree_attention` that describe one forward, by the names that they have there.
 
     Args:
         lengths (`torch.Tensor` of shape `[batch]`, int64).
@@ -60,7 +61,10 @@ class KernelInputs:
         multiple: int = 1,
         block_tables: torch.Tensor | None = None,
     ) -> KernelInputs:
-        """From a mask `[1 or batch, queries, nodes]` bool, with nodes that nobody sees up to a multiple of nodes."""
+        """
+        Builds the inputs from a mask `ancestors`, `[1 or batch, queries, nodes]` bool, and pads the number of nodes to
+        a multiple of `multiple` by nodes to which no query attends.
+        """
         from hf_specdec_kernels import pack_ancestors
 
         behind = -ancestors.shape[2] % multiple
@@ -71,21 +75,21 @@ class KernelInputs:
         return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots, block_tables)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By name, all that it has."""
+        """All tensors that are not None, by field name."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def to(self, device: torch.device) -> KernelInputs:
-        """The same on a device."""
+        """The inputs with all tensors on `device`."""
         return KernelInputs(**{name: value.to(device) for name, value in self.tensors().items()})
 
     def for_batch(self, batch_size: int) -> KernelInputs:
-        """The same in memory of its own, with a row for every sequence."""
+        """A copy in memory of its own, with every tensor expanded to `batch_size` rows."""
         expanded = {name: value.expand(batch_size, *value.shape[1:]) for name, value in self.tensors().items()}
         return KernelInputs(**{name: value.clone() for name, value in expanded.items()})
 
     def copy_(self, source: KernelInputs) -> None:
-        """Takes the values of another step."""
+        """Copies the values of another step's inputs into these tensors."""
         for name, value in self.tensors().items():
             value.copy_(getattr(source, name))
 
@@ -99,8 +103,8 @@ class KernelInputs:
         window: int | None,
     ) -> torch.Tensor:
         """
-        The kernel: query `[batch, heads, queries, head_dim]` to `[batch, queries, heads, head_dim]`. Without soft-caps
-        and sinks, of which "sdpa" knows nothing either.
+        Runs the kernel: query `[batch, heads, queries, head_dim]` to output `[batch, queries, heads, head_dim]`.
+        Without soft-capping and attention sinks, which "sdpa" does not support either.
         """
         from hf_specdec_kernels import tree_attention
 
@@ -123,11 +127,11 @@ class KernelInputs:
 @dataclass(frozen=True, eq=False)
 class Compaction:
     """
-    The kernel that moves accepted nodes to their places, for keys and values of one layout.
+    The kernel that moves K/V of accepted nodes right behind the committed slots, for all K/V tensors of one layout.
 
     Args:
-        states (`list[torch.Tensor]`): keys and values of layers.
-        pointers (`torch.Tensor` of shape `[states]`, int64): their addresses.
+        states (`list[torch.Tensor]`): keys and values of layers, of equal shape, strides, dtype and device.
+        pointers (`torch.Tensor` of shape `[states]`, int64): device addresses of `states`.
     """
 
     states: list[torch.Tensor]
@@ -140,14 +144,14 @@ class Compaction:
         accepted: torch.Tensor,
         block_tables: torch.Tensor | None = None,
     ) -> None:
-        """See `hf_specdec_kernels.kv_compaction`."""
+        """Moves the accepted nodes' K/V in place; arguments as of `hf_specdec_kernels.kv_compaction`."""
         from hf_specdec_kernels import kv_compaction
 
         kv_compaction(self.states, self.pointers, lengths, path, accepted, block_tables=block_tables)
 
     @classmethod
     def of(cls, layers: Iterable[Any]) -> list[Compaction]:
-        """Those that all of a cache's layers need."""
+        """The compactions of a cache's layers, one per layout of K/V tensors."""
         from hf_specdec_kernels import pointer_table
 
         found: dict[Any, list[torch.Tensor]] = {}
@@ -160,12 +164,12 @@ class Compaction:
 
 @lru_cache(maxsize=1)
 def are_installed() -> bool:
-    """Whether the kernels, and what they are written in, are there."""
+    """Whether `hf_specdec_kernels` and Triton are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("triton", "hf_specdec_kernels"))
 
 
 def pick_tokens(logits: torch.Tensor, count: int) -> bool:
-    """Whether `best_tokens` can find the best of these."""
+    """Whether `best_tokens` can find the `count` best tokens of these logits."""
     return (
         logits.device.type in DEVICES
         and logits.dtype in DTYPES
@@ -178,13 +182,13 @@ def pick_tokens(logits: torch.Tensor, count: int) -> bool:
 def best_tokens(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each, in one
-    pass and without the softmax of all.
+    pass over the logits and without a softmax tensor.
     """
     from hf_specdec_kernels import draft_tokens
 
     rows = logits.reshape(1, -1, logits.shape[-1])
     tokens, log_q = (found.view(*logits.shape[:-1], count) for found in draft_tokens(rows, count))
-    return tokens.clamp(min=0), log_q  # where there are fewer than `count`, any will do
+    return tokens.clamp(min=0), log_q  # any token fills the places of missing ones
 
 
 def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:

@@ -70,17 +70,17 @@ class SpeculationMetrics:
 
 
 class StepLog:
-    """The steps of a call, until it is known which of their tokens are part of the output."""
+    """Log of a call's steps, kept until it is known which of their tokens are part of the output."""
 
     def __init__(self, batch_size: int):
         self._steps: list[list[tuple[int, int, int | None]]] = [[] for _ in range(batch_size)]
 
     def add(self, row: int, start: int, accepted: int, drafted: int | None) -> None:
-        """A step of a row that was `start` tokens long; `drafted` is None if its drafter was not asked."""
+        """Logs a step of a row that was `start` tokens long; `drafted` is None if the drafter was not asked."""
         self._steps[row].append((start, accepted, drafted))
 
     def count(self, metrics: SpeculationMetrics, lengths: list[int]) -> None:
-        """Counts the steps of rows that ended up `lengths` long. What a row did past its end does not count."""
+        """Adds the steps of rows that ended up `lengths` long to `metrics`; tokens past a row's end do not count."""
         for steps, length in zip(self._steps, lengths, strict=True):
             kept = [(min(accepted, length - start), drafted) for start, accepted, drafted in steps if start < length]
             metrics.accepted_per_step.append([accepted for accepted, _ in kept])
@@ -98,7 +98,7 @@ def last_metrics() -> SpeculationMetrics | None:
 
 
 def metrics_of_last_call() -> SpeculationMetrics:
-    """`last_metrics`, behind a speculative call."""
+    """`last_metrics` after a speculative call in this thread, hence never None."""
     return _last.metrics
 
 

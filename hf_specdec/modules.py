@@ -1,4 +1,4 @@
-"""Walking through a model at every call, where torch's own iterators take milliseconds: they make up names."""
+"""Fast iteration over a model, for every call: torch's own iterators take milliseconds, since they build names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """The model and all modules in it, each once, in no order that anybody should rely on."""
+    """The model and all modules in it, each once, in no defined order."""
     found, left = {model: None}, [model]
     while left:
         for child in left.pop()._modules.values():
@@ -20,12 +20,12 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 
 def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Its parameters; those that modules share as often as they do."""
+    """The model's parameters; a parameter that several modules share comes once for each of them."""
     for module in modules_of(model):
         yield from (parameter for parameter in module._parameters.values() if parameter is not None)
 
 
 def buffers_of(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Its buffers, likewise."""
+    """The model's buffers; a buffer that several modules share comes once for each of them."""
     for module in modules_of(model):
         yield from (buffer for buffer in module._buffers.values() if buffer is not None)

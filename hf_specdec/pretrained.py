@@ -1,4 +1,4 @@
-"""`from_pretrained` of heads: published checkpoints of many forms, read into models of ours."""
+"""`from_pretrained` of heads, which reads published checkpoints of many formats into our models."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _NAMES = "dtype float16, bfloat16, float32 or float64"
 
 class PublishedModel(PreTrainedModel):
     """
-    A model that is read from whatever was published. To write one, implement `read_published`; its config has a method
-    `changed(**fields)`.
+    Base class of models that load published checkpoints of several formats. A subclass implements `read_published`,
+    and its config class has a method `changed(**fields)`.
     """
 
     kind = "a model"
-    """What a checkpoint is expected to hold, for messages."""
+    """Name of what a checkpoint must hold, for error messages."""
 
     config_arguments: tuple[str, ...] = ()
     """The fields of the config that `from_pretrained` takes as arguments."""
 
     follows_target_dtype = True
-    """Whether it runs in the dtype of the target it drafts for: unless its own was asked for."""
+    """Whether the model runs in the dtype of its target: unless `from_pretrained` was given a `dtype`."""
 
     @classmethod
     def read_published(cls, name: str, options: HubOptions) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
         """
-        The config of what was published, and its weights under the names they have in this class.
+        The config of a published checkpoint, and its weights under the names that they have in this class.
 
         Raises:
             OSError: if there is no such folder or repository, or it has no config or weights.
@@ -60,21 +60,21 @@ class PublishedModel(PreTrainedModel):
         **kwargs: Any,
     ) -> Self:
         """
-        Loads a published checkpoint from a folder or the Hub, or one of `save_pretrained`. Pickles are read with
+        Loads a checkpoint from a folder or the Hub, published or written by `save_pretrained`. Pickles are read with
         `weights_only=True`.
 
         Args:
             pretrained_model_name_or_path (`str`): the folder or Hub repository.
-            config (`PreTrainedConfig`, *optional*): in place of what the checkpoint's config says.
+            config (`PreTrainedConfig`, *optional*): config to use in place of the checkpoint's.
             revision (`str`, *optional*), token (`str` or `bool`, *optional*), cache_dir (`str`, *optional*),
                 local_files_only (`bool`, *optional*), force_download (`bool`, *optional*), subfolder (`str`,
                 *optional*): where the files are, as in transformers' `from_pretrained`.
-            dtype (`torch.dtype`, *optional*): dtype of the weights. Without it, or with "auto", they keep the
-                checkpoint's (the widest, if there are several), and the model runs in the dtype of the target it
+            dtype (`torch.dtype`, *optional*): dtype of the weights. Without it, or with "auto", the weights keep the
+                checkpoint's dtype (the widest, if there are several), and the model runs in the dtype of the target it
                 drafts for.
             torch_dtype (`torch.dtype`, *optional*): the former name of `dtype`.
             kwargs: fields of the config to set otherwise than the checkpoint says (`config_arguments`), such as
-                `default_tree=`; what is left goes to transformers' `from_pretrained`, such as `device_map=`.
+                `default_tree=`; all other arguments go to transformers' `from_pretrained`, such as `device_map=`.
 
         Raises:
             OSError: if there is no such folder or repository, or it has no config or weights.
@@ -111,13 +111,14 @@ def check_weights(
     name: str, expected: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], kind: str = "a model"
 ) -> None:
     """
-    Compares what a checkpoint holds with what its model needs.
+    Checks a checkpoint's weights against the parameters and buffers that its model needs.
 
     Args:
-        name (`str`): the checkpoint's.
-        expected (`dict[str, torch.Tensor]`): the model's parameters and buffers (shapes and kinds of dtype count).
-        weights (`dict[str, torch.Tensor]`): the checkpoint's, under the model's names.
-        kind (`str`, *optional*): what the checkpoint is expected to hold.
+        name (`str`): name of the checkpoint.
+        expected (`dict[str, torch.Tensor]`): the model's parameters and buffers; shapes count, and whether the dtype
+            is a floating-point one.
+        weights (`dict[str, torch.Tensor]`): the checkpoint's tensors, under the model's names.
+        kind (`str`, *optional*): name of what the checkpoint must hold, for the error message.
 
     Raises:
         ValueError: naming the keys that are missing, unknown, of another shape or dtype, or not finite.
@@ -139,16 +140,16 @@ def check_weights(
 
 
 def _expected_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, name: str) -> dict[str, torch.Tensor]:
-    """The parameters and buffers that a model of this config has, without memory."""
+    """The parameters and buffers that a model of this config has, on the meta device."""
     try:
         with torch.device("meta"):
             return cls(copy.deepcopy(config)).state_dict()
-    except (KeyError, TypeError) as error:  # rotary embeddings say no more than the name of what they lack
+    except (KeyError, TypeError) as error:  # rotary embeddings raise the bare name of a missing field
         raise ValueError(f"{name}: config.json describes no head that can be built ({error!r}).") from error
 
 
 def _widest_dtype(weights: dict[str, torch.Tensor]) -> torch.dtype:
-    """The dtype that holds all weights as they are; in nearly all checkpoints they have the same."""
+    """The dtype that holds all floating-point weights exactly; nearly all checkpoints have only one."""
     dtypes = (tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     return functools.reduce(torch.promote_types, dtypes)
 

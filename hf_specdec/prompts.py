@@ -1,6 +1,6 @@
 """
-Prompts in pieces of a few widths, so that their forwards can be graphs: the host takes longer to launch the forward of
-a small model than the device to run it, also over some hundred tokens.
+Chunked prefill in a few widths, so that its forwards can be replayed from captured CUDA graphs: for a small model, the
+host takes longer to launch a forward than the device to run it, even over some hundred tokens.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
     from .target import Target
 
 WIDTHS = (64, 256, 512)
-"""Tokens of a piece."""
+"""Widths of chunks, in tokens per row."""
 TOKENS_TIMES_PARAMETERS = 5 * 10**12
-"""Of forwards that take a GPU of today 25 ms, at two operations for each and 400 TFLOP/s."""
+"""Tokens times parameters of a forward that takes a current GPU 25 ms, at two operations for each and 400 TFLOP/s."""
 MOST_PADDED = 512
-"""Tokens of short prompts, padding included, that are forwarded as one piece: the logits of all are computed."""
+"""Most tokens of short prompts, over all rows and with padding, in one padded chunk: it computes the logits of all."""
 
 
 def busy_at(num_parameters: int) -> int:
-    """Tokens that a model of so many parameters busies the device with for as long as the host takes to launch it."""
+    """Tokens from which on a forward of a model of this size takes the device longer than the host to launch it."""
     return TOKENS_TIMES_PARAMETERS // max(num_parameters, 1)
 
 
 def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | None, int]:
     """
-    How many tokens of a text to forward next, and how many of them are unread: those before are forwarded once more,
-    if that is a quarter at most, or there is no smaller width. None, and all, of a text shorter than any width.
+    The width of a text's next chunk, and how many of its tokens are unread. A last chunk may begin with tokens that
+    were forwarded before, if these are less than a quarter of it or there is no smaller width. A text shorter than any
+    width gives None and `unread`.
 
     Args:
-        length (`int`): of the text.
-        unread (`int`): how many tokens at its end have not been forwarded.
-        widths (`Sequence[int]`): rising.
+        length (`int`): tokens of the text.
+        unread (`int`): tokens at the end of the text that have not been forwarded.
+        widths (`Sequence[int]`): widths of chunks, ascending.
     """
     for width in widths:
         if unread <= width <= length and (width == widths[0] or 4 * unread > 3 * width):
@@ -50,8 +51,9 @@ def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | N
 
 def padded_piece(unread: int, widths: Sequence[int]) -> tuple[int, int]:
     """
-    The same where padding may follow: a width, and how many of the unread tokens of a text to forward next. All, in
-    the first width that they fill by more than half (or the narrowest, however few); else as many as fill the largest.
+    The width of a text's next chunk where padding may follow, and how many unread tokens it holds: all, in the first
+    width that they fill by more than half (or the narrowest, however few); else as many as fill the largest width that
+    they can fill.
     """
     for width in widths:
         if unread <= width and (width == widths[0] or 2 * unread > width):
@@ -62,8 +64,9 @@ def padded_piece(unread: int, widths: Sequence[int]) -> tuple[int, int]:
 
 def can_read_in_pieces(target: Target) -> bool:
     """
-    Whether the prompts of a call can be read so: tokens alone, behind no cache, without padding, by a model whose
-    layers attend by the kernel, and for which a piece is the same as a part of a longer forward.
+    Whether the prompts of a call can be prefilled in chunks of `WIDTHS`: they are tokens, without padding or a cache
+    before them, too few to keep the device busy, and read by a model whose layers attend with the kernel and for which
+    chunks compute the same as one long forward.
     """
     sequences, storage, forward = target.sequences, target.cache.storage, target.forward
     positions = target.model_kwargs.get("position_ids")
@@ -79,7 +82,7 @@ def can_read_in_pieces(target: Target) -> bool:
         and target.model_kwargs.get("inputs_embeds") is None
         and max(length, WIDTHS[-1]) <= storage.capacity
         and (length >= WIDTHS[0] or sequences.batch_size * WIDTHS[0] <= MOST_PADDED)
-        and forward.takes_positions  # else padding would be numbered past the end
+        and forward.takes_positions  # else padding would get positions past the end
         and not length_dependent_ropes(target.model.config.get_text_config(decoder=True))
         and sequences.batch_size * length < busy_at(target.model.num_parameters())
         and (positions is None or _are_counted(positions, length))
@@ -87,15 +90,15 @@ def can_read_in_pieces(target: Target) -> bool:
 
 
 def _are_counted(positions: torch.Tensor, length: int) -> bool:
-    """Whether positions `[…, batch, length]` are those of tokens one after the other."""
+    """Whether positions (`[batch, length]`; no other shape) count 0, 1, 2, … in every row."""
     counted = torch.arange(length, device=positions.device)
     return positions.dim() == 2 and positions.shape[-1] == length and bool((positions == counted).all())
 
 
 def read_in_pieces(target: Target) -> ModelOutput:
     """
-    Forwards the prompts of a call for which `can_read_in_pieces`. The output has the logits of the last position,
-    `[batch, 1, vocab]`; who watches hidden states finds them in order.
+    Prefills the prompts of a call in chunks of `WIDTHS`, where `can_read_in_pieces`. The output has the logits of the
+    last position, `[batch, 1, vocab]`; `Features` records every token once, in order.
     """
     tokens, cache = target.sequences.columns(target.sequences.prompt_length), target.cache
     batch_size, length = tokens.shape
@@ -119,7 +122,7 @@ def read_in_pieces(target: Target) -> ModelOutput:
 
 
 def _read_padded(target: Target, tokens: torch.Tensor, width: int) -> ModelOutput:
-    """Prompts shorter than a width: behind them, their last token again, which nobody attends to."""
+    """Prefills prompts shorter than `width`, padded with copies of their last token, which are masked out."""
     length = tokens.shape[1]
     target.cache.set_lengths([0] * len(tokens))
     depths = torch.arange(width, device=tokens.device).clamp(max=length - 1)
