@@ -122,7 +122,7 @@ def read_in_pieces(target: Target) -> ModelOutput:
 
 
 def _read_padded(target: Target, tokens: torch.Tensor, width: int) -> ModelOutput:
-    """Prefills prompts shorter than `width`, padded with copies of their last token, which are masked out."""
+    """Prefills prompts shorter than `width`, right-padded with copies of their last token (unseen by the prompt)."""
     length = tokens.shape[1]
     target.cache.set_lengths([0] * len(tokens))
     depths = torch.arange(width, device=tokens.device).clamp(max=length - 1)

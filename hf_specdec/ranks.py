@@ -21,14 +21,15 @@ _READS_TEXT_ONLY = frozenset({EosTokenCriteria, MaxLengthCriteria, StopStringCri
 @dataclass(frozen=True, eq=False)
 class Ranks:
     """
-    Every rank of a tensor-parallel model has a part of every layer, so that all must make the same forwards, and each
-    decodes the same text. The logits are the same on all; draws, clocks and drafts need not be. So every decision is
-    rank 0's: the others take it over by a broadcast where it is made. A process alone, or one with prompts of its own
-    beside others (`synced_gpus`), decides for itself, and all of this does nothing.
+    The ranks that run one tensor-parallel target. Every rank has a part of every layer, so that all ranks must run the
+    same forwards and decode the same text. Logits are equal on all ranks; draws, clocks and drafts need not be.
+    Therefore rank 0 makes every decision, and the other ranks get it by a broadcast. A single process, or a process
+    with prompts of its own beside others (`synced_gpus`), decides for itself: all methods then leave their arguments
+    as they are.
 
     Args:
-        group (`ProcessGroup`, *optional*): the processes; None for one alone.
-        device (`torch.device`): where what is sent lies.
+        group (`ProcessGroup`, *optional*): the ranks; None for a single process.
+        device (`torch.device`): device of the broadcast tensors.
     """
 
     group: dist.ProcessGroup | None
@@ -36,20 +37,20 @@ class Ranks:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Ranks:
-        """Those that run a model."""
+        """The ranks that run `model`."""
         mesh = getattr(model, "_device_mesh", None)
         if mesh is None or (getattr(model, "_tp_size", None) or 1) == 1:
             return cls(None, execution_device(model))
-        part = mesh["tp"] if mesh.mesh_dim_names else mesh  # in 5.17 it has no names
+        part = mesh["tp"] if mesh.mesh_dim_names else mesh  # a mesh of transformers 5.17 has no names
         return cls(part.get_group(), execution_device(model))
 
     @property
     def are_several(self) -> bool:
-        """Whether there are others than this process."""
+        """Whether there are other ranks than this process."""
         return self.group is not None
 
     def agree(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's tensor; all have one of this shape and dtype. The host does not wait, unless it is elsewhere."""
+        """Rank 0's tensor; all ranks pass equal shapes and dtypes. Waits only for a tensor on another device."""
         if self.group is None:
             return tensor
         sent = tensor.to(self.device, copy=True).contiguous()
@@ -57,13 +58,13 @@ class Ranks:
         return sent.to(tensor.device)
 
     def agree_on(self, *numbers: float) -> list[float]:
-        """Rank 0's numbers."""
+        """Rank 0's `numbers`, as floats."""
         if self.group is None:
             return list(numbers)
         return self.agree(torch.tensor(numbers, dtype=torch.float64, device=self.device)).tolist()
 
     def least(self, number: int) -> int:
-        """The least of the ranks' numbers."""
+        """The smallest of all ranks' numbers."""
         if self.group is None:
             return number
         least = torch.tensor(number, device=self.device)
@@ -71,7 +72,7 @@ class Ranks:
         return int(least)
 
     def agree_on_draft(self, draft: DraftTree) -> DraftTree:
-        """Rank 0's tokens, in rank 0's tree; all have one of as many nodes and levels."""
+        """Rank 0's draft tokens in rank 0's tree; all ranks' trees must have equally many nodes and levels."""
         if self.group is None or draft.num_nodes == 0:
             return draft
         topology = draft.topology
@@ -97,7 +98,10 @@ class Ranks:
             torch.cuda.set_rng_state(self.agree(torch.cuda.get_rng_state(self.device)), self.device)
 
     def agreeing(self, criteria: StoppingCriteriaList) -> StoppingCriteriaList:
-        """The same criteria, of which those that may read more than the text (a clock) stop when rank 0's do."""
+        """
+        Stopping criteria that agree on all ranks: those of `criteria` that may read more than the text (a clock) stop
+        when rank 0's do.
+        """
         if self.group is None:
             return criteria
         return StoppingCriteriaList(
@@ -122,8 +126,8 @@ class _AgreedCriterion(StoppingCriteria):
 
 def is_sharded(model: PreTrainedModel) -> bool:
     """
-    Whether processes with texts of their own have a part of the weights each (FSDP, ZeRO-3), and so must make their
-    forwards at the same time.
+    Whether a model's weights are sharded over processes with texts of their own (FSDP, ZeRO-3), which therefore must
+    run their forwards at the same time.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return False
@@ -135,6 +139,6 @@ def is_sharded(model: PreTrainedModel) -> bool:
 
 
 def is_pipeline(model: PreTrainedModel) -> bool:
-    """Whether processes have some of the layers each."""
+    """Whether a model's layers are spread over processes (pipeline parallelism)."""
     mesh = getattr(model, "_device_mesh", None)
     return mesh is not None and "pp" in (mesh.mesh_dim_names or ()) and mesh["pp"].size() > 1

@@ -1,4 +1,4 @@
-"""What `return_dict_in_generate` returns besides the tokens, put together column by column."""
+"""Outputs that `return_dict_in_generate` returns besides the tokens, recorded column by column."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .metrics import SpeculationMetrics
 @dataclass
 class SpeculativeGenerateOutput(GenerateDecoderOnlyOutput):
     """
-    transformers' `GenerateDecoderOnlyOutput`, and what speculation did. Where a row of a batch finished before others,
-    its later `scores`, `logits`, `hidden_states` and `attentions` are zero: nothing was computed for its padding.
+    transformers' `GenerateDecoderOnlyOutput`, with the metrics of speculation. Where a row of a batch finished before
+    others, its later `scores`, `logits`, `hidden_states` and `attentions` are zero: nothing was computed for its
+    padding.
 
     Args:
         speculation (`SpeculationMetrics`): the counts of this call.
@@ -29,11 +30,12 @@ class SpeculativeGenerateOutput(GenerateDecoderOnlyOutput):
 
 class Recorder:
     """
-    Collects, for every generated token of every row, what the forward that chose it gave, and joins rows to columns.
+    Collects the outputs of the forward that chose each generated token, row by row, and joins the rows to columns (the
+    t-th token of every row).
 
     Args:
-        batch_size (`int`): rows.
-        scores, logits, attentions, hidden_states (`bool`): which of them the call returns.
+        batch_size (`int`): number of rows.
+        scores, logits, attentions, hidden_states (`bool`): which of these outputs the call returns.
         windows (`list`, *optional*): for every layer, the sliding window (`int`) behind which plain `generate`'s cache
             drops keys, or None.
     """
@@ -57,7 +59,7 @@ class Recorder:
 
     @classmethod
     def of_call(cls, batch_size: int, generation_config: GenerationConfig, cache: Cache | None) -> Recorder:
-        """What a `generate` call returns; `cache` is the one that plain `generate` would use."""
+        """A recorder of what a `generate` call returns; `cache` is the one that plain `generate` would use."""
         returns = bool(generation_config.return_dict_in_generate)
         return cls(
             batch_size,
@@ -86,7 +88,7 @@ class Recorder:
         return columns
 
     def add_prefill(self, outputs: ModelOutput) -> None:
-        """`attentions` and `hidden_states` of the prefill (per layer, all rows): the first column, as it is."""
+        """Records `attentions` and `hidden_states` of the prefill (per layer, all rows) as the first column."""
         for name in self.wanted & {"attentions", "hidden_states"}:
             values = getattr(outputs, name, None)
             if name == "attentions":
@@ -96,13 +98,13 @@ class Recorder:
 
     def add_step(self, paths: list[list[int] | None], outputs: ModelOutput, lengths: list[int]) -> None:
         """
-        `attentions` and `hidden_states` of the nodes that walks visited, one entry per token they gave, as plain
-        `generate` has them.
+        Records `attentions` and `hidden_states` of the nodes that walks visited, one entry per token that the walk
+        gave, as plain `generate` has them.
 
         Args:
-            paths (`list`): the accepted nodes of every row, or None.
-            outputs (`ModelOutput`): of the step's forward.
-            lengths (`list[int]`): slots that each row had committed before.
+            paths (`list`): the accepted nodes of every row (`list[int]`), or None for a row that did not walk.
+            outputs (`ModelOutput`): output of the step's forward.
+            lengths (`list[int]`): number of slots that each row had committed before the step.
         """
         if not self.wanted & {"attentions", "hidden_states"}:
             return
@@ -132,12 +134,12 @@ class Recorder:
         return tuple(kept)
 
     def add_token(self, name: str, row: int, value: Any) -> None:
-        """One token's `[1, vocab]` tensor, or tuple of per-layer tensors with a batch of one."""
+        """Records a token's `[1, vocab]` tensor, or tuple of per-layer tensors with a batch of one."""
         if name in self.wanted:
             self._rows[name][row].append(value)
 
     def add_column(self, ended: list[bool]) -> None:
-        """The next token of every row is judged; rows that have `ended` get zeros. What it holds may come later."""
+        """Adds the column of every row's next token, zero for rows that have `ended`; tokens may be recorded later."""
         self._ended.append(list(ended))
 
     def _join_column(self, rows: list[list[Any]], index: int) -> Any:

@@ -128,7 +128,7 @@ def _check_rotary_embedding(
         mask = model_kwargs.get("attention_mask")
         prompt = input_ids.shape[1] if mask is None else int(mask.sum(dim=1).max())
         longest = prompt + generation_config.max_length - input_ids.shape[1]
-        # Past the boundary from the start, "longrope" no longer changes; but it does for shorter texts beside it.
+        # After a prompt past the boundary, "longrope" no longer changes, unless shorter texts share its forwards.
         never_changes = rope["rope_type"] == "longrope" and prompt > boundary and not shares_steps
         if longest <= boundary or never_changes:
             continue
@@ -221,7 +221,7 @@ def _check_mode(generation_mode: GenerationMode, generation_config: GenerationCo
             f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy "
             "decoding and sampling. Use num_beams=1, or leave `assistant_model` out."
         )
-    if getattr(generation_config, "dola_layers", None) is not None:  # leaves the mode as it is, with a warning
+    if getattr(generation_config, "dola_layers", None) is not None:  # transformers keeps the mode, with a warning
         raise ValueError(
             f"`dola_layers={generation_config.dola_layers!r}` with `assistant_model`: trees are verified for greedy "
             "decoding and sampling. Leave one of them out."
@@ -267,7 +267,7 @@ def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: 
 
 
 def _check_drafts_are_whole(drafts: tuple[PreTrainedModel, ...]) -> None:
-    """Beside a sharded target, on ranks with texts of their own."""
+    """Draft models beside a sharded target must be whole on every rank: the ranks run them at different times."""
     for draft in filter(is_sharded, drafts):
         raise ValueError(
             f"`assistant_model`: {type(draft).__name__} is sharded, like the target, but the ranks forward it at "

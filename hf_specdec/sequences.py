@@ -12,8 +12,8 @@ class Sequences:
 
     Args:
         input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
-        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of them are tokens, where some are
-            padding.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which entries of `input_ids` are tokens,
+            where some are padding.
         max_length (`int`, *optional*): no row grows past this many tokens.
         end_tokens (`list[int]`, *optional*): a row that ends in one of these rests.
     """
@@ -36,7 +36,8 @@ class Sequences:
         """Tokens of every row, prompt and root included."""
         self.resting = [False] * self.batch_size
         """
-        Rows that do not grow for now or for good: they ended in an end token, reached the length, or were finished.
+        Whether a row does not grow, for now or for good: it ended in an end token, reached the maximum length, or was
+        finished.
         """
 
     def _capacity(self, length: int) -> int:
@@ -68,15 +69,13 @@ class Sequences:
         return max((length for length, rests in zip(self.lengths, self.resting, strict=True) if not rests), default=0)
 
     def room(self, row: int) -> int:
-        """How many draft tokens a step of this row can use: the step's own token takes the last place."""
+        """How many draft tokens a step of this row can accept: the bonus or recovered token takes the last place."""
         if self.resting[row]:
             return 0
         return self._ids.shape[1] if self.max_length is None else self.max_length - self.lengths[row] - 1
 
     def write(self, row: int, position: int, tokens: list[int]) -> None:
-        """
-        Writes tokens into a row behind what counts, so that `row(…, length)` shows them; `extend` makes them count.
-        """
+        """Writes tokens into a row without changing its length; `row(…, length)` shows them, `extend` appends them."""
         end = position + len(tokens)
         if end > self._ids.shape[1]:
             self._grow(end)
@@ -88,9 +87,7 @@ class Sequences:
         self._ids = grown
 
     def extend(self, row: int, tokens: list[int]) -> None:
-        """
-        Appends tokens to a row, up to its maximum length and to the first end token, with which it rests.
-        """
+        """Appends tokens to a row, up to the maximum length and to the first end token; with either the row rests."""
         if self.resting[row]:
             return
         if self.max_length is not None:
@@ -110,17 +107,17 @@ class Sequences:
         self.resting[row] = True
 
     def fill(self, row: int, position: int, token: int) -> None:
-        """Puts a padding token behind a finished row."""
+        """Writes a padding token behind a finished row."""
         self.write(row, position, [token])
 
     def pad(self, row: int, start: int, end: int, token: int) -> None:
-        """Puts padding tokens behind a finished row, which are there already to be written over."""
+        """Writes padding tokens behind a finished row, from `start` to before `end`, where memory is allocated."""
         self._ids[row, start:end] = token
 
     def take(self, ids: torch.Tensor, lengths: list[int]) -> None:
         """
-        Takes the tokens (`[batch, tokens]` int64) of rows that were continued to their ends elsewhere, and are now so
-        long.
+        Replaces the tokens of all rows by `ids` (`[batch, tokens]`, int64), which were generated to their ends
+        elsewhere; `lengths` are the rows' final lengths.
         """
         if ids.shape[1] > self._ids.shape[1]:
             self._grow(ids.shape[1])

@@ -36,14 +36,14 @@ class ColumnJudge:
     """
     Replays the tokens of a call column by column. Rows may run ahead of each other, but a column (the t-th token of
     every row) is judged only once all unfinished rows have it: then the criteria and the streamer get the very calls
-    that plain `generate` would make, whatever state they hold. What a row has beyond the column that finished it is
+    that plain `generate` would make, whatever state they hold. Tokens of a row beyond the column that finished it are
     dropped.
 
     Args:
         criteria (`StoppingCriteriaList`): the criteria of the call.
         sequences (`Sequences`): the rows.
         recorder (`Recorder`): holds the scores that criteria may read.
-        pad_token (`int`, *optional*): what finished rows are continued with.
+        pad_token (`int`, *optional*): the token that pads finished rows.
         streamer (`BaseStreamer`, *optional*): gets every column.
     """
 
@@ -88,12 +88,12 @@ class ColumnJudge:
                         sequences.finish(row, self.judged)
 
     def end(self, length: int) -> None:
-        """Ends the call at a column, all rows of which are known to have ended, and to have been streamed."""
+        """Ends the call after `length` tokens, by which all rows are known to have ended and been streamed."""
         for row, own in enumerate(self.sequences.lengths):
             if self.pads_finished_rows and own < length:
                 self.sequences.pad(row, own, length, self.pad_token)
         self.judged, self.finished = length, [True] * len(self.finished)
 
     def _ended(self) -> list[bool]:
-        """Rows that get padding from now on."""
+        """Whether each row gets padding from now on."""
         return self.finished if self.pads_finished_rows else [False] * len(self.finished)

@@ -29,12 +29,14 @@ _UNKNOWN_STRETCH = 1024
 
 class Target:
     """
+    The target model in one call, with its cache.
+
     Args:
         model (`PreTrainedModel`): the target.
         sequences (`Sequences`): the rows.
         visible (`torch.Tensor` of shape `[batch, slots]`, bool, *optional*):
             Which of the prompt's slots hold tokens, where some hold padding.
-        generation_config (`GenerationConfig`): the call's.
+        generation_config (`GenerationConfig`): the call's generation config.
         model_kwargs (`dict`): what `generate` hands to a decoding method for the model, `past_key_values` included.
         num_nodes (`int`): most draft nodes of a step.
         loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
@@ -54,11 +56,11 @@ class Target:
         self.generation_config = generation_config
         self.model_kwargs = dict(model_kwargs)
         self.is_running = False
-        """Whether a forward of this call's own is under way: a processor, too, may run the model."""
+        """Whether a forward of this call is running, and not one that, say, a logits processor runs on the model."""
         self.features: Features | None = None
-        """Hidden states that the drafter watches, if it does."""
+        """Hidden states recorded for the drafter; None if it reads none."""
         self.users_cache = self.model_kwargs.pop("past_key_values", None)
-        """The cache that `generate` was given, or has made: what it returns."""
+        """The cache that `generate` was given or has made, and returns."""
         self.cache = TreeCache(
             model.config.get_text_config(decoder=True).num_hidden_layers,
             sequences.batch_size,
@@ -73,7 +75,7 @@ class Target:
 
     @contextmanager
     def watched(self, boundaries: list[int]) -> Iterator[Features]:
-        """Collects hidden states of this call's forwards, of replayed ones, too; see `watch_features`."""
+        """Records hidden states of this call's forwards, replayed CUDA graphs included; see `watch_features`."""
         with watch_features(self.model, boundaries, lambda: self.is_running) as self.features:
             yield self.features
 
@@ -106,8 +108,8 @@ class Target:
         return outputs
 
     def _begin_steps(self) -> None:
-        """Prepares for forwards behind the prompt."""
-        # Slots before the prompt's: those of a cache that was handed in without their tokens, or of `inputs_embeds`.
+        """Builds the `TreeForward` that runs the steps after the prompt."""
+        # Slots before the prompt's tokens: of a cache that was passed without its tokens, or of `inputs_embeds`.
         self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
         self.forward = TreeForward(
             self.model,
@@ -121,7 +123,8 @@ class Target:
 
     def _config_of_prefill(self) -> GenerationConfig:
         """
-        The call's. Before 5.23 transformers forwards a prompt behind a filled cache wrongly in chunks: then in one.
+        The generation config of the prefill: the call's, but without chunks after a filled cache before transformers
+        5.23, which forwards these wrongly.
         """
         config = self.generation_config
         if config.prefill_chunk_size is None or self.cache.get_seq_length() == 0 or _CHUNKS_BEHIND_A_CACHE:
@@ -136,7 +139,7 @@ class Target:
         return getattr(self.users_cache, "_is_user_defined", False)
 
     def _first_capacity(self, num_nodes: int) -> int:
-        """Slots for the prompt, the tree, and a first stretch of text; all of the text if that is no more."""
+        """Slots for the prompt, the tree, and a first stretch of new text (or all of it, if it is shorter)."""
         prompt = self._prompt_slots()
         stretch = max(prompt, 256)
         if self.sequences.max_length is not None:
@@ -144,7 +147,7 @@ class Target:
         return prompt + stretch + num_nodes + 1
 
     def _last_capacity(self, num_nodes: int) -> int:
-        """The same for all of the text, where it is known how long that can be."""
+        """Slots for the prompt, the tree, and all new text; `_UNKNOWN_STRETCH` tokens if it has no maximum length."""
         if self.sequences.max_length is None:
             return self._prompt_slots() + _UNKNOWN_STRETCH + num_nodes + 1
         new_tokens = max(self.sequences.max_length - self.sequences.prompt_length, 0)
@@ -166,18 +169,18 @@ class Target:
         return torch.zeros(self.sequences.batch_size, dtype=torch.long, device=self.sequences.device)
 
     def _kwargs_of_steps(self) -> dict[str, Any]:
-        """What of the call's keyword arguments goes on to every later forward."""
+        """The call's keyword arguments that every forward after the prefill gets, too."""
         not_passed = ("attention_mask", "position_ids", "inputs_embeds", "logits_to_keep", "use_cache")
         return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
 
     # --------------------------------------------------------------------------------------------------------- steps
 
     def score(self, draft: DraftTree) -> ModelOutput:
-        """One forward over the root and all draft nodes: logits `[batch, nodes + 1, vocab]`."""
+        """Forwards the root and all draft nodes at once: logits `[batch, nodes + 1, vocab]`."""
         topology = draft.topology
         position_depths = None
         if draft.valid is not None:
-            # Nodes that do not count may lie past the last position that the model knows.
+            # Invalid nodes may lie past the last position that the model knows.
             counts = torch.nn.functional.pad(draft.valid, (1, 0), value=True)
             position_depths = topology.depths * counts
         tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
@@ -195,8 +198,8 @@ class Target:
     @contextmanager
     def recorded_features(self, for_compiler: bool = False) -> Iterator[Features | None]:
         """
-        For forwards that are this call's but none of `score`: gives what watches them, which inside knows of them
-        alone; None if nobody watches. See `Features.recorded`.
+        Records hidden states of this call's forwards inside the context, apart from earlier ones, where these forwards
+        do not go through `score`. Yields the `Features`, or None if the drafter reads none; see `Features.recorded`.
         """
         with self._running(), nullcontext() if self.features is None else self.features.recorded(for_compiler):
             yield self.features
@@ -210,11 +213,11 @@ class Target:
     def hand_back(self, length: int, may_forward: bool) -> None:
         """
         Fills the cache that `generate` returns with K/V for all but the last of `length` tokens per row. Rows that
-        finished early get those of their padding, which plain `generate` would have forwarded too, unless
-        `may_forward` is False: other ranks would wait for that forward in vain.
+        finished early get K/V of their padding, which plain `generate` would have forwarded too, unless `may_forward`
+        is False: other ranks would not join that forward.
         """
         wanted = self.slots_before + length - 1
-        # What a finished row holds behind its end belongs to tokens that were dropped.
+        # K/V behind the end of a finished row belong to tokens that were dropped.
         ends = [self.slots_before + end for end in self.sequences.lengths]
         lengths = [min(cached, end, wanted) for cached, end in zip(self.cache.lengths, ends, strict=True)]
         if min(lengths) < wanted and may_forward:

@@ -79,7 +79,7 @@ class TargetDistribution:
         sequences (`Sequences`): the rows, for their histories.
         recorder (`Recorder`): gets scores and logits of every token chosen.
         judge (`ColumnJudge`, *optional*): the criteria and the streamer of the call.
-        agree (`Callable`, *optional*): makes what was drawn, a tensor, the same on all ranks; see `Ranks`.
+        agree (`Callable`, *optional*): makes a tensor of drawn tokens equal on all ranks; see `Ranks.agree`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TargetDistribution:
         self._records = bool(recorder.wanted & {"scores", "logits"})
         self._logits: torch.Tensor | None = None
         self.lengths: list[int] = []
-        """Tokens of every row when the step began."""
+        """Length of every row, in tokens, when the step began."""
 
     def begin_step(self, logits: torch.Tensor) -> None:
         """Takes the logits of a step, `[batch, nodes + 1, vocab]`."""
@@ -109,9 +109,9 @@ class TargetDistribution:
 
     def ends(self, row: int, token: int) -> bool:
         """
-        Whether a row's text ends with a token that its walk has accepted: plain `generate` would ask the processors
-        for nothing behind it. With one sequence the criteria and the streamer see the token now, as processors may
-        have to do with them; with more, where rows have processors of their own, when all have walked.
+        Whether a row's text ends with a token that its walk has accepted: plain `generate` would run no processor
+        after it. With one sequence, and processors that read more than the scores, criteria and streamer see the token
+        at once, because processors may depend on them; else they see it when all rows have walked.
         """
         if self.judge is None or self.batch_size > 1 or self.reads_scores_only:
             return token in self.sequences.end_tokens
@@ -121,12 +121,12 @@ class TargetDistribution:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `all_scores` may be used, and is the cheaper way."""
+        """Whether `all_scores` may be used, and is cheaper than `scores` at every node of a walk."""
         return self.reads_scores_only and not self._records and self._logits.device.type != "cpu"
 
     @property
     def is_bare(self) -> bool:
-        """Whether scores are the logits as they are, and nobody wants to see them."""
+        """Whether the scores are the unprocessed logits, and are not recorded."""
         return not self.processors and not self._records
 
     def all_scores(self) -> torch.Tensor:
@@ -208,7 +208,7 @@ def _for_row(processor: Any, row: int, batch_size: int) -> Any:
 
 
 class _AsBatch:
-    """Calls a processor that holds something per row with a batch of copies of one row, and reads that row."""
+    """Calls a processor that holds data per row with a batch of copies of one row, and returns that row's result."""
 
     def __init__(self, processor: Any, row: int, batch_size: int):
         self.processor, self.row, self.batch_size = processor, row, batch_size
@@ -227,7 +227,7 @@ def _holds_rows(processor: Any, batch_size: int) -> bool:
 
 
 def _attributes(processor: Any) -> Iterator[Any]:
-    """What a processor holds: in its `__dict__`, in slots, and in its own classes; methods left out."""
+    """The values of a processor's attributes, in its `__dict__`, in slots and in its own classes, except methods."""
     yield from getattr(processor, "__dict__", {}).values()
     for kind in type(processor).__mro__:
         if kind.__module__.partition(".")[0] in ("abc", "builtins", "torch", "transformers"):
@@ -252,7 +252,7 @@ def _may_be_rows(value: Any, batch_size: int) -> bool:
     if hasattr(value, "__len__"):
         items = value if isinstance(value, (list, tuple)) else ()
         return len(value) >= batch_size or any(_may_be_rows(item, batch_size) for item in items)
-    return True  # a function or an object: it may know rows by their number
+    return True  # a function or an object, which may look up rows by their number
 
 
 def _copy(processor: Any) -> Any:
@@ -294,7 +294,7 @@ def _holders(processor: Any) -> list[Any]:
 
 
 def _prefix_function_of_row(processor: Any, row: int) -> Any:
-    """A user's `prefix_allowed_tokens_fn`, asked about one row alone, by its own number."""
+    """The processor of a user's `prefix_allowed_tokens_fn` for one row, which passes that row's number to it."""
     ask = processor._prefix_allowed_tokens_fn
     return type(processor)(lambda _, input_ids: ask(row, input_ids), processor._num_beams)
 

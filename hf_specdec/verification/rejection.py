@@ -29,7 +29,7 @@ def walk_by_rejection(
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
         target (`TargetDistribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
-        observe (`Callable`, *optional*): is shown p and log q (up to a constant) at the root, `[rows, vocab]`.
+        observe (`Callable`, *optional*): is called with p and log q (up to a constant) at the root, `[rows, vocab]`.
     """
     walk = Walk.start(target.batch_size, rows)
     while rows:
@@ -69,7 +69,7 @@ def _show_roots(
 
 
 def _children(draft: DraftTree, row: int, node: int) -> list[tuple[int, int]]:
-    """The (node, token) of every child that counts, in the order they were drawn."""
+    """The (node, token) of every valid child, in the order they were drawn."""
     tokens = draft.tokens_list[row]
     return [(child, tokens[child - 1]) for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
 
@@ -81,8 +81,8 @@ def _try_children(
     Tests the children of one node per row, in order.
 
     Returns:
-        `tuple`: the place of the accepted child among the row's children, or -1, `[rows]`; and what p has become,
-        `[rows, vocab]` float64.
+        `tuple`: the place of the accepted child among the row's children, or -1, `[rows]`; and p after all refusals
+        (the residual), `[rows, vocab]` float64.
     """
     accepted = torch.full((len(rows),), -1, device=p.device)
     most = max(map(len, children))
@@ -101,7 +101,7 @@ def _try_children(
         token = tokens[:, place : place + 1]
         open_rows = (accepted[:, None] < 0) & (token >= 0)
         if p.device.type == "cpu" and not open_rows.any():
-            break  # elsewhere the look would be a wait
+            break  # elsewhere it would synchronize
         q = log_q.softmax(dim=-1)
         token = token.clamp(min=0)
         q_token = q.gather(1, token)

@@ -18,10 +18,10 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
         draft (`DraftTree`): the step's tree.
         target (`TargetDistribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
-        do_sample (`bool`): draw from p, or take its argmax.
+        do_sample (`bool`): whether to draw from p, rather than take its argmax.
     """
     walk = Walk.start(target.batch_size, rows)
-    # On an accelerator one launch for all nodes is cheaper than one wait per depth; a bare argmax is so anywhere.
+    # Reads all nodes at once: one launch is cheaper than one wait per depth on an accelerator, a bare argmax anywhere.
     reads_ahead = target.reads_ahead or (not do_sample and target.is_bare)
     ahead = target.agree(choose(target.all_scores(), do_sample)).tolist() if reads_ahead else None
     while rows:

@@ -1,4 +1,4 @@
-"""What a verifier decides."""
+"""`Walk`: the nodes and tokens that a verifier accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass
 class Walk:
     """
-    For every row, how far down the tree its walk came. Rows that rest have None and no tokens.
+    Walks down the tree, one per row: the nodes and tokens accepted so far. Resting rows have None and no tokens.
 
     Args:
         paths (`list`): the accepted nodes of every row, from the root's child down (`list[int]`), or None.
@@ -21,7 +21,7 @@ class Walk:
 
     @classmethod
     def start(cls, batch_size: int, rows: list[int]) -> Walk:
-        """All of `rows` at the root, the others resting."""
+        """A `Walk` with all of `rows` at the root, and the other rows resting."""
         walking = set(rows)
         return cls([[] if row in walking else None for row in range(batch_size)], [[] for _ in range(batch_size)])
 
