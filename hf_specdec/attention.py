@@ -32,8 +32,8 @@ NAME = "tree_attention"
 @dataclass(eq=False)
 class TreeContext:
     """
-    What the queries of one tree forward may attend to. Queries are nodes; keys are the slots of a `TreeCache`: the
-    committed slots of the query's row, followed by the slots of the tree's nodes.
+    Attention context of one tree forward: what its queries may attend to. Queries are nodes; keys are the slots of a
+    `TreeCache`: the committed slots of the query's row, followed by the slots of the tree's nodes.
 
     Args:
         lengths (`list[int]`): number of committed slots of every row.

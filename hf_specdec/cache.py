@@ -133,7 +133,7 @@ class WriteWindow:
 class TreeCache(Cache):
     """
     The cache of a speculative call. Row b's committed tokens fill its first `lengths[b]` slots. A tree forward writes
-    its nodes behind them, without moving `lengths`; `keep` then moves the accepted nodes down in place and the lengths
+    its nodes after them, without moving `lengths`; `keep` then moves the accepted nodes down in place and the lengths
     up.
 
     Args:

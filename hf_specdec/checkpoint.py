@@ -39,7 +39,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """Where to look for a checkpoint's files: options of transformers' `from_pretrained`."""
+    """Options for finding a checkpoint's files, as in transformers' `from_pretrained`."""
 
     revision: str | None = None
     token: str | bool | None = None

@@ -17,7 +17,7 @@ _VERIFICATION = ("auto", "target", "rejection")
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """
-    How a `generate` call speculates. `generate(tree=…)` is short for
+    Settings of speculation in a `generate` call. `generate(tree=…)` is short for
     `generate(speculative_config=SpeculativeConfig(tree=…))`.
 
     Args:

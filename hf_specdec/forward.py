@@ -77,7 +77,7 @@ class NodeInputs:
 
 class TreeForward:
     """
-    Runs a model over nodes that lie behind the committed slots of its cache.
+    Runs a model over nodes that follow the committed slots of its cache.
 
     Args:
         model (`PreTrainedModel`): the target or a draft model.

@@ -202,7 +202,7 @@ def speculative_decoding(
     **call: Any,
 ) -> torch.Tensor | SpeculativeGenerateOutput:
     """
-    Generates as `model.generate` would without an assistant, only sooner. The arguments are those of
+    Generates as `model.generate` would without an assistant, only faster. The arguments are those of
     `SpeculativeCall`.
 
     On an exception, Ctrl-C included, the model's attention implementation and the random state are as they were, and a
@@ -220,7 +220,7 @@ def speculative_decoding(
 def plan_of_call(
     generation_config: GenerationConfig, config: SpeculativeConfig | None, drafter: Drafter, vocab_size: int
 ) -> SpeculationPlan:
-    """How a call with this generation config and drafter speculates; see `SpeculationPlan.resolve` for its errors."""
+    """The `SpeculationPlan` of a call with this generation config and drafter; raises as `SpeculationPlan.resolve`."""
     return SpeculationPlan.resolve(
         SpeculativeConfig() if config is None else config,
         default_tree=drafter.default_tree,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 @dataclass
 class SpeculationMetrics:
     """
-    What speculation did in one `generate` call. One draft is one unfinished row in one step for which the drafter was
-    asked; accepted tokens are counted after truncation by the stopping criteria. The first token comes from the
-    prefill and belongs to no step.
+    Counts and times of speculation in one `generate` call. A draft is one unfinished row in one step for which the
+    drafter was asked; accepted tokens are counted after truncation by the stopping criteria. The first token comes
+    from the prefill and belongs to no step.
 
     Args:
         num_drafts (`int`): drafts made.

@@ -36,8 +36,8 @@ class Recorder:
     Args:
         batch_size (`int`): number of rows.
         scores, logits, attentions, hidden_states (`bool`): which of these outputs the call returns.
-        windows (`list`, *optional*): for every layer, the sliding window (`int`) behind which plain `generate`'s cache
-            drops keys, or None.
+        windows (`list`, *optional*): for every layer, the sliding window (`int`) outside of which plain `generate`'s
+            cache drops keys, or None.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Recorder:
                     self.add_token("attentions", row, self._without_dropped_keys(weights))
 
     def _without_dropped_keys(self, attentions: tuple[torch.Tensor | None, ...] | None) -> Any:
-        """Attention weights (per layer) without the keys that plain `generate`'s cache drops behind a window."""
+        """Attention weights (per layer) without the keys that plain `generate`'s cache drops outside of a window."""
         if attentions is None:
             return None
         kept = list(attentions)

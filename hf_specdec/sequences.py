@@ -69,7 +69,7 @@ class Sequences:
         return max((length for length, rests in zip(self.lengths, self.resting, strict=True) if not rests), default=0)
 
     def room(self, row: int) -> int:
-        """How many draft tokens a step of this row can accept: the bonus or recovered token takes the last place."""
+        """Most draft tokens that a step of this row can accept: the bonus or recovered token takes the last place."""
         if self.resting[row]:
             return 0
         return self._ids.shape[1] if self.max_length is None else self.max_length - self.lengths[row] - 1
@@ -107,11 +107,11 @@ class Sequences:
         self.resting[row] = True
 
     def fill(self, row: int, position: int, token: int) -> None:
-        """Writes a padding token behind a finished row."""
+        """Writes a padding token after the end of a finished row."""
         self.write(row, position, [token])
 
     def pad(self, row: int, start: int, end: int, token: int) -> None:
-        """Writes padding tokens behind a finished row, from `start` to before `end`, where memory is allocated."""
+        """Writes padding tokens after a finished row, from `start` to before `end`, where memory is allocated."""
         self._ids[row, start:end] = token
 
     def take(self, ids: torch.Tensor, lengths: list[int]) -> None:

@@ -217,7 +217,7 @@ class Target:
         is False: other ranks would not join that forward.
         """
         wanted = self.slots_before + length - 1
-        # K/V behind the end of a finished row belong to tokens that were dropped.
+        # K/V past the end of a finished row belong to tokens that were dropped.
         ends = [self.slots_before + end for end in self.sequences.lengths]
         lengths = [min(cached, end, wanted) for cached, end in zip(self.cache.lengths, ends, strict=True)]
         if min(lengths) < wanted and may_forward:

@@ -12,7 +12,7 @@ __all__ = ["EagleConfig", "EagleHead", "EagleOutput"]
 
 
 def __getattr__(name: str) -> Any:
-    """The models, loaded when they are needed: transformers wants to know of the configuration alone before."""
+    """Imports the models on first use: `AutoConfig` needs the configuration alone."""
     if name not in ("EagleHead", "EagleOutput"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import modeling_eagle

@@ -26,15 +26,15 @@ def model_card(
     tags: Sequence[str] = (),
 ) -> ModelCard:
     """
-    The card of a head.
+    The model card of a head.
 
     Args:
-        head (`EagleHead`): the head. Of its config, `target_name` and `recipe` are used.
-        repo_id (`str`, *optional*): where it will be.
+        head (`EagleHead`): the head. Its config's `target_name` and `recipe` go into the card.
+        repo_id (`str`, *optional*): the Hub repository that the head will be in.
         measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, also for the model-index.
         license (`str`, *optional*), language (`str` or `list[str]`, *optional*), datasets (`list[str]`, *optional*):
             the card's fields of these names.
-        tags (`Sequence[str]`, *optional*): added to ours.
+        tags (`Sequence[str]`, *optional*): tags besides "speculative-decoding" and "eagle" or "eagle3".
     """
     config = head.config
     version = "EAGLE-3" if config.eagle_version == 3 else "EAGLE"

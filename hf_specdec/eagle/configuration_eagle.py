@@ -22,7 +22,7 @@ class EagleConfig(PreTrainedConfig):
             width, rotary embedding, sliding window. Its `vocab_size` is the target's.
         eagle_version (`int`, *optional*, defaults to 3):
             1: the head reads the target's last hidden state and predicts through the target's lm_head (EAGLE-2 and
-            HASS heads are of this kind). 3: it reads hidden states of several layers and has its own lm_head.
+            HASS heads are of this kind). 3: the head reads hidden states of several layers and has its own lm_head.
         target_hidden_size (`int`, *optional*):
             Hidden size Ht of the target. Defaults to the head's.
         num_aux_features (`int`, *optional*, defaults to 3):
@@ -53,16 +53,16 @@ class EagleConfig(PreTrainedConfig):
         has_embeddings (`bool`, *optional*, defaults to `False`): whether the head has token embeddings of its own;
             else it uses the target's.
         has_lm_head (`bool`, *optional*):
-            Whether the head has an lm_head of its own; else it uses the target's, of a draft vocabulary those rows
-            alone. Defaults to what the version has.
+            Whether the head has an lm_head of its own; else it uses the target's, or the rows of it that belong to the
+            draft vocabulary. Defaults to True for EAGLE-3, False for EAGLE-1.
         default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
         target_name (`str`, *optional*): the model that the head was trained for.
         recipe (`dict`, *optional*): how the head was trained: names and values, for its model card.
         source_format (`str`, *optional*): the published format that the head was read from.
-        conventions (`dict[str, str]`, *optional*): what had to be assumed when it was read, and why.
+        conventions (`dict[str, str]`, *optional*): what had to be assumed when the checkpoint was read, and why.
 
     Raises:
-        ValueError: if a value is none of these.
+        ValueError: for an invalid value; see `check`.
     """
 
     model_type = "hf_specdec_eagle"
@@ -100,7 +100,7 @@ class EagleConfig(PreTrainedConfig):
                 raise ValueError(f"`text_config` must be a config or a dict, but is {self.text_config!r}.")
             fields = dict(self.text_config or {})
             self.text_config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
-        # Neither is ever tied: both belong to the target, or the lm_head has the draft vocabulary.
+        # Embeddings and lm_head are never tied: both belong to the target, or the lm_head has the draft vocabulary.
         self.text_config.tie_word_embeddings = False
         kwargs.pop("tie_word_embeddings", None)
         if self.num_aux_features is None:
@@ -114,6 +114,8 @@ class EagleConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """
+        Checks the values of the fields.
+
         Raises:
             ValueError: naming the field whose value is impossible, or does not fit another.
         """
@@ -142,7 +144,7 @@ class EagleConfig(PreTrainedConfig):
     def changed(self, **fields: Any) -> EagleConfig:
         """
         A checked copy with other values. `aux_layer_ids` are boundaries unless `aux_layer_convention` is given too;
-        `rope_theta` goes to `text_config.rope_parameters`. What had been assumed of a field is not any longer.
+        `rope_theta` goes to `text_config.rope_parameters`. The fields' entries in `conventions` are dropped.
 
         Raises:
             ValueError: as of `check`, and for a `rope_theta` that is not a positive number.
@@ -191,7 +193,7 @@ class EagleConfig(PreTrainedConfig):
         are layer outputs if they equal the default outputs or begin with 1; else they are taken as boundaries.
 
         Raises:
-            ValueError: if the target has no such layers.
+            ValueError: if the target has no such layers, or `aux_layer_ids` is needed and missing.
         """
         if self.num_aux_features == 0:
             return []

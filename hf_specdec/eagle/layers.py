@@ -71,14 +71,14 @@ def write_keys_and_values(
     **kwargs: Any,
 ) -> None:
     """
-    What a layer's attention leaves in the cache, and nothing else: all that is wanted of a head of one layer for rows
-    from which nothing is drafted, such as a prompt's.
+    Writes a layer's keys and values to the cache, without attention: all that a head of one layer has to compute for
+    rows from which nothing is drafted, such as a prompt's.
 
     Args:
-        attention (`nn.Module`): of a kind of layer that is known here; k may have a norm, as Qwen3's.
-        states (`torch.Tensor` of shape `[batch, rows, inputs]`): what its projections read.
+        attention (`nn.Module`): the attention of a kind of layer in `_LAYERS`; k may have a norm, as in Qwen3.
+        states (`torch.Tensor` of shape `[batch, rows, inputs]`): inputs of the projections.
         position_embeddings: cosines and sines, `[batch, rows, head_dim]` each.
-        past_key_values (`Cache`): the head's.
+        past_key_values (`Cache`): the head's cache.
     """
     heads = (*states.shape[:-1], -1, attention.head_dim)
     keys, values = attention.k_proj(states).view(heads), attention.v_proj(states).view(heads)
@@ -103,8 +103,8 @@ class Eagle1Layer(nn.Module):
         self, states: torch.Tensor, embeddings: torch.Tensor, only_cache: bool = False, **kwargs: Any
     ) -> torch.Tensor | None:
         """
-        `states` and the result are `[batch, rows, H]`; the embeddings are in the states already. With `only_cache`
-        there is no result, see `write_keys_and_values`.
+        Maps `states` to states, `[batch, rows, H]` both; `embeddings` is ignored, since `fc` has mixed it into the
+        states. With `only_cache` the result is None, see `write_keys_and_values`.
         """
         if only_cache:
             write_keys_and_values(self.self_attn, states, **kwargs)
@@ -134,7 +134,7 @@ class Eagle3Layer(nn.Module):
         self, states: torch.Tensor, embeddings: torch.Tensor, only_cache: bool = False, **kwargs: Any
     ) -> torch.Tensor | None:
         """
-        `states`, `embeddings` and the result are `[batch, rows, H]`. With `only_cache` there is no result, see
+        Maps `states` and `embeddings` to states, `[batch, rows, H]` each. With `only_cache` the result is None, see
         `write_keys_and_values`.
         """
         normed_embeddings = self.input_layernorm(embeddings) if self.norm_embeddings else embeddings

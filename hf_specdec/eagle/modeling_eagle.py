@@ -24,11 +24,14 @@ from .pretrained import EaglePreTrainedModel
 @dataclass
 class EagleOutput(ModelOutput):
     """
+    Output of an `EagleHead`.
+
     Args:
-        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`): what is fed back for the next token.
+        hidden_states (`torch.Tensor` of shape `[batch, rows, H]`, *optional*): states that are fed back for the next
+            token; None after a forward with `only_cache`.
         logits (`torch.Tensor` of shape `[batch, rows, draft vocab]`, *optional*):
-            Of the token after next; None where the lm_head is the target's and was not given. Index i stands for the
-            target's token `head.target_ids[i]`.
+            Logits of the token after next; None if not asked for, or if the lm_head is the target's and was not given.
+            Index i stands for the target's token `head.target_ids[i]`.
     """
 
     hidden_states: torch.Tensor | None = None
@@ -39,16 +42,15 @@ class EagleHead(EaglePreTrainedModel):
     """
     An EAGLE head, to be passed as `generate(assistant_model=head)`.
 
-    It is a model of its own, but not a language model: besides tokens it reads the target's hidden states. Where the
-    format shares token embeddings or lm_head with the target, it holds neither.
+    The head is a model of its own, but not a language model: besides tokens it reads the target's hidden states. Where
+    the format shares token embeddings or lm_head with the target, the head does not hold them.
 
     `from_pretrained` reads every published format: SafeAILab EAGLE-1, EAGLE-2 (and HASS) and EAGLE-3, speculators,
-    SpecForge, ModelOpt, AngelSlim, and our own. Fields of `EagleConfig` among its arguments are set otherwise than the
-    checkpoint says, such as `aux_layer_ids=[2, 15, 27]`, and so is `rope_theta`, the base of the head's rotary
-    embedding.
+    SpecForge, ModelOpt, AngelSlim, and our own. Its arguments may override the checkpoint's config: any field of
+    `EagleConfig`, such as `aux_layer_ids=[2, 15, 27]`, and `rope_theta`, the base of the head's rotary embedding.
 
     Args:
-        config (`EagleConfig`): the head.
+        config (`EagleConfig`): the head's configuration.
     """
 
     def __init__(self, config: EagleConfig):
@@ -81,8 +83,8 @@ class EagleHead(EaglePreTrainedModel):
     @property
     def target_ids(self) -> torch.Tensor | None:
         """
-        The target's token for every index of the logits, `[draft vocab]` int64, from the offsets `d2t`; None if they
-        are the same.
+        The target's token for every index of the logits, `[draft vocab]` int64, from the offsets `d2t`; None if every
+        index is the token itself.
         """
         if self.d2t is None:
             return None
@@ -90,7 +92,7 @@ class EagleHead(EaglePreTrainedModel):
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """
-        What a row takes from the target.
+        Projects the target's features to the head's input.
 
         Args:
             features (`torch.Tensor` of shape `[batch, rows, feature_size]`): EAGLE-3: the hidden states at the
@@ -126,30 +128,33 @@ class EagleHead(EaglePreTrainedModel):
         **kwargs: Any,
     ) -> EagleOutput:
         """
+        Predicts the token after next for every row, a pair of a feature (or a state fed back) and the next token.
+
         Args:
             input_ids (`torch.Tensor` of shape `[batch, rows]`, int64, *optional*):
-                For every row the token one position *behind* its feature; for heads with embeddings of their own.
+                For every row the token one position *after* its feature; for heads with embeddings of their own.
             features (`torch.Tensor` of shape `[batch, rows, feature_size]`, *optional*):
                 The target's features, see `fuse`.
             hidden_states (`torch.Tensor` of shape `[batch, rows, H]`, *optional*):
-                Instead of features: the states fed back from the rows before.
+                Instead of `features`: the states fed back from the rows before.
             inputs_embeds (`torch.Tensor` of shape `[batch, rows, H]`, *optional*):
                 Instead of `input_ids`: the tokens' embeddings, the target's where the head has none.
             attention_mask (`torch.Tensor`, *optional*):
                 `[batch, keys]` with 0 for padding, or an additive mask `[batch, 1, rows, keys]`.
             position_ids (`torch.Tensor` of shape `[batch, rows]`, int64, *optional*): positions of the features.
             past_key_values (`Cache`, *optional*): the head's own K/V.
-            lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
-            logits_to_keep (`int`, *optional*, defaults to 0): logits of the last so many rows only; 0: of all; None:
-                of none.
-            only_cache (`bool`, *optional*, defaults to `False`): there is no more to come of this than what
-                `past_key_values` holds of the rows: neither states nor logits. A head of one layer computes only that.
+            lm_head (`nn.Module`, *optional*): the target's lm_head, for heads that have none.
+            logits_to_keep (`int`, *optional*, defaults to 0): how many of the last rows get logits (0: all, None:
+                none).
+            only_cache (`bool`, *optional*, defaults to `False`): whether to do no more than write the rows' K/V to
+                `past_key_values`, and return neither states nor logits. Saves work in heads of one layer.
             use_cache, return_dict: for callers that pass them to every model; `past_key_values` decides, and the
                 result is an `EagleOutput`.
-            kwargs: go to the attention layers.
+            kwargs: arguments of the attention layers.
 
         Raises:
-            ValueError: unless exactly one of each pair is given, or for `only_cache` without a cache.
+            ValueError: unless exactly one of `input_ids` and `inputs_embeds`, and of `features` and `hidden_states`,
+                is given; for `only_cache` without a cache; if the head has no embeddings for `input_ids`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either `input_ids` or `inputs_embeds`.")
@@ -172,7 +177,7 @@ class EagleHead(EaglePreTrainedModel):
             states = self.fc(torch.cat([inputs_embeds, fused], dim=-1))
         else:
             states = fused
-        # All masks come before the first layer: it makes the cache longer.
+        # All masks are made before the first layer runs, which lengthens the cache.
         masks = self._masks(attention_mask, inputs_embeds, past_key_values, position_ids)
         first = {"embeddings": inputs_embeds, "only_cache": only_cache and len(self.layers) == 1}
         for index, layer in enumerate(self.layers):
@@ -201,7 +206,7 @@ class EagleHead(EaglePreTrainedModel):
         Logits `[batch, rows, draft vocab]` for states as the forward returns them, `[batch, rows, H]`.
 
         Args:
-            lm_head (`nn.Module`, *optional*): the target's, for heads that have none.
+            lm_head (`nn.Module`, *optional*): the target's lm_head, for heads that have none.
         """
         if self.norm is not None and not self.config.norm_output:
             hidden_states = self.norm(hidden_states)
@@ -209,7 +214,7 @@ class EagleHead(EaglePreTrainedModel):
 
     def _window(self, index: int) -> dict[str, int]:
         """
-        The window of a Llama layer, for attention that takes no mask: flash attention. Qwen's layers say theirs
+        The sliding window of a Llama layer, for flash attention, which takes no mask. Qwen's layers pass their window
         themselves.
         """
         config = self.config.text_config

@@ -17,7 +17,7 @@ from .formats import Checkpoint, HubOptions, read_head
 
 
 class EaglePreTrainedModel(PublishedModel):
-    """What `EagleHead` can do as a file: the arithmetic is in `modeling_eagle`."""
+    """Loading, saving and publishing of an `EagleHead`; its arithmetic is in `modeling_eagle`."""
 
     config_class = EagleConfig
     config_arguments = (*EagleConfig.__annotations__, "rope_theta")
@@ -32,7 +32,7 @@ class EaglePreTrainedModel(PublishedModel):
 
     @classmethod
     def read_published(cls, name: str, options: HubOptions) -> tuple[EagleConfig, dict[str, torch.Tensor]]:
-        """Config and weights, see `read_head`."""
+        """Config and weights of a head in any published format, see `read_head`."""
         reading = read_head(Checkpoint.read(name, options))
         return reading.config, reading.weights
 
@@ -46,12 +46,12 @@ class EaglePreTrainedModel(PublishedModel):
     ) -> None:
         """
         Writes config.json and safetensors, from which `from_pretrained` and transformers' `AutoModel` make the head
-        again. What the head shares with its target is not written.
+        again. Tensors that the head shares with its target are not written.
 
         Args:
             save_directory (`str`): the folder.
             args, kwargs: as of transformers' `save_pretrained`, such as `max_shard_size=`.
-            card (`ModelCard`, *optional*): written to README.md, such as that of `model_card`.
+            card (`ModelCard`, *optional*): the card to write to README.md, such as `head.model_card()`.
             push_to_hub (`bool`, *optional*, defaults to `False`):
                 Whether to call `push_to_hub` as well, with `repo_id` (the folder's name by default) and its other
                 arguments among `kwargs`.
@@ -87,9 +87,9 @@ class EaglePreTrainedModel(PublishedModel):
         Uploads the head and its model card to the Hub.
 
         Args:
-            repo_id (`str`): the repository; made if there is none.
+            repo_id (`str`): the repository, created if there is none.
             card (`ModelCard`, *optional*):
-                The card, such as `head.model_card(repo_id, measurements=[…])`. Without it a card that is there is
+                The card, such as `head.model_card(repo_id, measurements=[…])`. Without it the repository's own card is
                 kept, and a new repository gets `head.model_card(repo_id)`.
             commit_message, commit_description, private, token, revision, create_pr, max_shard_size, tags: as of
                 transformers' `push_to_hub`.

@@ -178,8 +178,8 @@ class TargetDistribution:
 
 def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
     """
-    One list of processors for each row of a batch, each called with that row alone. The first row has the user's own
-    objects, the others have copies of those that may hold state.
+    Lists of processors, one per row of a batch, each called with that row alone. The first row has the user's own
+    objects, the others have copies of processors that may hold state.
 
     Raises:
         ValueError: if a processor that may hold state cannot be copied.

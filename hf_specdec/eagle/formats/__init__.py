@@ -1,8 +1,8 @@
 """
 The formats that EAGLE heads are published in, one module each.
 
-`read_head` tells the format and turns the checkpoint into an `EagleConfig` and weights under the names of `EagleHead`.
-What a head is, is told by its weights wherever the configs of published heads are silent, ambiguous or wrong.
+`read_head` detects the format and turns the checkpoint into an `EagleConfig` and weights under the names of
+`EagleHead`. The weights decide what a head is wherever the configs of published heads are silent, ambiguous or wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITERS", "Checkpoint", "HubOptions", "Reading", "Target", "read_head", "write_head"]
 
-# SafeAILab's has no marks of its own and comes last.
+# SafeAILab's format has no marks of its own, and is taken where no other format matches.
 _FORMATS = (native, speculators, modelopt, specforge, angelslim)
 WRITERS = {module.NAME: module for module in (safeailab, speculators, specforge)}
 
@@ -36,7 +36,7 @@ def read_head(checkpoint: Checkpoint) -> Reading:
     Reads a checkpoint of any format.
 
     Raises:
-        ValueError: if it is not an EAGLE head, or damaged; the message names the key.
+        ValueError: if the checkpoint is not an EAGLE head, or damaged; the message names the key.
     """
     inner = checkpoint.config.get("model")
     if checkpoint.config.get("model_type") == "eagle" and isinstance(inner, dict):  # as vLLM wraps configs
@@ -55,9 +55,9 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: Target 
 
     Args:
         head (`EagleHead`): the head.
-        folder (`str`): where to; made if there is none.
+        folder (`str`): the folder to write to, created if there is none.
         format (`str`): one of `WRITERS`.
-        target (`Target`, *optional*): for what the format copies from it, or depends on it.
+        target (`Target`, *optional*): the target, for formats that copy its tensors or depend on its number of layers.
 
     Returns:
         `Path`: the file with the weights.
@@ -81,7 +81,10 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: Target 
 
 
 def _without_prefix(checkpoint: Checkpoint) -> Checkpoint:
-    """Heads converted for vLLM have `model.` before all names but those of `fc` and the lm_head."""
+    """
+    The checkpoint without the prefix `model.`, which heads converted for vLLM have before all names but those of `fc`
+    and the lm_head.
+    """
     weights = checkpoint.weights
     if not any(key in weights for key in ("fc.weight", "model.fc.weight")):
         return checkpoint
@@ -94,7 +97,7 @@ def _without_prefix(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _refuse_other_models(checkpoint: Checkpoint) -> None:
-    """Two kinds of models that are often passed in place of a head."""
+    """Refuses whole language models and Medusa heads, which are often passed in place of an EAGLE head."""
     if any(key.startswith("model.layers.0.") for key in checkpoint.weights):
         raise ValueError(
             f"{checkpoint.name}: the checkpoint is a whole language model (it has `model.layers.0.…` and no "

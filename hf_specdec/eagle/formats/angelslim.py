@@ -15,12 +15,12 @@ NAME = "angelslim"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether the architecture is named as AngelSlim does."""
+    """Whether the config names AngelSlim's architecture."""
     return "Eagle3LlamaForCausalLM" in (checkpoint.config.get("architectures") or ())
 
 
 def read(checkpoint: Checkpoint) -> Reading:
-    """An EAGLE-3 head, with embeddings of its own if the checkpoint has any."""
+    """Reads an EAGLE-3 head, with embeddings of its own if the checkpoint has any."""
     conventions = {}
     if checkpoint.config.get("tie_word_embeddings"):
         conventions["tie_word_embeddings"] = "ignored: the lm_head has the rows of the draft vocabulary"

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, under our names."""
+"""`Keys`: the tensors of a checkpoint, under our names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ...checkpoint import Checkpoint
 
 class Keys:
     """
-    The tensors of a checkpoint, taken out one after the other.
+    The tensors of a checkpoint under the names of `EagleHead`; tensors that are not needed go to `ignored`.
 
     Args:
-        checkpoint (`Checkpoint`): what was published.
-        renamed (`dict[str, str]`, *optional*): prefixes of published names, and what stands for them here.
+        checkpoint (`Checkpoint`): the published checkpoint.
+        renamed (`dict[str, str]`, *optional*): prefixes of published names, and the prefixes that replace them.
 
     Raises:
         ValueError: if two published tensors get the same name.
@@ -40,10 +40,10 @@ class Keys:
 
     def shape(self, key: str, dimensions: int = 2) -> tuple[int, ...]:
         """
-        The shape of a tensor that must be there.
+        The shape of a required tensor.
 
         Raises:
-            ValueError: if it is not, or has other than `dimensions` dimensions, or holds nothing.
+            ValueError: if the tensor is missing, has another number of dimensions than `dimensions`, or is empty.
         """
         if key not in self.weights:
             raise ValueError(
@@ -57,17 +57,17 @@ class Keys:
         return shape
 
     def drop(self, key: str) -> torch.Tensor | None:
-        """Takes out a tensor that is not needed."""
+        """Removes a tensor that is not needed, and returns it; None if it is missing."""
         if key in self.weights:
             self.ignored.append(key)
         return self.weights.pop(key, None)
 
     def num_layers(self) -> int:
         """
-        Decoder layers that there are.
+        Number of decoder layers.
 
         Raises:
-            ValueError: if one between them is missing.
+            ValueError: if the layers' numbers have a gap.
         """
         found = {key.split(".")[1] for key in self.weights if key.startswith("layers.")}
         wrong = sorted(found - {str(index) for index in range(len(found))})
@@ -80,11 +80,11 @@ class Keys:
 
     def eagle_version(self) -> int:
         """
-        1 if the first layer's attention reads the hidden state alone, `[q, H]`; 3 if it reads the embedding too,
-        `[q, 2·H]`.
+        The head's EAGLE version: 1 if the first layer's attention reads the hidden state alone (q_proj is `[q, H]`), 3
+        if it reads the embedding, too (`[q, 2·H]`).
 
         Raises:
-            ValueError: if it reads neither.
+            ValueError: if q_proj reads another width.
         """
         hidden_size, _ = self.shape("layers.0.self_attn.o_proj.weight")
         _, width = self.shape("layers.0.self_attn.q_proj.weight")

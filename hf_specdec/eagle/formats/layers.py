@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from .keys import Keys
 
 
-DEFAULT_ROPE_THETA = 10000.0  # a head's own: the target's is not inherited
+DEFAULT_ROPE_THETA = 10000.0  # for heads whose config names none: the target's is not inherited
 _COPIED_FIELDS = (
     "attention_dropout",
     "bos_token_id",
@@ -23,7 +23,7 @@ _COPIED_FIELDS = (
     "pad_token_id",
     "rms_norm_eps",
 )
-# Phi-3's first name for longrope; text positions are the same in all sections of a multimodal rotary embedding.
+# "su": Phi-3's first name for longrope. "mrope": text positions are equal in all sections of a multimodal embedding.
 _ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 
 
@@ -36,8 +36,8 @@ def layer_config(
     Args:
         published (`dict`): the published config, or the part of it that describes the layers.
         keys (`Keys`): the weights.
-        vocab_size (`int`): the target's.
-        conventions (`dict[str, str]`): gets what is assumed.
+        vocab_size (`int`): size of the target's vocabulary.
+        conventions (`dict[str, str]`): gets an entry for everything that is assumed.
 
     Raises:
         ValueError: if a value is missing, impossible, or at odds with the weights.
@@ -69,7 +69,7 @@ def layer_config(
 
 
 def _attention_sizes(published: dict[str, Any], keys: Keys) -> dict[str, int]:
-    """Heads and their width. The weights tell the products; the config has to tell one of the factors."""
+    """Numbers of heads and `head_dim`. The weights give the products; q's norm or the config must give a factor."""
     q_size, _ = keys.shape("layers.0.self_attn.q_proj.weight")
     kv_size, _ = keys.shape("layers.0.self_attn.k_proj.weight")
     num_heads = _positive(published, "num_attention_heads", keys.name)
@@ -104,9 +104,9 @@ def _positive(published: dict[str, Any], field: str, name: str) -> int | None:
 
 def _rotary_embedding(published: dict[str, Any], name: str, conventions: dict[str, str]) -> dict[str, Any]:
     """
-    `rope_parameters` as transformers wants them. Configs have the base inside or outside, call the kind "rope_type" or
-    "type", and the whole `rope_parameters` or `rope_scaling`; where there are both, the latter wins as it does in
-    transformers.
+    `rope_parameters` as transformers takes them. Published configs have `rope_theta` inside or outside of the object,
+    name its type "rope_type" or "type", and call the object `rope_parameters` or `rope_scaling`; where there are both,
+    `rope_scaling` wins, as in transformers.
     """
     rope: dict[str, Any] = {}
     for field in ("rope_parameters", "rope_scaling"):
@@ -141,8 +141,8 @@ def _window(
     published: dict[str, Any], num_layers: int, kind: str, name: str, conventions: dict[str, str]
 ) -> dict[str, Any]:
     """
-    `layer_types` and `sliding_window`. A window counts where `layer_types` or `use_sliding_window` asks for it:
-    configs copied from a target name one that no code which trains or serves heads applies.
+    `layer_types` and `sliding_window`. A window counts only where `layer_types` or `use_sliding_window` asks for it,
+    because configs copied from a target name a window that no code for training or serving heads applies.
     """
     types, window = published.get("layer_types"), published.get("sliding_window")
     if types is None:

@@ -1,8 +1,8 @@
 """
-The format of NVIDIA ModelOpt: `layers.0.*` (older versions: `midlayer.*`), `d2t` alone, options in `eagle_config`.
+The format of NVIDIA ModelOpt: `layers.0.*` (older: `midlayer.*`), `d2t` without `t2d`, options in `eagle_config`.
 
 Versions from 0.41 on compute `hidden_norm(input_layernorm(h))` in the first layer, older ones (and the servers that
-load such files) `hidden_norm(h)`. The files tell their version: up to 0.40 `midlayer.*`; 0.41 and 0.42 `midlayer.*`
+load such files) `hidden_norm(h)`. The version shows in the files: up to 0.40 `midlayer.*`; 0.41 and 0.42 `midlayer.*`
 and the option `next_layer_regular`; from 0.43 on `layers.0.*`.
 """
 
@@ -28,8 +28,10 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint) -> Reading:
     """
+    Reads a head in ModelOpt's format.
+
     Raises:
-        ValueError: for heads that draft several tokens at once or have norms of another kind.
+        ValueError: for heads that draft several tokens at once, or have multi-token-prediction norms.
     """
     published, options = checkpoint.config, checkpoint.config["eagle_config"]
     if (options.get("parallel_draft_step") or 1) != 1:
@@ -44,7 +46,7 @@ def read(checkpoint: Checkpoint) -> Reading:
         )
     is_old = any(key.startswith("midlayer.") for key in checkpoint.weights)
     keys = Keys(checkpoint, {"midlayer.": "layers.0."})
-    # A norm that is there is used, and one that the options ask for must be there.
+    # A norm in the file is used, and a norm that the options ask for must be in the file.
     has_norm = bool(options.get("use_input_layernorm_in_first_layer")) or ("layers.0.input_layernorm.weight" in keys)
     twice = has_norm and not (is_old and "next_layer_regular" not in options)
     conventions = {

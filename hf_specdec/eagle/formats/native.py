@@ -21,7 +21,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def read(checkpoint: Checkpoint) -> Reading:
     """
-    Nothing to be told or assumed.
+    Reads a head in our own format, in which nothing has to be guessed or assumed.
 
     Raises:
         ValueError: if a field of the config has an impossible value.

@@ -1,4 +1,4 @@
-"""What every format is turned into: an `EagleConfig`, weights under our names, and what was left out."""
+"""`Reading`, the result of reading any format: an `EagleConfig`, weights under our names, and keys left out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..configuration_eagle import EagleConfig
 @dataclass(eq=False)
 class Reading:
     """
-    A checkpoint, read.
+    A published head, converted to our format.
 
     Args:
-        config (`EagleConfig`): the head.
-        weights (`dict[str, torch.Tensor]`): by the names of `EagleHead`.
+        config (`EagleConfig`): the head's configuration.
+        weights (`dict[str, torch.Tensor]`): the tensors, by the names of `EagleHead`.
         ignored (`list[str]`): published keys that are not needed.
     """
 
@@ -28,10 +28,10 @@ class Reading:
 
 def section(config: dict[str, Any], name: str, checkpoint: str, required: bool = False) -> dict[str, Any]:
     """
-    A nested part of a published config; empty if it is not there and not `required`.
+    A nested object of a published config; empty if it is missing and not `required`.
 
     Raises:
-        ValueError: if it is not an object, or missing though `required`.
+        ValueError: if the value is no object, or is `required` and missing.
     """
     value = config.get(name)
     if value is None and not required:

@@ -36,14 +36,14 @@ NAME = "safeailab"
 
 
 def read(checkpoint: Checkpoint) -> Reading:
-    """A head of either version; which of them is told by the weights."""
+    """Reads a head of EAGLE-1 or EAGLE-3; the weights decide which."""
     return read_either(Keys(checkpoint, {"midlayer.": "layers.0."}), checkpoint.config, NAME)
 
 
 def read_either(keys: Keys, published: dict[str, Any], name: str, **eagle3: Any) -> Reading:
     """
-    A head of the version that its weights tell; `eagle3` are arguments of `read_eagle3`. Layers that are not of this
-    kind are refused by the name of the tensor that they lack.
+    Reads a head of the version that its weights show; `eagle3` are arguments of `read_eagle3`. Decoder layers of
+    another kind are refused with the name of the tensor that they lack.
     """
     if keys.eagle_version() == 1:
         return read_eagle1(keys, published, f"{name}_eagle1")
@@ -54,12 +54,13 @@ def read_eagle1(
     keys: Keys, published: dict[str, Any], source_format: str, conventions: dict[str, str] | None = None
 ) -> Reading:
     """
-    Embeddings in the checkpoint are a copy of the target's, and left out; the lm_head is the target's.
+    Reads an EAGLE-1 head of any format. Embeddings in the checkpoint are a copy of the target's, and left out; the
+    lm_head is the target's.
 
     Args:
         keys (`Keys`): the weights.
         published (`dict`): the published config of the layers.
-        source_format (`str`): what it is called in the `EagleConfig`.
+        source_format (`str`): name of the format in the `EagleConfig`.
         conventions (`dict[str, str]`, *optional*): what has been assumed so far.
 
     Raises:
@@ -100,15 +101,15 @@ def read_eagle3(
     **differences: Any,
 ) -> Reading:
     """
-    An EAGLE-3 head of any format.
+    Reads an EAGLE-3 head of any format.
 
     Args:
         keys (`Keys`): the weights.
         published (`dict`): the published config.
-        source_format (`str`): what it is called in the `EagleConfig`.
-        layers (`dict`, *optional*): the part of the config that describes the layers, where that is another.
+        source_format (`str`): name of the format in the `EagleConfig`.
+        layers (`dict`, *optional*): the part of the config that describes the layers; `published` by default.
         conventions (`dict[str, str]`, *optional*): what has been assumed so far.
-        differences: fields of `EagleConfig` that this format sets.
+        differences: fields of `EagleConfig` that the format sets.
 
     Raises:
         ValueError: if sizes do not fit.
@@ -178,8 +179,8 @@ def _check_target_size(keys: Keys, target_size: Any, hidden_size: int) -> None:
 
 def _has_lm_head(keys: Keys, published: dict[str, Any], vocab_size: int, conventions: dict[str, str]) -> bool:
     """
-    Some heads over the whole vocabulary come without an lm_head and use the target's: nvidia/gpt-oss-120b-Eagle3, and
-    those that SpecForge trains with `reuse_target_lm_head`.
+    Whether the head must have an lm_head of its own. Heads over the whole vocabulary may come without one and use the
+    target's: nvidia/gpt-oss-120b-Eagle3, and heads that SpecForge trains with `reuse_target_lm_head`.
     """
     is_whole = published.get("draft_vocab_size") in (None, vocab_size)
     maps_tokens = "d2t" in keys and bool(keys.weights["d2t"].any())
@@ -193,11 +194,11 @@ def _has_lm_head(keys: Keys, published: dict[str, Any], vocab_size: int, convent
 
 def write(head: EagleHead, target: Target | None = None) -> Writing:
     """
-    The head as SafeAILab publishes heads. Its code computes plain rotary embeddings only, has no window, and reads
-    always the same three hidden states.
+    The head as SafeAILab publishes heads. SafeAILab's code computes plain rotary embeddings only, has no sliding
+    window, and always reads the default three hidden states.
 
     Raises:
-        ValueError: if the head is something that the format cannot say, or the target is needed.
+        ValueError: if the format cannot express the head, or needs the target.
     """
     layers = head.config.text_config
     remedy = "Write it as speculators or hf_specdec."

@@ -31,20 +31,21 @@ _RENAMED = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
-# Ours, for reading again: the numbers of others have to tell what they count. SGLang and vLLM ignore it.
+# Our own key, which SGLang and vLLM ignore: the numbering of the layers. Without it, the numbers have to decide.
 _CONVENTION = "hf_specdec_aux_layer_convention"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether the architecture is named as SpecForge does; ModelOpt's, of the same name, are told by their options."""
+    """Whether the config names SpecForge's architecture, as ModelOpt's does, whose options are looked for before."""
     return "LlamaForCausalLMEagle3" in (checkpoint.config.get("architectures") or ())
 
 
 def read(checkpoint: Checkpoint) -> Reading:
     """
-    `norm_output` means here that a norm comes before the lm_head; what is fed back is never normed. Where it is false,
-    that norm is in the file all the same, as it was initialized. Others use the name of SpecForge's architecture and
-    vLLM's meaning of the word, so a norm that was trained is used.
+    Reads a head in SpecForge's format, in which `norm_output` means that a norm comes before the lm_head; the state
+    that is fed back is never normed. Where `norm_output` is false, the file holds that norm all the same, as it was
+    initialized (ones). Other libraries use SpecForge's architecture name with vLLM's meaning of `norm_output`, so a
+    norm that was trained is used in any case.
     """
     published, keys = checkpoint.config, Keys(checkpoint, _RENAMED)
     options = section(published, "eagle_config", checkpoint.name)
@@ -69,10 +70,10 @@ def read(checkpoint: Checkpoint) -> Reading:
 
 def write(head: EagleHead, target: Target | None = None) -> Writing:
     """
-    The head as SpecForge exports heads for SGLang; layer ids are written as those of layer outputs.
+    The head as SpecForge exports heads for SGLang; layer ids are written as layer outputs.
 
     Raises:
-        ValueError: if the head is something that the format cannot say, or the target is needed.
+        ValueError: if the format cannot express the head, or needs the target.
     """
     config, layers = head.config, head.config.text_config
     remedy = "Write it as speculators or hf_specdec."

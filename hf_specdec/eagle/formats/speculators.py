@@ -1,7 +1,8 @@
 """
 The formats of the speculators library (vllm-project): "eagle3", and the older "eagle".
 
-The config nests the decoder layers' (`transformer_layer_config`) and names every option; layer ids are boundaries.
+The config contains the decoder layers' config (`transformer_layer_config`) and names every option; layer ids are
+boundaries.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ DEFAULT_HEADS = 32
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    """Whether the config is one of theirs."""
+    """Whether the config was written by speculators."""
     return "speculators_model_type" in checkpoint.config
 
 
 def read(checkpoint: Checkpoint) -> Reading:
     """
+    Reads a head in one of the formats of speculators.
+
     Raises:
-        ValueError: for their other kinds of drafts, and for options that no published head uses.
+        ValueError: for the library's other kinds of drafts, and for options that no published head uses.
     """
     kind = checkpoint.config["speculators_model_type"]
     if kind == "eagle":
@@ -94,10 +97,10 @@ def _verifier(checkpoint: Checkpoint) -> str | None:
 def write(head: EagleHead, target: Target | None = None) -> Writing:
     """
     The head as speculators saves "eagle3" heads; layer ids are written as boundaries. With a target, a copy of its
-    embeddings is written as the library does, though neither it nor vLLM needs one.
+    embeddings is written as the library does, though neither the library nor vLLM needs it.
 
     Raises:
-        ValueError: if the head is something that the format cannot say, or the target is needed.
+        ValueError: if the format cannot express the head, or needs the target.
     """
     config, layers = head.config, head.config.text_config
     either = (False, True)
@@ -141,7 +144,7 @@ def _layers(head: EagleHead) -> dict[str, Any]:
 
 
 def _proposals(head: EagleHead, target: Target | None) -> dict[str, Any]:
-    """How vLLM is to use the head: it drafts chains."""
+    """The `speculators_config`, from which vLLM takes how to use the head: to draft chains."""
     chain = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     verifier = {
         "name_or_path": head.config.target_name if target is None else target.name,

@@ -1,4 +1,4 @@
-"""The two tensors of a target that some formats hold a copy of, read without the rest of it."""
+"""The two tensors of a target that some formats hold a copy of, read without the target's other tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Target:
 
     Args:
         name (`str`): folder or Hub repository.
-        options (`HubOptions`, *optional*): where to look.
+        options (`HubOptions`, *optional*): where to look for its files.
     """
 
     def __init__(self, name: str, options: HubOptions | None = None):
@@ -26,7 +26,7 @@ class Target:
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """Its config."""
+        """The target's config."""
         return AutoConfig.from_pretrained(
             self.name,
             revision=self.options.revision,
@@ -37,25 +37,25 @@ class Target:
 
     @property
     def num_layers(self) -> int:
-        """Its decoder layers."""
+        """Number of the target's decoder layers."""
         return self.config.get_text_config().num_hidden_layers
 
     def embeddings(self) -> torch.Tensor:
-        """Token embeddings, `[V, Ht]`."""
+        """The target's token embeddings, `[V, Ht]`."""
         return self._tensor("embed_tokens.weight")
 
     def lm_head(self) -> torch.Tensor:
-        """`[V, Ht]`; the embeddings where they are tied."""
+        """The target's lm_head, `[V, Ht]`: its embeddings where the two are tied."""
         if getattr(self.config.get_text_config(), "tie_word_embeddings", False):
             return self.embeddings()
         return self._tensor("lm_head.weight")
 
     def _tensor(self, name: str) -> torch.Tensor:
         """
-        The only tensor whose name ends so.
+        The only tensor that is called `name`, or whose name ends in `.` and `name`.
 
         Raises:
-            ValueError: if there is none, or several.
+            ValueError: if no tensor, or more than one, has such a name.
         """
         path = find_first(self.name, WEIGHT_FILES, self.options)
         found: dict[str, torch.Tensor] = {}

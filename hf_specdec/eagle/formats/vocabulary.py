@@ -11,15 +11,16 @@ from .keys import Keys
 
 def target_vocabulary(keys: Keys, published: dict[str, Any], conventions: dict[str, str]) -> int:
     """
-    Tokens of the target's vocabulary: rows of the embeddings, length of `t2d`, or what the config says.
+    Size of the target's vocabulary: rows of the embeddings, length of `t2d`, `vocab_size` of the config, or rows of an
+    lm_head without `d2t`, whichever exists first.
 
     Args:
         keys (`Keys`): the weights, before anything is taken out.
         published (`dict`): the config that holds `vocab_size`.
-        conventions (`dict[str, str]`): gets what is assumed.
+        conventions (`dict[str, str]`): gets an entry if the config says otherwise.
 
     Raises:
-        ValueError: if none of them tells.
+        ValueError: if none of these sources exists.
     """
     claimed = published.get("vocab_size")
     if "embed_tokens.weight" in keys:
@@ -44,8 +45,8 @@ def target_vocabulary(keys: Keys, published: dict[str, Any], conventions: dict[s
 
 def draft_vocabulary(keys: Keys, vocab_size: int) -> int | None:
     """
-    The size of the draft vocabulary, None if it is the target's. Checks `d2t` (offsets: target id = i + d2t[i]), and
-    takes out `t2d`, which says the same.
+    The size of the draft vocabulary, None if it is the target's vocabulary. Checks `d2t` (offsets: target id = i +
+    d2t[i]), and drops `t2d`, which repeats it.
 
     Raises:
         ValueError: if a draft token's target token is outside the vocabulary or not what `t2d` says.
@@ -68,7 +69,7 @@ def draft_vocabulary(keys: Keys, vocab_size: int) -> int | None:
                 "them is damaged."
             )
     if num_tokens == vocab_size and not keys.weights["d2t"].any():
-        keys.drop("d2t")  # every token is its own
+        keys.drop("d2t")  # every draft token is the target token of that number
         return None
     return num_tokens
 

@@ -1,4 +1,4 @@
-"""What the formats share where a head is written in them."""
+"""Shared parts of writing a head in a published format."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class Writing:
     """
-    A head, written in a format.
+    A head converted to a published format.
 
     Args:
-        config (`dict`): config.json.
-        weights (`dict[str, torch.Tensor]`): by the names of the format.
-        file (`str`): what the format calls its weights.
+        config (`dict`): content of config.json.
+        weights (`dict[str, torch.Tensor]`): the tensors, by the names of the format.
+        file (`str`): name of the weight file.
     """
 
     config: dict[str, Any]
@@ -31,7 +31,7 @@ class Writing:
     file: str = "model.safetensors"
 
 
-# What only some heads are, and the value of those that every EAGLE-3 format can hold.
+# Fields in which EAGLE-3 heads differ, with the values that every EAGLE-3 format can express.
 PLAIN_EAGLE3 = {
     "eagle_version": 3,
     "has_fc": True,
@@ -51,11 +51,13 @@ def check_expressible(
     config: PreTrainedConfig, allowed: dict[str, Any], format: str, remedy: str = "Write it as hf_specdec."
 ) -> None:
     """
+    Checks that a format can express a config.
+
     Args:
-        config (`PreTrainedConfig`): of the head, or of its layers.
-        allowed (`dict`): for each field the value, or a tuple of the values, that the format can hold.
-        format (`str`): its name.
-        remedy (`str`, *optional*): what else to do.
+        config (`PreTrainedConfig`): the config of the head, or of its layers.
+        allowed (`dict`): for each field the value, or a tuple of the values, that the format can express.
+        format (`str`): name of the format.
+        remedy (`str`, *optional*): last sentence of the error, which says what to do instead.
 
     Raises:
         ValueError: naming the first field with another value.
@@ -64,7 +66,7 @@ def check_expressible(
         values = values if isinstance(values, tuple) else (values,)
         value = getattr(config, name, None)
         if value is None and False in values:
-            continue  # a kind of layer that does not know the option
+            continue  # a kind of layer without the option
         if value not in values:
             raise ValueError(
                 f"`{name}`={value!r}: the format {format} cannot say so; it knows "
@@ -73,7 +75,7 @@ def check_expressible(
 
 
 def layer_fields(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """What all formats say of a head's decoder layers, under the names of transformers' configs."""
+    """Config fields of a head's decoder layers that all formats write, under the names of transformers' configs."""
     names = (
         "model_type",
         "hidden_size",
