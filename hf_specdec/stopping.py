@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def max_length_of(criteria: StoppingCriteriaList, prompt_length: int) -> int | None:
-    """Most tokens of a text, its prompt included: as in plain `generate`, at least one is new. None without a limit."""
+    """Most tokens of a text, its prompt included: as in plain `generate`, at least one is new. None: no limit."""
     lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
     return max(min(lengths), prompt_length + 1) if lengths else None
 

@@ -95,7 +95,9 @@ def test_a_call_with_other_options_makes_another_manager(made: list[Any]) -> Non
         assert [one() is not None for one in made] == [False] * number + [True]
 
 
-def test_memory_of_a_kept_manager_is_free_before_the_next_measures_it(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_kept_manager_is_free_before_the_next_measures_it(
+    made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive: list[int] = []
     blocks = Limits.blocks
 

@@ -126,9 +126,7 @@ def test_what_a_client_that_leaves_has_asked_for_is_ended(both: Both, when: str)
 
 
 @pytest.mark.parametrize("length", [700, 10**6], ids=["taken", "refused"])
-def test_a_request_cancelled_before_its_first_token(
-    both: Both, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_cancelled_before_its_first_token(both: Both, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     add_request, may_go_on = both.manager.add_request, threading.Event()
 
     def slow(*args: Any, **options: Any) -> str:
