@@ -1,4 +1,4 @@
-"""Requests from what a caller says: checked before they wait with the others."""
+"""Making requests from callers' arguments, which are checked before a request enters the queue."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ _OUTPUTS = (
 
 class Admission:
     """
+    Checks callers' arguments and makes requests from them.
+
     Args:
         model (`PreTrainedModel`): the target.
-        assistant_model: what drafts, as the user gave it; `drafter` is made of it.
-        generation_config (`GenerationConfig`, *optional*): the options of requests that give none.
+        assistant_model: the draft model, head or drafter as the user gave it.
+        drafter (`Drafter`): the drafter made from `assistant_model`.
+        generation_config (`GenerationConfig`, *optional*): the default options of requests.
         config (`SpeculativeConfig`): how requests speculate.
 
     Raises:
@@ -64,7 +67,7 @@ class Admission:
         self.config, self.ranks = config, Ranks.of(model)
         self._stream: torch.cuda.Stream | None = None
         self.pool: BlockPool | None = None
-        """What a request must fit into."""
+        """The K/V blocks into which every request must fit; None until the manager has allocated them."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
         self.max_positions = _num_learned_positions(model)
@@ -73,30 +76,30 @@ class Admission:
 
     def use_defaults(self, generation_config: GenerationConfig | None) -> None:
         """
-        From now on these are the options of requests that give none.
+        Sets the default options of requests.
 
         Raises:
-            ValueError, TypeError: for what cannot be served: what is wrong with the target or the draft, too, since
-                that is wrong with every request.
+            ValueError, TypeError: if a request with these options cannot be served, be it because of the target or the
+                draft.
         """
         self.generation_config = _plain(generation_config)
         check = copy.copy(self.generation_config)
         if check is not None:
-            check.stop_strings = None  # they need the tokenizer that requests bring along
+            check.stop_strings = None  # need a tokenizer, which only requests have
         self.request("check", [0], {"max_new_tokens": 1}, generation_config=check)
 
     @property
     def most_tokens(self) -> int:
-        """That the text of a request may have."""
+        """Most tokens that the text of a request may have, prompt included."""
         bounds = [self.max_positions, None if self.pool is None else self.pool.num_slots]
         return min((bound for bound in bounds if bound is not None), default=sys.maxsize)
 
     @contextmanager
     def _beside_steps(self) -> Iterator[None]:
         """
-        What the caller's thread does on the device inside is done when it leaves, and has not waited for the steps of
-        other requests: each value that a thread reads would else come behind what the device has been told to do.
-        (What a request keeps of it is read by steps, for whose end the host waits before the request goes.)
+        A context whose device work runs on a CUDA stream of its own and is complete at its end. On the default stream
+        each value that the caller's thread reads would wait for the steps queued before it. (Steps read tensors that a
+        request keeps, and the host waits for the end of these steps before it drops the request.)
         """
         device = execution_device(self.model)
         if device.type != "cuda":
@@ -122,10 +125,11 @@ class Admission:
         record_timestamps: bool = False,
     ) -> Request:
         """
-        A request with all that `generate` would make of its options; see `SpeculativeBatchingManager.add_request`.
+        Makes a request, with the processors and criteria that `generate` would make of its options; for the arguments
+        see `SpeculativeBatchingManager.add_request`.
 
         Raises:
-            ValueError, TypeError: for what cannot be served.
+            ValueError, TypeError: if the request cannot be served.
         """
         if not isinstance(request_id, str):
             raise TypeError(f"`request_id` must be a string, but is {type(request_id).__name__}: {request_id!r}.")
@@ -181,7 +185,7 @@ class Admission:
         return prompt
 
     def _checked_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The options that are given, and whether end tokens count."""
+        """Options that are not None, and whether end tokens end the text (not with `eos_token_id=-1`)."""
         unknown = sorted(set(options) - self._known_options)
         if unknown:
             raise ValueError(
@@ -215,7 +219,7 @@ class Admission:
             )
 
     def _plan(self, config: GenerationConfig, tree: Any, seed: int | None) -> SpeculationPlan:
-        """How a request speculates."""
+        """The `SpeculationPlan` of a request."""
         own = self.config if tree is None else replace(self.config, tree=tree)
         if seed is not None:
             if own.verification == "rejection":
@@ -231,7 +235,7 @@ class Admission:
 
 
 def _num_learned_positions(model: PreTrainedModel) -> int | None:
-    """Positions that the model has embeddings for, if it looks them up: past them a whole step would fail."""
+    """Number of learned position embeddings, past which a whole step would fail; None for a model without them."""
     decoder = model.get_decoder()
     tables = [name for name, module in decoder.named_modules() if isinstance(module, torch.nn.Embedding)]
     tables += [name for name, _ in decoder.named_buffers()]
@@ -242,7 +246,7 @@ def _num_learned_positions(model: PreTrainedModel) -> int | None:
 
 
 def _plain(generation_config: GenerationConfig | None) -> GenerationConfig | None:
-    """The same without speculation, which is read before: `generate` itself is to prepare a plain call."""
+    """A copy of a config without speculation, from which `generate` prepares a plain call."""
     if generation_config is None:
         return None
     plain = copy.deepcopy(generation_config)

@@ -1,4 +1,4 @@
-"""Blocks of K/V memory: handed out to requests token by token, so that memory is bounded by the tokens in use."""
+"""K/V memory in blocks, allocated to requests as their texts grow."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 
 ZERO_BLOCK = 0
-"""Read where a request has no block yet: never written."""
+"""The block that is read where a request has no block yet; it is never written."""
 WASTE_BLOCK = 1
-"""Written by nodes that no request has room for: never read."""
+"""The block that nodes without a block of their request write to; it is never read."""
 NUM_RESERVED = 2
 
 
@@ -19,7 +19,7 @@ class BlockTable:
 
     Args:
         blocks (`list[int]`): block numbers, in the order of the text.
-        num_changes (`int`): how often these have become others.
+        num_changes (`int`): how often the blocks have changed.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -28,12 +28,12 @@ class BlockTable:
 
 class BlockPool:
     """
-    Hands out blocks. A block's number stands for its slots in every layer of every model that runs: target and draft
-    keep the same tokens, so that one table serves both.
+    Allocates blocks to block tables. A block number denotes the block in every layer of every running model: target
+    and draft cache the same tokens, so that one block table serves both.
 
     Args:
-        num_blocks (`int`): blocks there are.
-        block_size (`int`): tokens of a block.
+        num_blocks (`int`): number of blocks.
+        block_size (`int`): tokens per block.
     """
 
     def __init__(self, num_blocks: int, block_size: int):
@@ -42,7 +42,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody has."""
+        """Number of free blocks."""
         return len(self._free)
 
     @property
@@ -51,11 +51,11 @@ class BlockPool:
         return self.num_blocks * self.block_size
 
     def blocks_for(self, num_slots: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Number of blocks that hold `num_slots` tokens."""
         return -(-num_slots // self.block_size)
 
     def reserve(self, table: BlockTable, num_slots: int) -> bool:
-        """Gives a request room for its first `num_slots` tokens; False, and nothing is changed, if there is none."""
+        """Extends a table to hold `num_slots` tokens. Returns False, and changes nothing, if blocks are missing."""
         missing = self.blocks_for(num_slots) - len(table.blocks)
         if missing > len(self._free):
             return False
@@ -66,7 +66,7 @@ class BlockPool:
         return True
 
     def release(self, table: BlockTable, num_slots: int = 0) -> None:
-        """Takes back what lies behind the first `num_slots` tokens of a request."""
+        """Frees the blocks of a table behind its first `num_slots` tokens."""
         kept = self.blocks_for(num_slots)
         table.num_changes += len(table.blocks) > kept
         while len(table.blocks) > kept:

@@ -1,4 +1,4 @@
-"""The targets' distributions of a step's requests: each with its own processors, criteria and random numbers."""
+"""The target's distributions in a step: each request has its own processors, criteria and random numbers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NOTHING_TO_CHOOSE = (
 
 class RowDistributions:
     """
-    What the verifiers ask for p, for a step of requests (see `TargetDistribution`). Processors run where walks stand,
-    with each request's own history; requests whose processors read the scores alone, and alike, share a call. A token
-    is part of its text as soon as it is accepted, so that criteria and processors are called in turn, as in plain
-    `generate`. A request whose processors or criteria raise, whose logits are not numbers, or whose scores have no
-    softmax to draw from, fails; the others go on.
+    The target's distribution p at the nodes of a step, as verifiers read it (see `TargetDistribution`). Processors run
+    only at the nodes where walks stand, with each request's own history; requests with equal processors that read only
+    the scores share a call. An accepted token is appended to its request at once, so that criteria and processors are
+    called in turn, as in plain `generate`. A request fails, without the others, if its processors or criteria raise,
+    if its logits have NaN, or if its scores have no softmax to draw from.
 
     Args:
         requests (`list[Request]`): the rows.
-        logits (`torch.Tensor` of shape `[batch, nodes + 1, vocab]`): of the step's forward.
-        agree (`Callable`, *optional*): makes what was drawn, a tensor, the same on all ranks; see `Ranks`.
+        logits (`torch.Tensor` of shape `[batch, nodes + 1, vocab]`): logits of the step's forward.
+        agree (`Callable`, *optional*): returns rank 0's tensor on all ranks, for drawn tokens; see `Ranks.agree`.
     """
 
     reads_ahead = False
@@ -45,7 +45,7 @@ class RowDistributions:
         self.batch_size = len(requests)
         self._groups = [request.options.processors_key for request in requests]
         self._seeded = [request.options.seed is not None and request.options.do_sample for request in requests]
-        # The largest is NaN where any is.
+        # The maximum is NaN if any logit is.
         for request, is_nan in zip(requests, logits.amax(dim=-1).isnan().any(dim=1).tolist(), strict=True):
             if is_nan:
                 request.fail(NAN_LOGITS)
@@ -54,7 +54,7 @@ class RowDistributions:
 
     @property
     def is_bare(self) -> bool:
-        """Whether no greedy request has a processor, so that its scores are the logits as they are."""
+        """Whether no greedy request has a processor, so that the scores of greedy requests are the logits."""
         return not any(r.options.processors for r in self.requests if not r.options.do_sample)
 
     def all_scores(self) -> torch.Tensor:
@@ -93,13 +93,13 @@ class RowDistributions:
             return
         try:
             scores.copy_(processors(request.history(request.length), scores.clone()))
-        except Exception as error:  # whatever a user's processor raises is that request's own
+        except Exception as error:  # an error of a user's processor fails only its request
             request.fail(error)
 
     def _drawable(self, rows: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
-        The scores `[rows, vocab]`, with zeros where a request that draws has none with a softmax: a draw from them
-        would fail for all rows. And which rows these are, `[rows]` bool, if any request draws.
+        Replaces scores without a softmax by zeros in rows that draw, because a draw from them would fail for all rows.
+        Returns the scores `[rows, vocab]` and which rows were replaced, `[rows]` bool, or None if no row draws.
         """
         draws = [self.requests[row].options.do_sample for row in rows]
         if not any(draws):
@@ -115,7 +115,7 @@ class RowDistributions:
                 self.requests[row].fail(NOTHING_TO_CHOOSE)
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
-        """The next token of every row: the argmax, or drawn from p, with a seed by the request's own numbers."""
+        """The next token of every row: the argmax, or drawn from p (by `uniform` for a request with a seed)."""
         scores, hopeless = self._drawable(rows, self._processed(rows, walk))
         tokens = choose(scores, do_sample)
         places = [place for place, row in enumerate(rows) if do_sample and self._seeded[row]]
@@ -127,26 +127,26 @@ class RowDistributions:
             tokens[places] = draw_with(scores[places], drawn_with)
         if hopeless is None:
             return self.agree(tokens).tolist()
-        tokens, hopeless = self.agree(torch.stack([tokens, hopeless.long()])).tolist()  # one look at the device
+        tokens, hopeless = self.agree(torch.stack([tokens, hopeless.long()])).tolist()  # one wait for the device
         self._fail(rows, hopeless)
         return tokens
 
     def ends(self, row: int, token: int) -> bool:
-        """Takes a token that a walk has accepted, and says whether the request ends with it."""
+        """Appends an accepted token to its request and returns whether the request ends with it."""
         request = self.requests[row]
         if request.is_over:
             return True
         try:
             return request.accept(token)
-        except Exception as error:  # whatever a user's criterion raises is that request's own
+        except Exception as error:  # an error of a user's criterion fails only its request
             request.fail(error)
             return True
 
 
 def uniform(seed: int, place: int) -> float:
     """
-    A number in (0, 1) for the token at a place of a text with this seed: the same whatever was drawn before, and in
-    whatever company. So a text is the same with and without drafts, which decide how it is cut into steps.
+    The random number in (0, 1) that draws the token at position `place` of a text with this seed. It depends on
+    nothing else, so that a text is the same with and without drafts and whatever else is in the batch.
     """
     digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52
@@ -154,8 +154,8 @@ def uniform(seed: int, place: int) -> float:
 
 def draw_with(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """
-    Tokens `[rows]` drawn from softmax(scores) (`[rows, vocab]`) by inversion of the cumulative distribution, with one
-    uniform number per row (`[rows]` float64).
+    Draws tokens `[rows]` from softmax(scores) (`[rows, vocab]`) by inversion of the cumulative distribution, with one
+    uniform number per row (`[rows]`, float64).
     """
     cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
     reached = numbers[:, None] * cumulative[:, -1:]

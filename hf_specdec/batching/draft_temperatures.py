@@ -1,4 +1,4 @@
-"""The temperatures of q that requests share: learnt from all whose warpers are alike."""
+"""Draft temperatures that requests with equal warpers share and learn together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..verification import DraftTemperature
 
 
 MOST = 256
-"""Temperatures kept; the one unused for longest goes first. Clients may send a new `temperature` with each request."""
+"""Most temperatures kept, the least recently used dropped first: every request may bring a new `temperature`."""
 
 
 class DraftTemperatures:
-    """Temperatures by warpers, and what a step's verification shows of them."""
+    """Draft temperatures by warpers, which learn from the distributions that verification shows in each step."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, DraftTemperature] = {}
@@ -22,11 +22,11 @@ class DraftTemperatures:
 
     def of(self, warpers_key: Hashable, value: float | None) -> DraftTemperature:
         """
-        The temperature for children that are drawn.
+        The draft temperature for requests with these warpers.
 
         Args:
-            warpers_key: see `sharing_key`; only those that are tuples are shared.
-            value (`float`, *optional*): the temperature, if it is fixed.
+            warpers_key: key of the warpers, see `sharing_key`; temperatures are shared only for keys that are tuples.
+            value (`float`, *optional*): a fixed temperature; None for one that adapts.
         """
         key = (warpers_key, value)
         temperature = self._kept.pop(key, None) or DraftTemperature(value or 1.0, adapts=value is None)
@@ -37,14 +37,14 @@ class DraftTemperatures:
         return temperature
 
     def observer(self, temperature: DraftTemperature) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-        """What `walk_by_rejection` is to show p and log q to, if this step is worth a look: see `DraftTemperature`."""
+        """The callback that takes p and log q from `walk_by_rejection`; None if the temperature skips this step."""
         if temperature not in self._shown:
             self._shown[temperature] = [] if temperature.begin_step() else None
         shown = self._shown[temperature]
         return None if shown is None else lambda p, scores: shown.append((p, scores))
 
     def end_step(self) -> None:
-        """Learns from what was shown: all of it at once, since all of it was drawn at the same value."""
+        """Learns from all distributions shown in the step at once, because all were drawn at the same temperature."""
         for temperature, shown in self._shown.items():
             if shown:
                 temperature.observe(*map(torch.cat, zip(*shown, strict=True)))

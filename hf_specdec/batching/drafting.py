@@ -1,4 +1,4 @@
-"""Drafters for requests that come and go: what a drafter knows of its rows is kept per request."""
+"""Drafting for requests in flight: a drafter's state is kept per request, because rows change between steps."""
 
 from __future__ import annotations
 
@@ -27,97 +27,100 @@ if TYPE_CHECKING:
 
 class Drafting(ABC):
     """
-    Proposes trees for the requests of a step, whichever they are. After every forward of the target it is told which
-    requests were its rows and what of them was kept, whether or not it was asked before: so it can catch up when it is
-    asked again.
+    Proposes draft trees for the requests of any step. After every forward of the target, `observe` is called with the
+    requests in its rows and the nodes that were committed, whether or not a draft was proposed, so that the draft can
+    catch up before it proposes again.
     """
 
     @property
     def cache(self) -> PagedCache | None:
-        """The draft's own K/V, if it has any: they go by the blocks of the requests."""
+        """The draft's own K/V cache, which uses the requests' block tables; None if it has no cache."""
         return None
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
-        """The models that run over trees."""
+        """The models that run with tree attention in order to draft."""
         return ()
 
     def refresh(self) -> None:
-        """Asked before the models run, for a while: their weights may have changed since they ran last."""
+        """Recomputes what is derived from weights, which may have changed; called when the engine starts to run."""
         return
 
     def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
-        """Entered before the target's first forward, by the thread that runs it."""
+        """A context that records the target's hidden states, entered by the engine's thread before it runs."""
         return nullcontext()
 
     def knows(self, request: Request) -> bool:
-        """Whether it can propose anything for a request by now."""
+        """Whether the draft has seen enough of a request to propose a tree."""
         return True
 
     @abstractmethod
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        """A tree for every one of these requests, or None. Their blocks have room for it."""
+        """Proposes a tree for each of `requests`, whose blocks have room for it; None for no trees at all."""
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         """
-        The target has forwarded these rows; `kept` says which of the forward's nodes are committed now. `features`
-        (`[batch, nodes, size]`) are the target's, where nobody could watch.
+        Takes note of a forward of the target over `requests`. `kept` has the committed nodes of each row; `features`
+        (`[batch, nodes, size]`) are the target's hidden states, where `watching` could not record them.
         """
         return
 
     def observe_prompts(self, requests: list[Request], kept: list[list[int]]) -> None:
-        """The same of parts of texts, whose tokens follow each other."""
+        """Takes note of a prefill forward of the target; `kept` has the new tokens of each row's chunk."""
         self.observe(requests, kept)
 
     def forget(self, request: Request) -> None:
-        """The request is over, or its K/V are gone."""
+        """Drops the state of a request that is over or has lost its K/V."""
         return
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     part: type[InFlightPart] | None = None
-    """What drafts there, if there is such a thing."""
+    """Class of the draft's part of a captured step; None if the draft cannot be captured."""
 
     @property
     def has_part(self) -> bool:
-        """Whether it can draft there now."""
+        """Whether the draft can be part of a captured step now."""
         return False
 
     def room(self, request: Request) -> int:
-        """Levels of draft tokens that a request can use."""
+        """Levels of draft tokens that a request can use in a step."""
         return request.room
 
     def lags(self, requests: list[Request], most: int) -> list[int]:
         """
-        How many tokens it has not seen of each, the root included, once it has read those beyond `most`. Only asked of
-        what has a part.
+        Number of tokens of each request that the draft has not read, root included. Requests with more than `most`
+        unread tokens catch up first. Only for drafts with a `part`.
+
+        Raises:
+            NotImplementedError: for a draft without a `part`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no part in steps on the device.")
 
     most_levels = sys.maxsize
-    """Of a tree that it can draft there."""
+    """Most levels of a tree that the draft can grow in a captured step."""
     features: WaitingFeatures | None = None
-    """Where the features go of those steps, if it keeps them on the device."""
+    """Store of target features that an EAGLE head has not read yet; None if the draft keeps none on the device."""
 
     def make_room(self, requests: list[Request], count: int) -> None:
-        """There are to be places for so many more features of each."""
+        """Makes room in `features` for `count` more features per request, by reading those that wait."""
         return
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
-        """So many tokens of each are committed, and their features are among `features`."""
+        """Takes note that a captured step put features of `counts` committed tokens per request into `features`."""
         return
 
     def note_proposed(self, requests: list[Request]) -> None:
-        """Its part has drafted for these, or only read: it has seen their texts."""
+        """Takes note that the draft's part of a captured step has read all tokens of these requests."""
         return
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
-        """So many tokens of each prompt have been read on the device, by its part as well if it has `features`."""
+        """Takes note that a captured prefill step has read prompts up to `ends`; with `features`, so has the head."""
         return
 
 
 class OneByOneDrafting(Drafting):
-    """A drafter of its own for every request: for those without a model, whose rows share no forward anyway."""
+    """Drafts with a separate drafter per request: for n-gram drafters and drafters of a user's own."""
 
     def __init__(self, drafter: Drafter, target: PreTrainedModel):
         self.drafter, self.target = drafter, target
@@ -143,7 +146,7 @@ class OneByOneDrafting(Drafting):
                 return None
             _check(draft, drafter, request)
             return draft.within([row.room])
-        except Exception as error:  # whatever a user's drafter raises is that request's own
+        except Exception as error:  # an error of a user's drafter fails only its request
             row.fail(error)
             return None
 
@@ -161,7 +164,7 @@ class OneByOneDrafting(Drafting):
                 continue
             try:
                 self._drafters[row][0].commit([nodes[1:] if nodes else None])
-            except Exception as error:  # as above; what is finished stays so
+            except Exception as error:  # an error of a user's drafter; a finished request stays finished
                 if not row.is_over:
                     row.fail(error)
 
@@ -170,7 +173,7 @@ class OneByOneDrafting(Drafting):
 
 
 def _check(draft: DraftTree, drafter: Drafter, request: DraftRequest) -> None:
-    """Raises for what a user's drafter may propose and a step of many requests could not be done with."""
+    """Raises `TypeError` or `ValueError` for a proposal of a user's drafter that would fail the whole step."""
     name, most = f"`{type(drafter).__name__}.propose`", request.tree.num_nodes
     if not isinstance(draft, DraftTree):
         raise TypeError(f"{name} returned {type(draft).__name__}. Return a DraftTree, or None.")

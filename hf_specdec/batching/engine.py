@@ -34,7 +34,7 @@ from .tree_choice import TreeChoices
 
 @dataclass(eq=False)
 class DraftGroup:
-    """Rows of a step that are drafted for together."""
+    """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
 
     request: DraftRequest
     rows: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class DraftGroup:
 
 class Engine:
     """
-    Runs requests, a step at a time; belongs to one thread.
+    Runs requests step by step. An engine is used by one thread only.
 
     Args:
         model (`PreTrainedModel`): the target.
@@ -50,11 +50,12 @@ class Engine:
         pool (`BlockPool`): the memory for K/V.
         policy (`LoadPolicy`): when to speculate.
         max_requests (`int`): most requests that run at once.
-        chunk_size (`int`): most prompt tokens of a step.
-        busy_at (`int`, *optional*): see `Scheduler`.
-        max_step_nodes (`int`, *optional*): most draft tokens of a step.
+        chunk_size (`int`): most prompt tokens per step.
+        busy_at (`int`, *optional*): prompt tokens per step from which prompts are read without CUDA graphs; see
+            `Scheduler`.
+        max_step_nodes (`int`, *optional*): most draft tokens per step.
         cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`): see `SpeculativeConfig`.
-        compiles (`bool`, *optional*, defaults to `False`): likewise, `compile` there.
+        compiles (`bool`, *optional*, defaults to `False`): `SpeculativeConfig.compile`.
     """
 
     def __init__(
@@ -89,18 +90,18 @@ class Engine:
         )
         self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: self.device_steps.works)
         self.metrics = SpeculationMetrics()
-        """Of all requests so far; `accepted_per_step` stays empty."""
+        """Speculation counts of all requests so far; `accepted_per_step` stays empty."""
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self._last_end: float | None = None
-        """When the last step ended, if nothing but steps has come since."""
+        """When the last captured step ended (`time.perf_counter`, seconds); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Entered by the thread that is to call `step`."""
+        """A context for the thread that calls `step`: switches attention, records features and renews CUDA graphs."""
         with ExitStack() as stack:
             self.drafting.refresh()
             for switched in filter(supports_switching, (self.model, *self.drafting.models)):
@@ -115,7 +116,7 @@ class Engine:
             yield
 
     def reset_counts(self) -> None:
-        """Nothing has been done so far."""
+        """Sets metrics, step, token and preemption counts to zero."""
         self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
 
@@ -123,13 +124,13 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> Iterator[list[Request]]:
-        """One step. Yields requests that have new tokens or are over, as soon as they do, together."""
+        """Runs one step. Yields lists of requests that have new tokens or are over, as soon as they are known."""
         self.scheduler.admit()
         yield from self._read_prompts()
         yield self._decode(self.scheduler.running)
 
     def _read_prompts(self) -> Iterator[list[Request]]:
-        """Reads on in texts. Yields requests that have been read to their end, with a token each from there."""
+        """Runs the step's prefill chunks. Yields requests whose prefill has ended, each with its first new token."""
         launched: list[Reading] = []
         for chunk in self.scheduler.chunks():
             self._last_end = None
@@ -147,11 +148,11 @@ class Engine:
             yield begun
 
     def end(self, request: Request) -> None:
-        """Takes a request that is over out of the batch."""
+        """Removes a request that is over from the batch."""
         self.scheduler.remove(request)
 
     def _read(self, chunk: Chunk) -> list[Request]:
-        """Reads on. Returns the requests whose texts were read to their end, with a token each from there."""
+        """Prefills a chunk. Returns the requests whose prefill has ended, each with its first new token."""
         requests, counts = chunk.requests, chunk.counts
         nodes = self.target.nodes_of(chunk)
         logits = self.target.read(chunk)
@@ -167,13 +168,13 @@ class Engine:
         return begun
 
     def _launched(self, chunk: Chunk, report: torch.Tensor) -> list[Reading]:
-        """What the device reads on. Nothing if no text ends with it, about which there will be nothing to say."""
+        """Takes note of a chunk launched on the device. Returns its `Reading`, or nothing if no prefill ends in it."""
         self.num_tokens_read += sum(chunk.counts)
         rows = self.scheduler.read(chunk.requests)
         return [Reading([chunk.requests[row] for row in rows], rows, report)] if rows else []
 
     def _begin(self, launched: list[Reading]) -> list[Request]:
-        """Gives requests whose texts the device has read to their end a token each."""
+        """Gives requests whose prefill on the device has ended their first new token, and returns these requests."""
         for reading in launched:
             self._append_all(reading.requests, reading.walk())
         begun = [request for reading in launched for request in reading.requests]
@@ -181,11 +182,11 @@ class Engine:
         return begun
 
     def _decode(self, requests: list[Request]) -> list[Request]:
-        """Lets all requests that have been read go on by a token at least."""
+        """Runs one decoding step for all prefilled requests, each of which gets at least one token. Returns them."""
         phase, seconds = self.metrics.phase, self.metrics.seconds
         for request in requests:
             self.scheduler.make_room(request)
-        requests = self.scheduler.running  # others may have lost their blocks
+        requests = self.scheduler.running  # without those that were just preempted
         if not requests:
             return []
         before = dict(seconds)
@@ -215,7 +216,7 @@ class Engine:
         return requests
 
     def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
-        """What `_accept` and `_commit` do, for a step that the device has done both in."""
+        """Gives requests the tokens of a step that ran on the device as a whole, and updates caches and counts."""
         walk = outcome.walk
         for row, error in outcome.errors.items():
             requests[row].fail(error)
@@ -246,34 +247,34 @@ class Engine:
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
-        What the step that ends has taken, from the end of the one before it; None if that is no measure of a step:
-        prompts were read as well (as after every pause), or something was captured.
+        Seconds from the end of the previous captured step to now; None if that is no measure of a step, because
+        prompts were read in between (as after every pause) or something was captured.
         """
         now, before = time.perf_counter(), self._last_end
         self._last_end = now
         return now - before if before is not None and not outcome.captured else None
 
     def _append(self, request: Request, tokens: list[int]) -> int:
-        """Gives a request its tokens, until it ends; returns how many it has taken."""
+        """Appends tokens to a request until it ends; returns how many were appended."""
         if request.is_over:
             return 0
         try:
             for number, token in enumerate(tokens, start=1):
                 if request.accept(token):
                     return number
-        except Exception as error:  # whatever a user's criterion raises is that request's own
+        except Exception as error:  # an error of a user's criterion fails only its request
             request.fail(error)
         return len(tokens)
 
     # ------------------------------------------------------------------------------------------------------- propose
 
     def _groups(self, requests: list[Request]) -> list[DraftGroup]:
-        """Which rows speculate in this step, and how: rows that ask for the same are drafted for together."""
+        """Groups the rows that speculate in this step by their trees and by what their drafts are drawn from."""
         groups: dict[Any, DraftGroup] = {}
         for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
             if tree is None or request.room < 1 or not self.drafting.knows(request):
                 continue
-            # A tree never takes blocks from others.
+            # A tree never takes blocks from other requests.
             if not self.pool.reserve(request.table, request.length + tree.num_slots):
                 continue
             options, plan = request.options, request.options.plan
@@ -333,7 +334,7 @@ class Engine:
         self._soil_failed(requests)
 
     def _append_all(self, requests: list[Request], walk: Walk) -> None:
-        """Gives requests their last token of a walk (see `RowDistributions`); the path of one that fails is None."""
+        """Appends each walk's last token (others: `RowDistributions.ends`); sets the paths of failed rows to None."""
         for row, request in enumerate(requests):
             path, tokens = walk.paths[row], walk.tokens[row]
             if path is not None and len(tokens) > len(path):

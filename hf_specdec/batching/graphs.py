@@ -1,6 +1,7 @@
 """
-CUDA graphs of forwards over requests in flight. Requests come and go and their texts grow, so that hardly two steps
-are of one size: a graph has room for the next larger one. Rows that are nobody's write where nobody reads.
+CUDA graphs of forwards over requests in flight. Requests come and go and their texts grow, so that step sizes hardly
+repeat: graphs are captured for fixed sizes, and a forward runs in the next larger one. Padding rows write to
+`WASTE_BLOCK`, which is never read.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ if TYPE_CHECKING:
     from ..features import Features
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows, and queries of a row, that graphs are made for. Half more at most than there are."""
+"""Rows, and queries per row, of captured graphs: the next size is at most 1.5 times the number needed."""
 MOST_QUERIES = 64
-"""Of a row: longer ones are those of prompts."""
+"""Most queries per row of a captured forward; longer forwards are prompt chunks."""
 NODE_MULTIPLE = 16
-"""Nodes of a row, those of earlier levels included, are filled up to a multiple of this."""
+"""Nodes per row, including those of earlier levels, are padded to a multiple of this."""
 FEWEST_BLOCKS = 64
-"""Tables are filled up to this, or the next power of two."""
+"""Block tables are padded to this number of blocks, or to the next power of two if larger."""
 MOST_GRAPHS = 128
 
 
 class PagedGraphs:
     """
-    The graphs of one model over a `PagedCache`. A forward is captured when its size comes for the second time; where
-    that fails, the model goes on without graphs.
+    The CUDA graphs of one model over a `PagedCache`. A forward is captured when its size comes for the second time; if
+    a capture fails, the model runs without graphs from then on.
 
     Args:
         model (`PreTrainedModel`): the model.
@@ -55,7 +56,7 @@ class PagedGraphs:
     """
 
     prompt_widths = (*WIDTHS, 1024)
-    """Tokens of prompts that graphs are made for, besides up to `MOST_QUERIES`."""
+    """Widths in tokens of captured prompt chunks, beside forwards of at most `MOST_QUERIES` queries."""
 
     def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):
         self.model, self.works, self._failed, self._pool = model, True, False, pool
@@ -68,18 +69,18 @@ class PagedGraphs:
         cls, model: PreTrainedModel, wanted: bool | Literal["auto"], pool: GraphPool | None = None
     ) -> PagedGraphs | None:
         """
-        Those of a model that can be captured, if they are wanted and there are kernels, which alone read blocks where
-        they are; `wanted` is `SpeculativeConfig.cuda_graphs`.
+        The graphs of a model; None if `wanted` (`SpeculativeConfig.cuda_graphs`) is False, if the model cannot be
+        captured, or without the kernels, which attention needs to read K/V by block tables.
 
         Raises:
-            ValueError: if they are demanded of a model that cannot be captured.
+            ValueError: if `wanted` is True for a model that cannot be captured.
         """
         if wanted is False or obstacle_to_graphs(model, wanted) is not None or not are_installed():
             return None
         return cls(model, pool)
 
     def renew(self) -> None:
-        """Forgets graphs over weights that have been moved since; goes without if something has come in the way."""
+        """Drops graphs if weights have moved since their capture, and checks again whether graphs are possible."""
         self.works = not self._failed and obstacle_to_graphs(self.model, "auto") is None
         fingerprint = fingerprint_of(self.model)
         if fingerprint != self._fingerprint:
@@ -90,7 +91,7 @@ class PagedGraphs:
         self._fingerprint = fingerprint
 
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
-        """A forward by its graph; None if it is to run without."""
+        """Runs a forward by its graph, capturing it if due; None if the forward is to run without a graph."""
         batch, queries = nodes.tokens.shape
         can_run = (
             self.works
@@ -129,13 +130,13 @@ class PagedGraphs:
 
 
 class Size(tuple[int, int, int, int]):
-    """Of a graph: rows, queries of a row, nodes of a row, blocks of a table."""
+    """Size of a graph: rows, queries per row, nodes per row, blocks per block table."""
 
     @classmethod
     def of(cls, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> Size:
-        """The smallest that has room for a forward."""
+        """The smallest size that has room for a forward."""
         batch, queries = nodes.tokens.shape
-        # Of the last so many logits only: they have to be the last.
+        # With `logits_to_keep`, the last queries must be real ones and not padding.
         is_exact = queries > MOST_QUERIES or nodes.logits_to_keep not in (0, None)
         room = queries if is_exact else next_size(queries)
         num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
@@ -145,17 +146,17 @@ class Size(tuple[int, int, int, int]):
 
 
 def next_size(number: int) -> int:
-    """The smallest of `SIZES` that is no smaller."""
+    """The smallest of `SIZES` that is not below `number`."""
     return SIZES[bisect_left(SIZES, number)]
 
 
 def next_power_of_two(number: int) -> int:
-    """The smallest power of two that is no smaller."""
+    """The smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def _key_of(nodes: NodeInputs) -> Any:
-    """What is the same for all inputs, however large, that one graph can run."""
+    """Properties of a forward's inputs, other than their size, that one graph can serve only if they are equal."""
     others = tuple(
         (name, (value.shape[2:], value.dtype) if isinstance(value, torch.Tensor) else value)
         for name, value in (nodes.others or {}).items()
@@ -165,12 +166,12 @@ def _key_of(nodes: NodeInputs) -> Any:
 
 class PagedForward:
     """
-    A forward of one size as a graph.
+    A forward of one size, captured in a graph.
 
     Args:
         forward (`TreeForward`): the forward, over a `PagedCache`.
-        nodes (`NodeInputs`), context (`TreeContext`): those of the present step.
-        size (`Size`): what the graph is to have room for.
+        nodes (`NodeInputs`), context (`TreeContext`): inputs of the present step, with which the graph is captured.
+        size (`Size`): rows, queries, nodes and blocks for which the graph has room.
         record (`Callable`): captures a function, see `record_cuda_graph`.
     """
 
@@ -203,7 +204,7 @@ class PagedForward:
         tables: Any = self._kernel_inputs.block_tables
 
         def places() -> PagedWindow:
-            """A new one for every run: what it derives from these places is computed in the graph."""
+            """A new window for every run, so that the indices derived from it are computed in the graph."""
             return PagedWindow(self._blocks, self._offsets, tables, num_slots, window.block_size, in_place=True)
 
         self._recorded = RecordedForward(forward, self._nodes, self._padded, places, record)
@@ -211,7 +212,7 @@ class PagedForward:
     def __call__(
         self, window: PagedWindow, nodes: NodeInputs, context: TreeContext, features: Features | None
     ) -> ModelOutput:
-        """The forward's output for another step; its tensors are the caller's."""
+        """Replays the graph for another step. The output's tensors belong to the caller."""
         self._load(window, nodes, context)
         batch, queries = nodes.tokens.shape
         return self._recorded(
@@ -219,7 +220,7 @@ class PagedForward:
         )
 
     def _load(self, window: PagedWindow, nodes: NodeInputs, context: TreeContext) -> None:
-        """Takes the values of another step."""
+        """Copies the inputs of another step to the tensors that the graph reads."""
         batch = len(nodes.tokens)
         _put(self._nodes.tokens, nodes.tokens, batch)
         if self._nodes.positions is not None:
@@ -236,7 +237,7 @@ class PagedForward:
 
 
 def _put(place: torch.Tensor, values: torch.Tensor, batch: int, elsewhere: int = 0) -> None:
-    """Writes values, of every row or the same for all `batch` rows, to where a graph reads them."""
+    """Writes values, per row or common to all `batch` rows, into a graph's input, and `elsewhere` into its padding."""
     region = place[(slice(batch), *(slice(size) for size in values.shape[1:]))]
     if region.shape != place.shape:
         place.fill_(elsewhere)
@@ -245,12 +246,12 @@ def _put(place: torch.Tensor, values: torch.Tensor, batch: int, elsewhere: int =
 
 class PaddedContext:
     """
-    The `tree_context` of a captured forward, all of whose layers attend by the kernel.
+    The `tree_context` of a captured forward, all of whose layers use the attention kernel.
 
     Args:
-        kernel_inputs (`KernelInputs`): what the kernel is told, at fixed places.
-        num_slots (`int`): slots of a table.
-        dtype (`torch.dtype`): that of the mask which the model is given, and nobody reads.
+        kernel_inputs (`KernelInputs`): the kernel's inputs, at fixed addresses.
+        num_slots (`int`): slots per block table.
+        dtype (`torch.dtype`): dtype of the mask that the model gets and the kernel does not read.
     """
 
     uses_kernel = True
@@ -262,5 +263,5 @@ class PaddedContext:
         self._mask = placeholder.expand(rows, 1, queries, num_slots)
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As `TreeContext.model_mask`."""
+        """A mask of the right shape without content, in place of `TreeContext.model_mask`."""
         return self._mask

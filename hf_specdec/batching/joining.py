@@ -1,4 +1,4 @@
-"""One draft tree for all rows of a step, from trees that were drafted for some of them each."""
+"""Joining the trees drafted for parts of a batch into one draft tree for all rows of a step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..trees import DraftTree, Topology
 @dataclass(eq=False)
 class JoinedDraft(DraftTree):
     """
-    Trees side by side: a row has the nodes of its own tree, and behind them some that do not count.
+    A draft whose rows have trees of different shapes, each padded with invalid nodes to the largest.
 
     Args:
-        parts (`list`): for every row, the tree that it comes from and its row there; None for a row without one.
+        parts (`list`): for every row, its original draft and its row in that draft; None for a row without a tree.
     """
 
     parts: list[tuple[DraftTree, int] | None] = field(default_factory=list)
@@ -28,7 +28,7 @@ class JoinedDraft(DraftTree):
         if self.tokens.device == device:
             return self
         moved = super().to(device)
-        # Of the parts nobody wants more than the scores.
+        # Only the scores of the original drafts are read.
         parts = [
             part if part is None or part[0].scores is None else (part[0].to(device), part[1]) for part in self.parts
         ]
@@ -40,8 +40,9 @@ def join_drafts(parts: list[tuple[list[int], DraftTree]], batch_size: int, devic
     Joins trees of different shapes.
 
     Args:
-        parts (`list`): rows of the step, and the tree that was drafted for them, in their order.
-        batch_size (`int`): rows of the step; those without a tree get nodes that do not count.
+        parts (`list`): pairs of row numbers of the step and the draft for these rows, in their order.
+        batch_size (`int`): rows of the step; rows without a tree get invalid nodes.
+        device (`torch.device`): device of the joined draft.
     """
     if len(parts) == 1 and parts[0][0] == list(range(batch_size)):
         return parts[0][1].to(device)

@@ -1,4 +1,4 @@
-"""A manager that a model keeps from one call to the next: its memory, its graphs, and what "auto" has learnt."""
+"""The manager that a model keeps between calls, with its K/V memory, CUDA graphs and what "auto" has learnt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ATTRIBUTE = "_kept_speculative_manager"
 
 
 class _Kept:
-    """Holds the manager. A copy of the model has none: it is over other weights."""
+    """Holds a manager. Copies and pickles of it are empty, because the manager belongs to one model's weights."""
 
     def __init__(self, manager: SpeculativeBatchingManager | None = None):
         self.manager = manager
@@ -27,11 +27,11 @@ class _Kept:
 
 
 def keep(manager: SpeculativeBatchingManager) -> None:
-    """Leaves a manager with its model, in the place of another."""
+    """Stores a manager on its model, replacing the one stored before."""
     setattr(manager.model, _ATTRIBUTE, _Kept(manager))
 
 
 def let_go(model: PreTrainedModel) -> SpeculativeBatchingManager | None:
-    """What was left with a model, if anything, which keeps it no longer."""
+    """Removes the manager stored on a model and returns it; None if there is none."""
     kept = vars(model).pop(_ATTRIBUTE, None)
     return None if kept is None else kept.manager

@@ -1,4 +1,4 @@
-"""How much runs at once: memory for K/V, requests, prompt tokens of a step."""
+"""Limits of a manager: memory for K/V, requests at once, prompt tokens per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .memory import DEFAULT_SHARES, bytes_per_request, bytes_per_token, free_mem
 
 
 FEWEST_TOKENS, MOST_TOKENS = 2048, 8192
-"""Of prompts, in a step on a GPU."""
+"""Bounds of the default number of prompt tokens per step on a GPU (`Limits.chunk_size`)."""
 
 _KEPT = frozenset(
     {
@@ -48,19 +48,22 @@ _ABOUT_SPEED = frozenset(
         "drop_unsupported_processors",
     }
 )
-"""Options of transformers' manager about how it does things that ours does otherwise."""
+"""Options of transformers' `ContinuousBatchingConfig` that only tune its own implementation: ignored here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """
+    Limits of memory, batch size, prompt tokens per step and queue length.
+
     Args:
-        block_size (`int`): tokens of a block of K/V.
-        num_blocks (`int`, *optional*): blocks there are; by default as many as fit.
-        memory_share (`float`, *optional*): share of the free memory that blocks may take.
+        block_size (`int`): tokens per K/V block.
+        num_blocks (`int`, *optional*): number of K/V blocks; by default as many as fit into `memory_share`.
+        memory_share (`float`, *optional*): share of the free memory that K/V blocks may take, in (0, 1]; by default
+            `DEFAULT_SHARES` of the device type, else 0.8.
         max_requests (`int`): most requests that run at once.
-        chunk_size (`int`): most prompt tokens of a step.
-        max_queue_size (`int`): most requests that wait; 0 for any number.
+        chunk_size (`int`): most prompt tokens per step.
+        max_queue_size (`int`): most waiting requests; 0 for any number.
 
     Raises:
         ValueError: for a limit that lets nothing run.
@@ -89,12 +92,13 @@ class Limits:
         cls, config: ContinuousBatchingConfig | Limits | None, device: torch.device, num_parameters: int = 0
     ) -> Limits:
         """
-        What transformers' `ContinuousBatchingConfig` says of them, or these limits as they are. By default a step
-        reads as much of prompts as a model of so many parameters can in about 50 ms on a GPU of today, within
-        `FEWEST_TOKENS` and `MOST_TOKENS`: a small one is so quick that every forward takes as long as its launches.
+        Limits from transformers' `ContinuousBatchingConfig`; `Limits` are returned unchanged. The default
+        `chunk_size` is 256 on a CPU; elsewhere it is the number of prompt tokens that a current GPU forwards in about
+        50 ms with a model of `num_parameters`, within `FEWEST_TOKENS` and `MOST_TOKENS`: a forward of a small model
+        takes as long as its kernel launches, however few the tokens.
 
         Raises:
-            ValueError: for what it asks for and we do not have.
+            ValueError: for an option of the config that is unknown or not supported with speculation.
         """
         quick = 2 * busy_at(num_parameters)
         defaults = cls(chunk_size=256 if device.type == "cpu" else min(max(quick, FEWEST_TOKENS), MOST_TOKENS))
@@ -102,7 +106,7 @@ class Limits:
             return config or defaults
         _check(config)
         return cls(
-            # Its name in 5.17 and in 5.23.
+            # Named `block_size` in transformers 5.17 and `page_size` in 5.23.
             block_size=_or_default(getattr(config, "block_size", None), getattr(config, "page_size", None)),
             num_blocks=config.num_blocks,
             memory_share=config.max_memory_percent,
@@ -112,7 +116,7 @@ class Limits:
         )
 
     def blocks(self, models: list[PreTrainedModel]) -> int:
-        """Blocks to allocate: those asked for, else what the memory of the fullest device allows."""
+        """Number of K/V blocks to allocate: `num_blocks` if given, else what fits on the device with least room."""
         if self.num_blocks is not None:
             return self.num_blocks
         features = bytes_per_request(models)
@@ -127,7 +131,7 @@ class Limits:
         return max(int(min(fitting)) - NUM_RESERVED, 1)
 
     def _fitting(self, memory: float, per_block: int, per_request: int) -> float:
-        """Blocks for which there is memory, beside what requests take that run: each has a block at least."""
+        """Blocks that fit into `memory` bytes beside the bytes per running request; each has one block at least."""
         most = memory / (per_block + per_request)
         return most if most < self.max_requests else (memory - self.max_requests * per_request) / per_block
 
@@ -138,7 +142,7 @@ _NAMES = {
     "max_requests": "max_requests_per_batch",
     "chunk_size": "max_batch_tokens",
 }
-"""What a `ContinuousBatchingConfig` calls them, where it has other names."""
+"""Names of limits in a `ContinuousBatchingConfig`, where they differ."""
 
 
 def _named(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The thread that runs requests: takes them in, lets the engine step, hands out what comes of it."""
+"""The thread that runs requests: takes them from an inbox, runs the engine's steps, and delivers results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 
 class RequestLoop:
     """
-    The engine belongs to this thread; all others leave requests and cancellations here, and find results.
+    The thread that owns the engine. Other threads submit requests and cancellations to it and read its results.
 
     Args:
         engine (`Engine`): runs the requests.
@@ -31,18 +31,19 @@ class RequestLoop:
     def __init__(self, engine: Engine):
         self.engine, self.results = engine, Results()
         self.fatal_error: BaseException | None = None
-        """What ended the thread, if it did not end by itself."""
+        """The exception that ended the thread; None if there was none."""
         self.prepare: Callable[[], None] | None = None
-        """What the thread is to do when it starts, once, before it takes requests."""
+        """Called once when the thread starts, before it takes requests, such as a warm-up."""
         self.pauses = Pauses()
-        """In which the thread leaves the models to others."""
+        """Pauses, during which the thread leaves the models to other threads."""
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
         self._untold: list[tuple[Request, RequestStatus]] = []
         """
-        Requests with results that nobody has been told. The time to make and to tell them is while the device works on
-        what comes next: until then a request may have lost its blocks, but has got no more tokens, nor failed.
+        Requests whose latest results are not yet delivered, with their status then. Results are built and delivered
+        while the device runs the next step: until then a request may lose its blocks, but gets no tokens and does not
+        fail.
         """
         engine.device_steps.meanwhile = self._tell
         self._lock = threading.Lock()
@@ -59,12 +60,12 @@ class RequestLoop:
 
     @property
     def stops_at_once(self) -> bool:
-        """Whether the thread is to end as soon as it can."""
+        """Whether the thread has been asked to end without finishing its requests."""
         return self._stops == "at once"
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the thread is to end."""
+        """Whether the thread runs and has been asked to end."""
         return self._stops is not None and self.is_running
 
     def start(self) -> None:
@@ -75,12 +76,12 @@ class RequestLoop:
 
     def run_here(self) -> None:
         """
-        Runs what has been left in the calling thread, until it is over. (On a CPU each thread that computes has
-        helpers of its own. When these are more than there are cores, GNU's OpenMP lets them wait asleep: on two cores
-        steps of SmolLM2-135M in a thread beside one that had computed before took a fifth longer.)
+        Runs the submitted requests to their end in the calling thread. (On a CPU every computing thread has worker
+        threads of its own. When there are more workers than cores, GNU OpenMP makes them sleep while they wait: on two
+        cores, steps of SmolLM2-135M in a second thread took a fifth longer after the first had computed.)
 
         Raises:
-            RuntimeError: if a thread runs it already.
+            RuntimeError: if the loop is running already.
         """
         if self.is_running:
             raise RuntimeError("The manager is running already.")
@@ -88,7 +89,7 @@ class RequestLoop:
         self._stops, self._thread = "when done", threading.current_thread()
         device = self.engine.target.device.type
         try:
-            with ExitStack() as stack:  # as a thread of its own has it
+            with ExitStack() as stack:  # the defaults of a new thread
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.autocast(device, enabled=False))
                 if torch.get_default_device().type != "cpu":
@@ -104,16 +105,16 @@ class RequestLoop:
         self.results.open()
 
     def stop(self, at_once: bool) -> None:
-        """Lets the thread end: when all requests are done, or at once."""
+        """Asks the thread to end, at once or when all requests are done. Does not wait for it."""
         self._stops = "at once" if at_once else self._stops or "when done"
         self._news.set()
 
     def pause(self) -> None:
         """
-        Waits until the thread rests; until `pauses.end` it does.
+        Pauses the thread until `pauses.end` is called, and waits until it has paused.
 
         Raises:
-            RuntimeError: if it does not run, or is the calling one.
+            RuntimeError: if the thread does not run, ends first, or is the calling thread.
         """
         if not self.is_running:
             raise RuntimeError("`pause`: the manager is not running. Without a thread there is nothing to pause.")
@@ -122,7 +123,7 @@ class RequestLoop:
         self.pauses.begin(self._news.set, lambda: self.is_running)
 
     def join(self, timeout: float | None) -> None:
-        """Waits for the thread to end."""
+        """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
         if self._thread is None:
             return
         self._thread.join(timeout)
@@ -135,13 +136,15 @@ class RequestLoop:
 
     @property
     def num_open(self) -> int:
-        """Requests that are not over."""
+        """Number of requests that are not over."""
         return len(self._requests)
 
     def check_open(self) -> None:
         """
+        Checks that requests may be submitted.
+
         Raises:
-            RuntimeError: if the thread has ended with an error, or is to end.
+            RuntimeError: if the thread has ended with an error, or has been asked to end.
         """
         if self.fatal_error is not None:
             raise RuntimeError("The manager has ended with an error.") from self.fatal_error
@@ -150,13 +153,13 @@ class RequestLoop:
 
     def submit(self, requests: list[Request]) -> None:
         """
-        Leaves requests.
+        Puts requests into the inbox; all of them or, on an error, none.
 
         Raises:
-            ValueError: if one has the name of another that is not over.
-            RuntimeError: if the thread takes no more.
+            ValueError: if a `request_id` is that of another request that is not over.
+            RuntimeError: if the thread takes no more requests; see `check_open`.
         """
-        with self._lock:  # so that the thread ends what it is left before it ends itself, or it is not left any more
+        with self._lock:  # a request is ended with the thread (`_end_all`), or refused
             self.check_open()
             for request in requests:
                 if request.request_id in self._requests:
@@ -167,7 +170,7 @@ class RequestLoop:
         self._news.set()
 
     def cancel(self, request_id: str) -> None:
-        """Lets a request end."""
+        """Asks the thread to cancel a request."""
         self._cancelled.put(request_id)
         self._news.set()
 
@@ -197,10 +200,10 @@ class RequestLoop:
             self.results.close()
 
     def _prepare(self, prepare: Callable[[], None]) -> None:
-        """Runs what is to be done first, which requests can do without."""
+        """Runs `prepare`. If it fails, a warning is given and requests are served without it."""
         try:
             prepare()
-        except Exception as error:  # whatever stands against it
+        except Exception as error:  # for whatever reason
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
             )
@@ -209,20 +212,20 @@ class RequestLoop:
 
     @property
     def _is_to_end(self) -> bool:
-        """Whether the thread has nothing left to do."""
+        """Whether the thread has been asked to end and has nothing left to do first."""
         if self._stops == "when done":
             return not self.engine.scheduler.has_work and self._inbox.empty()
         return self._stops is not None
 
     def _rest(self) -> None:
-        """Until there is no pause any more."""
+        """Delivers pending results and waits until all pauses have ended."""
         self._tell()
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
         self.pauses.rest()
 
     def _go_on(self) -> bool:
-        """One step, or a wait for news. False if the thread is to rest or to end."""
+        """Runs one step, or waits for requests. Returns False if the thread is to pause or to end."""
         self._news.clear()
         self._take_in()
         if self._is_to_end or self.pauses.are_wanted:
@@ -248,7 +251,7 @@ class RequestLoop:
     def _take_in(self) -> None:
         while not self._inbox.empty():
             request = self._inbox.get()
-            if not request.is_over:  # cancelled since the last look
+            if not request.is_over:  # cancelled while it was in the inbox
                 self.engine.scheduler.add(request)
         while not self._cancelled.empty():
             request = self._requests.get(self._cancelled.get())

@@ -1,4 +1,4 @@
-"""A manager of requests with the interface of transformers' `ContinuousBatchingManager`, which speculates."""
+"""Continuous batching with speculation, behind the interface of transformers' `ContinuousBatchingManager`."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
 @dataclass(frozen=True)
 class ManagerState:
     """
-    What a manager is doing.
+    A snapshot of a manager's load and counts.
 
     Args:
-        num_running (`int`), num_waiting (`int`): requests.
-        speculates (`bool`): whether the load lets requests speculate.
-        num_free_blocks (`int`), num_blocks (`int`): memory for K/V.
+        num_running (`int`), num_waiting (`int`): requests in the batch, and requests waiting for a place in it.
+        speculates (`bool`): whether the `LoadPolicy` lets requests speculate at the present load.
+        num_free_blocks (`int`), num_blocks (`int`): K/V blocks that are free, and in all.
         num_preemptions (`int`): how often a request has lost its K/V to an older one.
-        num_prompt_tokens (`int`), num_generation_tokens (`int`): tokens read and written so far.
-        speculation (`SpeculationMetrics`): the counts of all requests so far.
+        num_prompt_tokens (`int`), num_generation_tokens (`int`): prompt tokens read and tokens generated so far.
+        speculation (`SpeculationMetrics`): speculation counts of all requests so far.
     """
 
     num_running: int
@@ -66,14 +66,15 @@ class ManagerState:
 
 class SpeculativeBatchingManager:
     """
-    Runs requests that come and go, in a thread of its own. Made by
-    `model.init_continuous_batching(assistant_model=…, tree=…)`; also a context manager, which starts and stops it.
+    Runs requests with in-flight batching and speculation, in a thread of its own. Made by
+    `model.init_continuous_batching(assistant_model=…, tree=…)`; as a context manager it starts and stops its thread.
 
     Args:
         model (`PreTrainedModel`): the target.
-        generation_config (`GenerationConfig`, *optional*): the options of requests that give none.
-        continuous_batching_config (`ContinuousBatchingConfig` or `Limits`, *optional*): how much runs at once.
-        assistant_model: what drafts, as in `generate`.
+        generation_config (`GenerationConfig`, *optional*): the default options of requests.
+        continuous_batching_config (`ContinuousBatchingConfig` or `Limits`, *optional*): limits of memory, batch size,
+            prompt tokens per step and queue length.
+        assistant_model: the draft model, head or drafter, as in `generate`.
         speculative_config (`SpeculativeConfig`, *optional*): how requests speculate.
 
     Raises:
@@ -113,7 +114,7 @@ class SpeculativeBatchingManager:
         )
         self._made_for = self._models_now()
         self.was_kept = False
-        """Whether it served a call before, since when the model has kept it."""
+        """Whether the manager has served an earlier call, after which the model kept it."""
         self._loop = RequestLoop(self.engine)
         self._numbers = itertools.count()
 
@@ -125,15 +126,16 @@ class SpeculativeBatchingManager:
 
     @property
     def background_thread_status(self) -> RequestLoop:
-        """What tells by its `fatal_error` whether the thread has ended with one."""
+        """The manager's loop, whose `fatal_error` is the error that ended its thread, or None."""
         return self._loop
 
     def warmup(self) -> None:
         """
-        Lets the thread, when it starts, capture the CUDA graphs of steps first: for greedy requests and for sampled
-        ones, for numbers of requests up to the most there may be, by powers of two, without a tree and with those of
-        the manager (under "auto" all among which it chooses; their steps are timed), and those of forwards of prompts.
-        Up to half a second each, which else the first step of a kind takes. Without graphs there is nothing to do.
+        Makes the thread capture CUDA graphs when it starts, before it serves requests: graphs of steps for greedy and
+        for sampled requests, for batch sizes by powers of two up to `max_requests`, without a tree and with the
+        manager's trees (under "auto" all that it chooses from; their steps are timed), and graphs of prompt chunks.
+        Each takes up to half a second, which the first step of its kind would take otherwise. Without CUDA graphs the
+        warm-up does nothing.
 
         Raises:
             RuntimeError: if the manager is running.
@@ -145,13 +147,13 @@ class SpeculativeBatchingManager:
         )
 
     def _requests_of_nobody(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:
-        """Short ones behind prompts of this length (else a few tokens), as far as the model and the memory go."""
+        """Dummy requests with prompts of `length` tokens (default: `WARM_UP_PROMPT`); none if these are too long."""
         length = WARM_UP_PROMPT if length is None else length
         most = self._admission.most_tokens - length
         options = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1, "do_sample": do_sample}
         config = copy.copy(self._admission.generation_config)
         if config is not None:
-            config.stop_strings = None  # they need the tokenizer that requests bring along
+            config.stop_strings = None  # need a tokenizer, which only requests have
         return [
             self._admission.request(f"warm-up {number}", [0] * length, options, generation_config=config)
             for number in range(count if most > 1 else 0)
@@ -172,16 +174,18 @@ class SpeculativeBatchingManager:
         hard_stop: bool = False,
     ) -> None:
         """
-        Stops the thread when all requests are done, or with `hard_stop` at once: those that are left fail.
+        Stops the thread when all requests are done, or with `hard_stop` at once, which fails the remaining requests.
 
         Args:
-            block (`bool`): whether to wait for it, at most `timeout` seconds.
-            keep_for_next_session (`bool`): whether the model is to keep the manager, with its memory and its graphs,
+            block (`bool`): whether to wait until the thread has ended.
+            timeout (`float`, *optional*): most seconds to wait; by default any time.
+            keep_for_next_session (`bool`): whether the model keeps the manager, with its K/V memory and CUDA graphs,
                 for the next call with the same draft and configuration
                 (`model.destroy_cached_continuous_batching_manager()` frees it).
+            hard_stop (`bool`): whether to stop at once.
 
         Raises:
-            RuntimeError: inside a pause: the thread could not end.
+            RuntimeError: if the calling thread is inside `pause`, where the manager's thread cannot end.
         """
         if self._loop.pauses.are_held_here:
             raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
@@ -193,22 +197,22 @@ class SpeculativeBatchingManager:
             keep(self)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
-        """Waits for the thread to end."""
+        """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
         self._loop.join(timeout)
 
     def destroy(self) -> None:
-        """Stops at once and forgets all requests."""
+        """Stops the thread at once and fails all open requests."""
         self.stop(hard_stop=True)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """
-        Inside, the manager's thread rests, and the models are as they are without a manager, the caller's to use and
-        to change: to update weights, to switch adapters. Requests that are under way go on afterwards, with the keys
-        and values that they have; new ones may be added, and wait. Several threads may be inside at a time.
+        A context in which the manager's thread pauses, so that the caller may use and change the models, as to update
+        weights or to switch adapters. Running requests continue afterwards with the K/V that they have; requests added
+        meanwhile wait. Several threads may hold a pause at a time.
 
         Raises:
-            RuntimeError: if the manager is not running, or ends first.
+            RuntimeError: if the manager is not running, ends before it pauses, or is paused from its own thread.
         """
         self._loop.pause()
         try:
@@ -222,7 +226,7 @@ class SpeculativeBatchingManager:
         speculative_config: SpeculativeConfig | None,
         continuous_batching_config: ContinuousBatchingConfig | Limits | None,
     ) -> bool:
-        """Whether it is one that a call with these would make, and free to be used."""
+        """Whether the manager is idle and equal to one that would be made of these arguments."""
         config = SpeculativeConfig() if speculative_config is None else speculative_config
         limits = Limits.of(continuous_batching_config, self.model.device, self.model.num_parameters())
         admission = self._admission
@@ -231,13 +235,13 @@ class SpeculativeBatchingManager:
         return is_alike and not self.is_running() and self._loop.fatal_error is None
 
     def _models_now(self) -> list[Any]:
-        """What memory and graphs are made for, and would not do when it has changed."""
+        """Vocabulary size, dtypes and devices of the models, for which K/V memory and CUDA graphs were made."""
         models = (self.model, *self._admission.drafter.models)
         places = [(model.dtype, execution_device(model)) for model in models]
         return [self.model.get_input_embeddings().num_embeddings, *places]
 
     def _renew(self, generation_config: GenerationConfig | None) -> None:
-        """Makes one that was kept as good as new: results that nobody has asked for are forgotten."""
+        """Prepares a kept manager for another call: sets its default options and drops results that were not read."""
         self._admission.use_defaults(generation_config)
         self._loop.results.clear()
         self.was_kept = True
@@ -267,20 +271,20 @@ class SpeculativeBatchingManager:
         **options: Any,
     ) -> str:
         """
-        Adds a request; it joins the others as soon as there is room.
+        Adds a request, which joins the batch as soon as there is room for it.
 
         Args:
             input_ids (`list[int]`): the prompt.
-            request_id (`str`, *optional*): its name; made up if there is none.
+            request_id (`str`, *optional*): the request's name; generated by default.
             max_new_tokens (`int`, *optional*): most tokens to generate.
-            streaming (`bool`): whether there is a result at every step, and not at the end alone.
-            record_timestamps (`bool`): whether the time of every token is kept.
+            streaming (`bool`): whether there is a result at every step, and not only at the end.
+            record_timestamps (`bool`): whether the result has the time of every token (`time.perf_counter`, seconds).
             eos_token_id (`int` or `list[int]`, *optional*): tokens that end the text; -1 for none.
             tree (*optional*): the request's own tree, as in `generate`; by default the manager's.
-            speculate (`bool`): False for a request that is to do without.
-            seed (`int`, *optional*): makes what is sampled the same whatever else runs. (It is then drawn from the
-                target at every place by that place's own number, so that drafts have no part in it.)
-            generation_config (`GenerationConfig`, *optional*): instead of the manager's.
+            speculate (`bool`): whether the request speculates.
+            seed (`int`, *optional*): makes sampled tokens the same whatever else runs. (Each token is drawn from the
+                target with a random number of its position, so that the draft has no influence on it.)
+            generation_config (`GenerationConfig`, *optional*): replaces the manager's.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
                 `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn` and `tokenizer`, as in `generate`.
 
@@ -288,8 +292,9 @@ class SpeculativeBatchingManager:
             `str`: the request's name.
 
         Raises:
-            ValueError, TypeError: for what cannot be served: it can never fit, an option is unknown, …
-            queue.Full: if as many requests wait as may.
+            ValueError, TypeError: if the request cannot be served, as with an unknown option or a text that can never
+                fit into memory, or if the `request_id` is in use.
+            queue.Full: if `max_queue_size` requests are waiting.
             RuntimeError: if the manager is stopping, or has ended with an error.
         """
         self._check_ranks()
@@ -319,7 +324,7 @@ class SpeculativeBatchingManager:
         **options: Any,
     ) -> list[str]:
         """
-        Adds several requests with the same options; all of them or, if one cannot be served, none. See `add_request`.
+        Adds several requests with the same options; all of them or, if one is refused, none. See `add_request`.
         """
         self._check_ranks()
         self._loop.check_open()
@@ -332,7 +337,7 @@ class SpeculativeBatchingManager:
         )
 
     def _add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
-        """`add_requests`, however many wait."""
+        """Adds requests as `add_requests` does, but without a limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         requests = [
             self._admission.request(
@@ -348,7 +353,7 @@ class SpeculativeBatchingManager:
         return [request.request_id for request in requests]
 
     def cancel_request(self, request_id: str) -> None:
-        """Ends a request; its result so far comes with the error "cancelled". Nothing happens if it is over."""
+        """Cancels a request, whose result so far comes with the error "cancelled". Does nothing if it is over."""
         self._loop.cancel(request_id)
 
     def _check_ranks(self) -> None:
@@ -370,20 +375,20 @@ class SpeculativeBatchingManager:
 
     def get_result(self, request_id: str | None = None, timeout: float | None = None) -> Output | None:
         """
-        The next result, of one request if it is named. None after `timeout` seconds, or if the manager has ended and
-        nothing is left.
+        Waits for the next result, of one request if `request_id` is given. Returns None after `timeout` seconds, or if
+        the manager has ended and no result is left.
         """
         return self._loop.results.get(request_id, timeout if self.is_running() else 0)
 
     def __iter__(self) -> Iterator[Output]:
-        """Results as they come, while the manager runs."""
+        """Yields results as they come, while the manager runs."""
         while self.is_running():
             result = self.get_result(timeout=0.1)
             if result is not None:
                 yield result
 
     def request_id_iter(self, request_id: str) -> Iterator[Output]:
-        """Results of one request as they come, up to its last."""
+        """Yields results of one request as they come, up to its last."""
         while (result := self.get_result(request_id, timeout=0.1)) is not None or self.is_running():
             if result is not None:
                 yield result
@@ -391,24 +396,24 @@ class SpeculativeBatchingManager:
                     return
 
     def register_result_handler(self, request_id: str, callback: Callable[[Output], None]) -> None:
-        """Lets `callback` be called in the running event loop with every result of a request."""
+        """Registers a callback that gets every result of a request, called in the running event loop."""
         self._loop.results.register(request_id, callback, asyncio.get_running_loop())
 
     def unregister_result_handler(self, request_id: str) -> None:
-        """Forgets a request's handler, if there is one. (With its last result it is forgotten by itself.)"""
+        """Removes a request's result handler, if there is one. (The request's last result removes it as well.)"""
         self._loop.results.unregister(request_id)
 
     def listen(self, callback: Callable[[list[Output]], None]) -> None:
         """
-        From now on all results go to `callback`, those of a step together, and nowhere else. It is called by the
-        manager's thread, while the device works on what comes next: a short one keeps nobody waiting. What it raises
-        ends the manager.
+        Sends all further results to `callback`, with the results of a step in one list, and nowhere else. The
+        manager's thread calls it while the device runs the next step, so a short callback costs no time. An exception
+        in the callback ends the manager.
         """
         self._loop.results.listener = callback
 
     @property
     def state(self) -> ManagerState:
-        """What the manager is doing now."""
+        """The manager's present load and counts."""
         engine, scheduler = self.engine, self.engine.scheduler
         num_running = len(scheduler.active)
         return ManagerState(

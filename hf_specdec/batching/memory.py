@@ -1,4 +1,4 @@
-"""What K/V and waiting features take of the memory of each device, and what is free there."""
+"""Memory that K/V and waiting features take on each device, and memory that is free there."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .waiting_features import WaitingFeatures
 
 
 DEFAULT_SHARES = {"cpu": 0.25}
-"""By type of device, the share of the free memory that blocks take; elsewhere 0.8."""
+"""Default share of the free memory that K/V blocks take, by device type; 0.8 for types not listed."""
 
 
 def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int]:
-    """Bytes of K/V per token of a text, on the devices where the models' layers run. The first model is the target."""
+    """Bytes of K/V per token, on each device where layers of the models run. The first model is the target."""
     total: Counter[torch.device] = Counter()
     for model in models:
         config = model.config.get_text_config(decoder=True)
@@ -34,7 +34,7 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
 
 
 def bytes_per_request(models: Sequence[PreTrainedModel]) -> dict[torch.device, int]:
-    """Bytes of features that wait for heads, of each request that may run, where there are any."""
+    """Bytes of waiting features per running request, on each device with an EAGLE head; see `WaitingFeatures`."""
     total: Counter[torch.device] = Counter()
     for model in models:
         if isinstance(model, EagleHead):
@@ -44,9 +44,9 @@ def bytes_per_request(models: Sequence[PreTrainedModel]) -> dict[torch.device, i
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that nobody has; on a GPU torch first gives back what it holds for later, or for managers that were."""
+    """Free bytes on a device; on a GPU, memory cached by torch and of dropped managers is freed first."""
     if device.type == "cuda":
-        gc.collect()  # their parts know each other
+        gc.collect()  # dropped managers are reference cycles
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
@@ -55,18 +55,18 @@ def free_memory(device: torch.device) -> int:
 
 
 def _dtype_in_use(model: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
-    """In which it runs: a head may follow the target's."""
+    """The dtype in which a model runs: an EAGLE head may run in the target's."""
     return dtype_for(model, target) if isinstance(model, EagleHead) else model.dtype
 
 
 def _layers(model: PreTrainedModel, number: int) -> list[nn.Module]:
-    """The decoder layers; the whole model instead of each, where they cannot be told."""
+    """The decoder layers of a model; `number` times the model itself if its layers cannot be found."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
     return list(lists[0]) if lists else [model] * number
 
 
 def _device_of(layer: nn.Module, model: PreTrainedModel) -> torch.device:
-    """Where a layer runs: by accelerate's hook, if there is one."""
+    """The device on which a layer runs, according to accelerate's hook if there is one."""
     device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
     if device is None:
         device = next((parameter.device for parameter in layer.parameters()), torch.device("meta"))
@@ -75,7 +75,7 @@ def _device_of(layer: nn.Module, model: PreTrainedModel) -> torch.device:
 
 
 def _share_of_heads(layer: nn.Module) -> float:
-    """The share of the key and value heads that this process has: with `tp_plan` not all of them."""
+    """The share of the key and value heads on this process: below 1 with `tp_plan`."""
     for name, parameter in layer.named_parameters():
         if name.endswith("k_proj.weight") and hasattr(parameter, "to_local"):
             return parameter.to_local().numel() / parameter.numel()

@@ -1,4 +1,4 @@
-"""`model.generate_batch(assistant_model=…, tree=…)`, and what it is made of, where a call is ours."""
+"""`model.generate_batch(assistant_model=…, tree=…)` and the other methods that replace transformers' for our calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ def _make_manager(
     speculative_config: Any = None,
 ) -> SpeculativeBatchingManager:
     """
-    `init_continuous_batching`; `workload_hints` are for transformers' own manager. Gives the one that the model keeps,
-    if it is alike; another that it keeps is no more, since its memory is in the way.
+    Implements `init_continuous_batching` (`workload_hints` are ignored: they tune transformers' own manager). Returns
+    the manager that the model keeps, if it serves these arguments; otherwise destroys it, to free its memory, and
+    makes a new one.
+
+    Raises:
+        ValueError, TypeError: without a draft, or for a target, draft or option that cannot be served.
     """
     call = GenerationConfig()
     call.tree = tree if tree is not None else getattr(generation_config, "tree", None)
@@ -41,14 +45,14 @@ def _make_manager(
             f"`{name}`={getattr(call, name)!r} without a draft: pass `assistant_model=` a draft model, a head or "
             f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
         )
-    kept = let_go(model)  # so that no other thread has it
+    kept = let_go(model)  # removed first, so that no other thread takes it
     if kept is not None:
         try:
             if kept._serves(assistant_model, config, continuous_batching_config):
                 kept._renew(generation_config)
                 return kept
         except BaseException:
-            keep(kept)  # a call that is refused changes nothing
+            keep(kept)  # a refused call changes nothing
             raise
         keep(kept)
         del kept
@@ -74,7 +78,7 @@ def _running_manager(
     workload_hints: Any = None,
     **speculation: Any,
 ) -> Iterator[SpeculativeBatchingManager]:
-    """`continuous_batching_context_manager`; whoever wants a warm-up asks the manager for it."""
+    """Implements `continuous_batching_context_manager`. `warmup` is ignored: see the manager's own `warmup`."""
     manager = _make_manager(model, generation_config, continuous_batching_config, **speculation)
     manager.start()
     try:
@@ -101,12 +105,12 @@ def _generate_batch(
     **options: Any,
 ) -> dict[str, SpeculativeGenerationOutput]:
     """
-    `generate_batch`: results by request, in the order of `inputs`. `options` are those of `generate`, and `seed`.
-    (`max_queue_size` is for requests that come; here all are there from the start.) With `persistent_manager` the
-    model keeps the manager for the next call.
+    Implements `generate_batch`: returns results by request name, in the order of `inputs`. `options` are options of
+    `generate`, and `seed` and `speculate`. (`max_queue_size` does not apply, because all requests are there from the
+    start.) With `persistent_manager` the model keeps the manager for the next call.
 
     Raises:
-        ValueError, TypeError: for what cannot be served, before anything runs.
+        ValueError, TypeError: for a call that cannot be served, before anything runs.
         RuntimeError: if a step fails.
     """
     manager = _make_manager(
@@ -117,13 +121,13 @@ def _generate_batch(
         tree=tree,
         speculative_config=speculative_config,
     )
-    # Everything is in the queue before the first step: a seed of torch's then reproduces the batch.
+    # All requests are queued before the first step, so that `torch.manual_seed` reproduces the batch.
     streaming = options.pop("streaming", False)
     try:
         names = manager._add_all(inputs, options, streaming=streaming, record_timestamps=record_timestamps)
     except BaseException:
         if manager.was_kept:
-            keep(manager)  # a call that is refused changes nothing
+            keep(manager)  # a refused call changes nothing
         raise
     results: dict[str, SpeculativeGenerationOutput] = {}
     with logging.tqdm(total=len(names), disable=not progress_bar, unit="request") as bar:
@@ -148,13 +152,13 @@ def _generate_batch(
 
 
 def _destroy_kept_manager(model: PreTrainedModel) -> None:
-    """`destroy_cached_continuous_batching_manager`: ours."""
+    """Implements `destroy_cached_continuous_batching_manager`: frees the manager that the model keeps, if any."""
     manager = let_go(model)
     if manager is not None:
-        if not manager.is_running():  # else somebody has it
+        if not manager.is_running():  # a running one is in use
             manager.destroy()
         del manager
-        gc.collect()  # its parts know each other
+        gc.collect()  # its parts refer to each other
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -163,4 +167,4 @@ METHODS: dict[str, Callable[..., Any]] = {
     "generate_batch": _generate_batch,
     "destroy_cached_continuous_batching_manager": _destroy_kept_manager,
 }
-"""By name, what takes over from transformers' `ContinuousMixin`."""
+"""Replacements of methods of transformers' `ContinuousMixin`, by name."""

@@ -1,4 +1,4 @@
-"""Drafting with models for requests that come and go: all requests of a step share the draft's forwards."""
+"""Drafting with models for requests in flight: all requests of a step share the draft's forwards."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .target import InFlightTarget
 
 LONGEST_FORWARD = 512
-"""Tokens of a text that a draft forwards at once, when it has much to catch up with."""
+"""Most tokens per row that a draft forwards at once when it catches up."""
 MOST_TOKENS = 8192
-"""Of all texts together."""
+"""Most tokens of all rows, padding included, that a draft model forwards at once when it catches up."""
 FEW = 16
-"""Rows that lag by no more than this are caught up with beside the others; those further behind before."""
+"""Most unread tokens of a row that are read in the forward that drafts; rows further behind catch up before it."""
 
 
 def drafting_of(
@@ -44,8 +44,15 @@ def drafting_of(
     graph_pool: GraphPool | None = None,
 ) -> Drafting:
     """
-    How a drafter serves requests that come and go, `max_requests` at a time; for `cuda_graphs` see
-    `SpeculativeConfig`.
+    The `Drafting` with which a drafter serves requests in flight.
+
+    Args:
+        drafter (`Drafter`): proposes the trees.
+        target (`PreTrainedModel`): the target.
+        pool (`BlockPool`): the K/V blocks.
+        max_requests (`int`): most requests that run at once.
+        cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
+        graph_pool (`GraphPool`, *optional*): memory shared with the CUDA graphs of other models.
 
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
@@ -65,7 +72,7 @@ def drafting_of(
 
 
 class DraftModelDrafting(Drafting):
-    """A draft model: what it has seen of a request is in its cache, and it forwards the rest when it is asked."""
+    """Drafts with a draft model. Tokens that are not in its cache yet are forwarded when a tree is proposed."""
 
     def __init__(
         self,
@@ -96,7 +103,7 @@ class DraftModelDrafting(Drafting):
         return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
 
     def _read(self, requests: list[Request]) -> None:
-        """Forwards what the draft has not seen of some texts, but for the roots."""
+        """Forwards all tokens of some requests that the draft has not read, except the roots."""
         device, forward = self.drafter.device, self.drafter.forward
         while left := [row for row in requests if self.cache.length_of(row.table) < row.length - 1]:
             own = _fitting(left, [row.length - 1 - self.cache.length_of(row.table) for row in left])
@@ -104,7 +111,7 @@ class DraftModelDrafting(Drafting):
             ends = [min(row.length - 1, start + LONGEST_FORWARD) for row, start in zip(own, starts, strict=True)]
             most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
             parts = [row.tokens[start:end] for row, start, end in zip(own, starts, ends, strict=True)]
-            # What rows with fewer tokens repeat lies behind what counts, at the last one's position.
+            # Rows with fewer tokens repeat their last one behind it, at its position.
             tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
             last = torch.tensor([len(part) - 1 for part in parts], device=device)[:, None]
             depths = torch.arange(most, device=device).minimum(last)
@@ -113,7 +120,7 @@ class DraftModelDrafting(Drafting):
             self.cache.set_lengths(ends)
 
     def _width(self, most: int) -> int:
-        """Tokens to forward for so many: with graphs of prompts as many as the next of these has."""
+        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without one."""
         graphs = self.cache.graphs
         widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
         return min((width for width in widths if width >= most), default=most)
@@ -144,8 +151,8 @@ class DraftModelDrafting(Drafting):
 
 class EagleDrafting(Drafting):
     """
-    An EAGLE head. What it is to read of a prompt it reads at once, by forwards of the same tokens; of what the target
-    writes the features wait until the head is asked, or there are too many.
+    Drafts with an EAGLE head. The head reads each prompt chunk right after the target; features of generated tokens
+    wait until a tree is proposed, or until there are too many of them.
     """
 
     def __init__(
@@ -187,7 +194,7 @@ class EagleDrafting(Drafting):
         assert self.features is not None
         counts = [len(nodes) for nodes in kept]
         ends = [self.cache.length_of(row.table) + count for row, count in zip(own, counts, strict=True)]
-        # The last feature of a text goes with the token to come.
+        # The last feature of a prompt waits for the next token, with which it is read.
         begin = [row for row, (request, end) in enumerate(zip(own, ends, strict=True)) if end == request.length]
         self._read(own, features, kept, ends)
         if begin:
@@ -196,7 +203,7 @@ class EagleDrafting(Drafting):
             self.features.put([own[row] for row in begin], features[rows, last][:, None], [1] * len(begin))
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
-        assert features is None  # steps that the device does as a whole put them where they wait
+        assert features is None  # captured steps write features to the store themselves
         taken, own, kept = self._take(requests, kept)
         if not own:
             return
@@ -213,8 +220,8 @@ class EagleDrafting(Drafting):
         self, requests: list[Request], kept: list[list[int]]
     ) -> tuple[torch.Tensor, list[Request], list[list[int]]]:
         """
-        What was watched of the target, `[rows, nodes, size]`, of those requests for which something is drafted, these,
-        and what is kept of them.
+        Takes the recorded features of the target for the requests that speculate and keep nodes: the features `[rows,
+        nodes, size]`, these requests, and their kept nodes.
         """
         features = self.drafter.take_features()
         if self.features is None:
@@ -245,7 +252,7 @@ class EagleDrafting(Drafting):
         return 0 if self.features is None else self.features.count(request)
 
     def _catch_up(self, requests: list[Request]) -> None:
-        """Reads all that waits but the last, which is left for the next tree."""
+        """Lets the head read all waiting features of some requests but the last, which stays for the next tree."""
         if not requests:
             return
         assert self.features is not None
@@ -257,9 +264,9 @@ class EagleDrafting(Drafting):
 
     def _read(self, requests: list[Request], features: torch.Tensor, nodes: list[list[int]], ends: list[int]) -> None:
         """
-        Forwards features (`[batch, width, size]`), each with the token behind it. `nodes` are those of each request
-        that are new, one behind the other; with the last of them it has `ends` rows at most, but for the last token
-        of its text, behind which there is none.
+        Forwards features (`[batch, width, size]`) through the head, each with the token behind it. `nodes` are the
+        consecutive new nodes of each request. Afterwards the head's cache has `ends` rows of a request, but at most
+        one fewer than its text has tokens, because no token is behind the last one.
         """
         width, device = features.shape[1], self.drafter.device
         starts = [self.cache.length_of(row.table) - new[0] for row, new in zip(requests, nodes, strict=True)]
@@ -282,7 +289,7 @@ class EagleDrafting(Drafting):
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     part = HeadPart
-    most_levels = WaitingFeatures.CAPACITY - 2  # a feature waits, and those of a root and its path come
+    most_levels = WaitingFeatures.CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property
     def has_part(self) -> bool:
@@ -295,7 +302,7 @@ class EagleDrafting(Drafting):
     def make_room(self, requests: list[Request], count: int) -> None:
         capacity, store = WaitingFeatures.CAPACITY, self.features
         if store is not None and max(store.counts(requests), default=0) + count > capacity:
-            most = min(capacity // 2, capacity - count)  # those that will soon have none are read with it
+            most = min(capacity // 2, capacity - count)  # rows that will soon be full catch up as well
             self._catch_up([row for row in requests if store.count(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
@@ -319,7 +326,7 @@ class EagleDrafting(Drafting):
 
 
 class MedusaDrafting(Drafting):
-    """Medusa heads: of every request they read the feature of the last token before the root."""
+    """Drafts with Medusa heads, which read each request's target feature of the last token before the root."""
 
     def __init__(self, drafter: MedusaDrafter):
         self.drafter: Any = drafter
@@ -353,7 +360,7 @@ class MedusaDrafting(Drafting):
 
 
 def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:
-    """As many of the requests, of so many tokens each, as a forward may have that pads all to the longest."""
+    """The first requests, of `counts` tokens each, that padded to the longest fit into a forward of `MOST_TOKENS`."""
     longest = 0
     for number, count in enumerate(counts):
         longest = max(longest, min(count, LONGEST_FORWARD))
@@ -363,7 +370,7 @@ def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:
 
 
 def _is_ready(forward: TreeForward) -> bool:
-    """Whether a draft's forwards can be part of a whole step: it has run before, and attends by the kernel."""
+    """Whether a draft's forwards can be part of a captured step: it has run before and uses the attention kernel."""
     cache: Any = forward.cache
     return forward.can_be_captured and forward.has_kernel and forward.dtype in DTYPES and cache.has_memory
 

@@ -1,4 +1,4 @@
-"""`PagedCache`: a `TreeCache` whose rows are requests that come and go, with K/V in blocks."""
+"""`PagedCache`: a `TreeCache` for requests in flight, with K/V in blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PagedLayer(CacheLayerMixin):
             states.new_empty(pool.num_blocks + NUM_RESERVED, states.shape[1], pool.block_size, states.shape[3])
             for states in (key_states, value_states)
         )
-        # The same memory, as it is written and as it is read.
+        # Two views of the memory: `_slots` for writes, `_blocks` for reads.
         self._slots = [states.view(-1, states.shape[3]) for states in (self.keys, self.values)]
         self._blocks = [states.flatten(0, 1).flatten(1) for states in (self.keys, self.values)]
         self.is_initialized = True
@@ -51,14 +51,14 @@ class PagedLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) where `PagedCache.write_nodes` said. Returns all blocks
-        as they are to a forward that attends in place, else copies of all slots up to the last one written, `[batch,
-        kv_heads, slots, head_dim]`.
+        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) into the slots set by `PagedCache.write_nodes`. Returns
+        all blocks without a copy if attention reads block tables; otherwise copies of all slots up to the last one
+        written, `[batch, kv_heads, slots, head_dim]`.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         num_heads, window = key_states.shape[1], self.cache.write_window
-        if window.in_place:  # these forwards may be compiled: no other views of the same memory
+        if window.in_place:  # may be compiled: uses no other views of the memory
             self.keys[window.blocks, :, window.offsets] = key_states.transpose(1, 2)
             self.values[window.blocks, :, window.offsets] = value_states.transpose(1, 2)
             return self.keys, self.values
@@ -68,7 +68,7 @@ class PagedLayer(CacheLayerMixin):
         return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """The slots of the seated requests in a row each, for attention that does not read block tables."""
+        """Copies the seated requests' slots into one row each, for attention that does not read block tables."""
         window = self.cache.write_window
         gathered = blocks.index_select(0, window.rows_to_read(num_heads, self.device))
         block_size = self.cache.pool.block_size
@@ -78,18 +78,18 @@ class PagedLayer(CacheLayerMixin):
     def move(
         self, blocks: torch.Tensor, offsets: torch.Tensor, new_blocks: torch.Tensor, new_offsets: torch.Tensor
     ) -> None:
-        """Copies slots to other slots; block numbers and offsets in the blocks, `[batch, slots]` int64 each."""
+        """Copies slots to other slots, given as block numbers and offsets in blocks, `[batch, slots]` int64 each."""
         for states in (self.keys, self.values):
             states[new_blocks, :, new_offsets] = states[blocks, :, offsets]
 
     def zero(self, blocks: list[int]) -> None:
-        """Zeroes blocks."""
+        """Sets K and V of blocks to zero."""
         index = torch.tensor(blocks, device=self.device)
         for states in (self.keys, self.values):
             states[index] = 0.0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that a forward gets to see, and the number of the first."""
+        """Number of key slots that a forward can attend to, and the first of them (0)."""
         return self.cache.write_window.end, 0
 
     def get_seq_length(self) -> int:
@@ -97,20 +97,22 @@ class PagedLayer(CacheLayerMixin):
         return max(self.cache.lengths, default=0)
 
     def get_max_length(self) -> int:
-        """-1: a row may have all blocks."""
+        """-1, for no maximum: a row may have all blocks."""
         return -1
 
 
 class PagedWindow:
     """
-    Where a forward writes and what it reads.
+    The slots that a forward writes and the blocks that it reads.
 
     Args:
-        blocks, offsets (`torch.Tensor` of shape `[batch, nodes]`, int64): where each node goes.
-        tables (`torch.Tensor` of shape `[batch, blocks]`, int64): the blocks to read.
+        blocks, offsets (`torch.Tensor` of shape `[batch, nodes]`, int64): block number, and offset in the block, of
+            each node.
+        tables (`torch.Tensor` of shape `[batch, blocks]`, int64): block tables of the rows to read.
         end (`int`): one past the last slot of any row.
-        block_size (`int`): slots of a block.
-        in_place (`bool`, *optional*, defaults to `False`): whether attention reads the blocks where they are.
+        block_size (`int`): slots per block.
+        in_place (`bool`, *optional*, defaults to `False`): whether attention reads K/V by the block tables, without a
+            copy.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class PagedWindow:
         self._rows: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def slots_to_write(self, num_heads: int, device: torch.device) -> torch.Tensor:
-        """Slots of `[blocks · heads · block_size]`, in the order of batch, head and node."""
+        """Indices into a layer's `[blocks · heads · block_size]` slots, in the order of batch, head and node."""
         key = (num_heads, device)
         if key not in self._slots:
             heads = torch.arange(num_heads, device=self.blocks.device)[None, :, None]
@@ -137,7 +139,7 @@ class PagedWindow:
         return self._slots[key]
 
     def rows_to_read(self, num_heads: int, device: torch.device) -> torch.Tensor:
-        """Rows of `[blocks · heads]`, in the order of batch, head and block."""
+        """Indices into a layer's `[blocks · heads]` rows, in the order of batch, head and block."""
         key = (num_heads, device)
         if key not in self._rows:
             heads = torch.arange(num_heads, device=self.tables.device)
@@ -148,14 +150,14 @@ class PagedWindow:
 
 class PagedCache(TreeCache):
     """
-    The K/V of many requests. `seat` says which of them are the rows of the next forwards; otherwise it is used like a
-    `TreeCache`.
+    The K/V of all requests in flight. `seat` selects the requests that are the rows of the next forwards; apart from
+    that, the cache is used like a `TreeCache`.
 
     Args:
         num_layers (`int`): decoder layers of the model.
-        pool (`BlockPool`): says how many blocks there are, and of what size.
-        device (`torch.device`): where lengths and tables live; K/V are where the model computes them.
-        graphs (`PagedGraphs`, *optional*): run forwards that attend in place.
+        pool (`BlockPool`): number and size of the blocks.
+        device (`torch.device`): device of lengths and block tables; K/V are on the devices of the model's layers.
+        graphs (`PagedGraphs`, *optional*): CUDA graphs of forwards that read K/V by the block tables.
     """
 
     lengths_are_on_device = True
@@ -167,21 +169,21 @@ class PagedCache(TreeCache):
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
         self._lengths_of: dict[BlockTable, int] = {}
         self._cleaned: dict[BlockTable, int] = {}
-        """Requests whose blocks are all clean, and how often these had changed by then."""
+        """For block tables whose blocks are all in `clean_blocks`, `num_changes` of the table when that was found."""
         self.clean_blocks: set[int] = set()
         """
-        Blocks that hold numbers. What a mask hides counts nothing times its value, which is NaN if that is NaN: memory
-        as it comes, and what a request of NaN leaves behind, is zeroed before it is read.
+        Blocks without NaN. A masked slot has weight 0, but 0 · NaN is NaN: fresh memory, and blocks of a request with
+        NaN, are set to zero before they are read.
         """
         self.seat([])
 
     def seat(self, tables: list[BlockTable]) -> None:
         """
-        Makes requests, by their tables, the rows of the next forwards. They must have all the blocks that they are to
-        fill: nodes without a block are computed, but not kept.
+        Makes the requests of these block tables the rows of the next forwards. Blocks for the nodes of the forwards
+        must be reserved before: nodes without a block are computed, but their K/V are not kept.
         """
         self.tables = tables
-        # The last column has no block of anybody: slots past a request's own are looked up there.
+        # The last column is `ZERO_BLOCK` in every row, for slots past a request's own blocks.
         width = max((len(table.blocks) for table in tables), default=0) + 1
         padded = [table.blocks + [ZERO_BLOCK] * (width - len(table.blocks)) for table in tables]
         self._tables_tensor = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(tables), width)
@@ -189,7 +191,7 @@ class PagedCache(TreeCache):
         self.clean(tables)
 
     def clean(self, tables: list[BlockTable]) -> None:
-        """Zeroes the blocks of these requests of which nobody knows what they hold."""
+        """Sets blocks of these tables to zero that are not in `clean_blocks`, since they may hold NaN."""
         cleaned = self._cleaned.get
         changed = [table for table in tables if cleaned(table) != table.num_changes]
         self._clean([block for table in changed for block in table.blocks if block not in self.clean_blocks])
@@ -197,15 +199,15 @@ class PagedCache(TreeCache):
 
     @property
     def has_memory(self) -> bool:
-        """Whether all layers have written already."""
+        """Whether all layers have allocated their memory, which their first forward does."""
         return all(layer.is_initialized for layer in self.layers)
 
     def note_length(self, table: BlockTable, length: int) -> None:
-        """Says how many tokens of a request, seated or not, have their K/V in here."""
+        """Sets the number of a request's tokens, seated or not, whose K/V are in the cache."""
         self._lengths_of[table] = length
 
     def length_of(self, table: BlockTable) -> int:
-        """Tokens of a request whose K/V are in here."""
+        """Number of a request's tokens whose K/V are in the cache."""
         return self._lengths_of.get(table, 0)
 
     def set_lengths(self, lengths: list[int]) -> None:
@@ -214,12 +216,12 @@ class PagedCache(TreeCache):
             self._lengths_of[table] = length
 
     def forget(self, table: BlockTable) -> None:
-        """Nothing of a request is in here any more."""
+        """Drops what the cache holds of a request."""
         self._lengths_of.pop(table, None)
         self._cleaned.pop(table, None)
 
     def soil(self, table: BlockTable) -> None:
-        """Notes that a request's blocks may hold NaN."""
+        """Takes note that a request's blocks may hold NaN, and sets the waste block to zero."""
         self.clean_blocks.difference_update(table.blocks)
         self._cleaned.pop(table, None)
         self._clean([WASTE_BLOCK])
@@ -234,16 +236,16 @@ class PagedCache(TreeCache):
 
     @property
     def storage(self) -> PagedGraphs | None:  # type: ignore[override]
-        """What runs forwards."""
+        """The CUDA graphs that run forwards; None without graphs."""
         return self.graphs
 
     @property
     def block_tables(self) -> torch.Tensor | None:  # type: ignore[override]
-        """Those that the next forward reads in place."""
+        """Block tables by which the next forward's attention reads K/V, `[batch, blocks]`; None if it reads a copy."""
         return self.write_window.tables if self.write_window is not None and self.write_window.in_place else None
 
     def write_nodes(self, offset: int, num_nodes: int, in_place: bool = False) -> None:
-        """The next forwards write `num_nodes` nodes at `lengths + offset`."""
+        """Prepares the next forwards to write `num_nodes` nodes per row, from slot `lengths + offset` on."""
         end = max(self.lengths) + offset + num_nodes
         slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
         width, used = self._tables_tensor.shape[1], self.pool.blocks_for(end)
@@ -253,13 +255,13 @@ class PagedCache(TreeCache):
         self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size, in_place)
 
     def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block numbers and offsets of slots of every row, `[batch, slots]` each."""
+        """Block numbers, and offsets in the blocks, of slots of every row, `[batch, slots]` each."""
         columns = slots.div(self.pool.block_size, rounding_mode="floor").clamp(max=self._tables_tensor.shape[1] - 1)
         blocks = self._tables_tensor.gather(1, columns)
         return torch.where(blocks == ZERO_BLOCK, WASTE_BLOCK, blocks), slots % self.pool.block_size
 
     def _move(self, kept: list[list[int]]) -> None:
-        # Rows that keep fewer nodes copy what is already there; those slots are written again by the next step.
+        # Rows that keep fewer nodes copy later slots onto themselves; the next step overwrites these.
         most = max(map(len, kept))
         nodes = [row + list(range(len(row), most)) for row in kept]
         if self.graphs is not None:
@@ -271,7 +273,7 @@ class PagedCache(TreeCache):
         self._move_slots(*sources, *targets)
 
     def _compact(self, paths: list[list[int]], accepted: list[int]) -> None:
-        """The same by a kernel, for all layers at once."""
+        """Moves accepted nodes' K/V into place by a kernel, for all layers at once; `paths` begin with the root."""
         if self._compactions is None:
             self._compactions = Compaction.of(self.layers)
         path, accepted_tensor = (torch.tensor(values, device=self.device) for values in (paths, accepted))
@@ -281,12 +283,13 @@ class PagedCache(TreeCache):
 
 class DevicePagedCache(LengthsOnDevice, PagedCache):
     """
-    The blocks of another cache, for rows whose lengths and tables only the device knows: for steps that run there as a
-    whole. Tree forwards alone use it, and attend in place.
+    A view of another cache's blocks for captured steps, where lengths and block tables are known only on the device.
+    Only tree forwards use it, and their attention reads K/V by the block tables.
 
     Args:
-        source (`PagedCache`): the other, all of whose layers have their memory.
-        tables (`torch.Tensor` of shape `[rows, blocks]`, int64): the blocks of every row; the last one is nobody's.
+        source (`PagedCache`): the other cache, whose layers must have allocated their memory.
+        tables (`torch.Tensor` of shape `[rows, blocks]`, int64): block table of every row; the last column is
+            `ZERO_BLOCK`.
     """
 
     def __init__(self, source: PagedCache, tables: torch.Tensor):

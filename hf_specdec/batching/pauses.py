@@ -1,4 +1,4 @@
-"""Pauses, in which another thread has the models to itself."""
+"""Pauses of the manager's thread, in which other threads may use the models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Pauses:
-    """Who has asked a thread to rest, and whether it does."""
+    """The threads that hold a pause of the manager's thread, and whether that thread has paused."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -17,24 +17,24 @@ class Pauses:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether the thread is to rest."""
+        """Whether any thread holds a pause, so that the manager's thread is to pause."""
         return bool(self._holders)
 
     @property
     def are_held_here(self) -> bool:
-        """Whether the calling thread has asked for it."""
+        """Whether the calling thread holds a pause."""
         return self._holders[threading.get_ident()] > 0
 
     def begin(self, wake: Callable[[], None], is_alive: Callable[[], bool]) -> None:
         """
-        Waits until the thread rests.
+        Begins a pause, held by the calling thread, and waits until the manager's thread has paused.
 
         Args:
-            wake (callable): lets the thread look whether it is to rest.
-            is_alive (callable): whether it still can.
+            wake (`Callable`): wakes the manager's thread, which then checks `are_wanted`.
+            is_alive (`Callable`): returns whether the manager's thread is alive.
 
         Raises:
-            RuntimeError: if it has ended instead.
+            RuntimeError: if the manager's thread has ended instead.
         """
         with self._changed:
             self._holders[threading.get_ident()] += 1
@@ -42,7 +42,7 @@ class Pauses:
             wake()
             with self._changed:
                 while not self._rests and is_alive():
-                    self._changed.wait(0.1)  # it may end without a word
+                    self._changed.wait(0.1)  # may end without notifying
                 if not self._rests:
                     raise RuntimeError("`pause`: the manager has ended before it could pause.")
         except BaseException:
@@ -50,14 +50,14 @@ class Pauses:
             raise
 
     def end(self) -> None:
-        """Of the calling thread. When nobody else has asked, the other goes on."""
+        """Ends a pause held by the calling thread. After the last pause, the manager's thread continues."""
         with self._changed:
             self._holders[threading.get_ident()] -= 1
             self._holders = +self._holders
             self._changed.notify_all()
 
     def rest(self) -> None:
-        """Called by the thread itself: returns when nobody wants it to rest any more."""
+        """Called by the manager's thread: announces that it has paused, and waits until no pause is held."""
         with self._changed:
             self._rests = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""One request: its text, its options as `generate` prepares them, and what becomes of it."""
+"""Requests: their text, their options as `generate` prepares them, and their status."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .blocks import BlockTable
 @dataclass
 class SpeculativeGenerationOutput(GenerationOutput):
     """
-    transformers' `GenerationOutput`, and what speculation did.
+    transformers' `GenerationOutput` with speculation metrics.
 
     Args:
-        speculation (`SpeculationMetrics`): the counts of this request.
+        speculation (`SpeculationMetrics`): speculation counts of this request.
     """
 
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
@@ -43,13 +43,14 @@ class SpeculativeGenerationOutput(GenerationOutput):
 @dataclass(frozen=True, eq=False)
 class RequestOptions:
     """
-    What decides a request's text, as `generate` hands it to a decoding method.
+    Decoding options of a request, as `generate` hands them to a decoding method.
 
     Args:
-        processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): those of `generate` for this prompt.
+        processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): logits processors and stopping criteria
+            that `generate` makes for this prompt.
         do_sample (`bool`): whether tokens are drawn.
         plan (`SpeculationPlan`, *optional*): how the request speculates; None if it does not.
-        seed (`int`, *optional*): makes its draws the same whatever else runs.
+        seed (`int`, *optional*): makes the request's draws the same whatever else runs.
     """
 
     processors: LogitsProcessorList
@@ -60,36 +61,38 @@ class RequestOptions:
 
     @cached_property
     def processors_key(self) -> Hashable:
-        """See `sharing_key`."""
+        """Key of the processors: requests with equal tuples are processed in one call; see `sharing_key`."""
         return sharing.sharing_key(self.processors)
 
     @cached_property
     def device_warpers(self) -> Warpers | None:
-        """The processors, if steps that run on the device as a whole can do them; None if not."""
+        """The processors as device warpers for captured steps; None if these cannot apply them."""
         warpers = Warpers.of(self.processors)
         return None if warpers is None or (warpers.values and not self.do_sample) else warpers
 
     @cached_property
     def warpers(self) -> LogitsProcessorList:
-        """Those processors that read the scores alone: a draft that draws applies them, too."""
+        """The processors that read only the scores; a draft that draws its tokens applies them to its own scores."""
         return warpers_of(self.processors)
 
     @cached_property
     def warpers_key(self) -> Hashable:
-        """See `sharing_key`."""
+        """Key of the warpers: requests with equal tuples draw their drafts alike; see `sharing_key`."""
         return sharing.sharing_key(self.warpers)
 
 
 class Request:
     """
-    A text that grows. All of it but the last token, the root, is to be in the cache before a step.
+    A request in flight: prompt and generated tokens, options, block table and status. Before a decoding step, all of
+    its tokens but the last, the root, are in the cache.
 
     Args:
-        request_id (`str`): its name.
-        prompt (`list[int]`): the tokens that it starts with.
-        options (`RequestOptions`): how it goes on.
-        device (`torch.device`): where processors and criteria want its tokens.
-        streaming (`bool`), record_timestamps (`bool`): as in transformers' manager.
+        request_id (`str`): the request's name.
+        prompt (`list[int]`): the prompt's tokens.
+        options (`RequestOptions`): decoding options.
+        device (`torch.device`): device on which processors and criteria get the tokens.
+        streaming (`bool`): whether there is a result at every step.
+        record_timestamps (`bool`): whether the time of every token is recorded.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Request:
         self.streaming = streaming
         self.tokens = list(prompt)
         self._prompt_told = list(prompt)
-        """What results have in common: a copy, since it is handed out, and one, since there may be many."""
+        """The prompt in results: a copy, because users get it, shared by all results of the request."""
         self.max_length = max_length_of(options.criteria, len(prompt)) or sys.maxsize
         self.table = BlockTable()
         self.error: str | None = None
@@ -115,7 +118,7 @@ class Request:
         self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
         self._timestamps: list[float] | None = [] if record_timestamps else None
         self._end_tokens = frozenset(end_tokens_of(options.criteria))
-        # The usual two are looked at without a tensor.
+        # The two usual criteria are checked without a tensor.
         self._criteria = StoppingCriteriaList(
             criterion for criterion in options.criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
         )
@@ -135,11 +138,11 @@ class Request:
 
     @property
     def room(self) -> int:
-        """How many draft tokens a step can use: the step's own token takes the last place."""
+        """Most draft tokens that a step can use: the step's bonus token takes the last place."""
         return self.max_length - len(self.tokens) - 1
 
     def accept(self, token: int) -> bool:
-        """Appends a token and says whether the text ends with it; criteria see every token in order."""
+        """Appends a token and returns whether the text ends with it. Stopping criteria see every token in order."""
         self.tokens.append(token)
         if self._timestamps is not None:
             self._timestamps.append(time.perf_counter())
@@ -186,7 +189,7 @@ class Request:
         self.status = RequestStatus.FAILED
 
     def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:
-        """The request as it stands, for whoever waits for it; with a `status` that it had just before."""
+        """A result with the request's tokens so far, and its status now or the `status` given."""
         return SpeculativeGenerationOutput(
             request_id=self.request_id,
             prompt_ids=self._prompt_told,
@@ -204,11 +207,11 @@ def prepare_options(
     model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
 ) -> tuple[GenerationConfig, LogitsProcessorList, StoppingCriteriaList]:
     """
-    What `generate` would hand to a decoding method for this prompt: config, processors and criteria. `generate` itself
-    prepares it, so that defaults, checks and refusals are the same.
+    Config, logits processors and stopping criteria that `generate` hands to a decoding method for this prompt.
+    `generate` itself prepares them, so that defaults, checks and errors are its own.
 
     Raises:
-        ValueError: for whatever `generate` refuses.
+        ValueError: for options that `generate` refuses.
     """
 
     def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
@@ -216,7 +219,7 @@ def prepare_options(
 
     generation_config, options = _with_stop_strings(generation_config, dict(options))
     ids = torch.tensor([prompt], device=execution_device(model))
-    # Its mask says that all of the prompt counts: else tokens that are the padding token would not.
+    # With an explicit mask of ones, padding tokens in the prompt count as tokens.
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
     return prepared["generation_config"], prepared["logits_processor"], prepared["stopping_criteria"]
@@ -225,7 +228,7 @@ def prepare_options(
 def _with_stop_strings(
     generation_config: GenerationConfig | None, options: dict[str, Any]
 ) -> tuple[GenerationConfig | None, dict[str, Any]]:
-    """The same, with stop strings as a criterion: a custom decoding method does not get the tokenizer."""
+    """Replaces stop strings by a stopping criterion, because a custom decoding method does not get the tokenizer."""
     tokenizer = options.pop("tokenizer", None)
     stop_strings = options.get("stop_strings") or getattr(generation_config, "stop_strings", None)
     if tokenizer is None or not stop_strings:
@@ -243,13 +246,13 @@ _stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, Stop
     weakref.WeakKeyDictionary()
 )
 MOST_STOP_STRINGS = 16
-"""Sets of stop strings that are remembered of a tokenizer …"""
+"""Most sets of stop strings whose criteria are cached per tokenizer."""
 LONGEST_STOP_STRINGS = 64
-"""… unless they have more characters in all: a table grows with them, of as many rows as the vocabulary."""
+"""Most characters of a cached set of stop strings: its table grows with them, in every row of the vocabulary."""
 
 
 def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> StopStringCriteria:
-    """One for this request. To make it from nothing is to read the vocabulary, for a tenth of a second or a whole."""
+    """A stop-string criterion, copied from the cache if known: a new one reads the vocabulary, for 0.1 to 1 second."""
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     if not all(isinstance(string, str) for string in strings):
         raise TypeError(f"`stop_strings` must be strings, but are {stop_strings!r}.")
@@ -261,4 +264,4 @@ def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> Sto
     known.move_to_end(key)
     while len(known) > MOST_STOP_STRINGS:
         known.popitem(last=False)
-    return copy.copy(known[key])  # which takes its table to the device of its request
+    return copy.copy(known[key])  # a copy, because it moves its table to its request's device

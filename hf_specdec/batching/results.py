@@ -1,4 +1,4 @@
-"""What requests bring forth, for those who wait for it in other threads and event loops."""
+"""Results of requests, delivered to other threads and event loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .request import SpeculativeGenerationOutput as Output
 
 
 class Results:
-    """Outputs in the order they came; those with a handler, or all if there is a listener, go to it instead."""
+    """A queue of outputs in order. Outputs with a handler, or all outputs if there is a listener, go there instead."""
 
     def __init__(self) -> None:
         self.listener: Callable[[list[Output]], None] | None = None
@@ -22,7 +22,7 @@ class Results:
         self._is_open = True
 
     def register(self, request_id: str, callback: Callable[[Output], None], loop: asyncio.AbstractEventLoop) -> None:
-        """From now on `callback` is called in `loop` with the outputs of a request, those that are there included."""
+        """Registers a callback for a request's outputs, called in `loop`. Queued outputs are delivered to it first."""
         with self._changed:
             self._handlers[request_id] = callback, loop
             mine = [output for output in self._outputs if output.request_id == request_id]
@@ -30,28 +30,28 @@ class Results:
             self._call_handlers(mine)
 
     def unregister(self, request_id: str) -> None:
-        """Forgets a handler."""
+        """Removes a request's handler, if there is one."""
         with self._changed:
             self._handlers.pop(request_id, None)
 
     def deliver(self, outputs: Iterable[Output]) -> None:
         """
-        Hands outputs to their handlers, or keeps them until somebody asks. (All of a step at once: who waits for them
-        in another thread is woken once, and does not take turns with the next step for every one.)
+        Hands outputs to the listener or to their handlers, or queues them. All outputs of a step come in one call, so
+        that a waiting thread is woken once and does not compete with the next step for every output.
         """
-        with self._changed:  # all along, so that outputs stay in order
+        with self._changed:  # held to the end, so that outputs stay in order
             if self.listener is not None:
                 try:
                     self.listener(list(outputs))
                 except BaseException:
-                    self.listener = None  # not asked again
+                    self.listener = None  # not called again
                     raise
                 return
             self._outputs += self._call_handlers(outputs)
             self._changed.notify_all()
 
     def _call_handlers(self, outputs: Iterable[Output]) -> list[Output]:
-        """Wakes each event loop once, however many of its handlers are called. Returns outputs that have none."""
+        """Schedules the outputs' handlers, waking each event loop once. Returns the outputs without a handler."""
         calls: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Output], None], Output]]] = {}
         left = []
         for output in outputs:
@@ -65,30 +65,31 @@ class Results:
             try:
                 loop.call_soon_threadsafe(_call_soon, loop, of_loop)
             except RuntimeError:
-                pass  # the loop is closed: nobody is left to be told
+                pass  # the loop is closed, and its handlers with it
         return left
 
     def clear(self) -> None:
-        """Forgets what nobody has asked for, and who was to be told."""
+        """Drops queued outputs, handlers and the listener."""
         with self._changed:
             self._outputs.clear()
             self._handlers.clear()
             self.listener = None
 
     def open(self) -> None:
-        """More outputs are to come: it is worth waiting for them."""
+        """Lets `get` wait for further outputs."""
         with self._changed:
             self._is_open = True
 
     def close(self) -> None:
-        """No more outputs are to come."""
+        """Ends waiting in `get`, because no more outputs will come."""
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
 
     def get(self, request_id: str | None, timeout: float | None) -> Output | None:
         """
-        The next output, of one request if it is named; None after `timeout` seconds, or if there will be none.
+        Waits for the next output, of one request if `request_id` is given. Returns None after `timeout` seconds, or if
+        the queue is closed and has none.
         """
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -104,6 +105,6 @@ class Results:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, calls: list[tuple[Callable[[Output], None], Output]]) -> None:
-    """Each on its own: one that fails is no affair of the others."""
+    """Schedules each callback on its own, so that an exception in one does not keep the others from running."""
     for callback, output in calls:
         loop.call_soon(callback, output)

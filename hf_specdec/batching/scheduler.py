@@ -1,4 +1,4 @@
-"""Which requests run: admission by memory, prompts in chunks, and who has to wait when blocks run out."""
+"""Scheduling: admission by memory, chunked prefill, and preemption when blocks run out."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .request import Request
 
 
 MOST_ROWS = 16
-"""Of a piece of some width: the logits of as many tokens of each are computed."""
+"""Most rows of a chunk with a width: a captured chunk computes as many logits per row as there are rows."""
 
 
 @dataclass(frozen=True)
 class Chunk:
     """
-    Parts of texts that are forwarded together.
+    A prefill chunk: parts of the texts of some requests, forwarded together.
 
     Args:
-        requests (`list[Request]`): whose they are, oldest first.
-        counts (`list[int]`): how many tokens of each.
-        width (`int`, *optional*): tokens of each that are forwarded, for which there may be a graph. None: all rows
-            are padded to the longest.
+        requests (`list[Request]`): the rows, oldest request first.
+        counts (`list[int]`): number of new tokens of each row.
+        width (`int`, *optional*): number of forwarded tokens of each row, for which there may be a CUDA graph. None:
+            all rows are padded to the longest.
     """
 
     requests: list[Request]
@@ -37,28 +37,29 @@ class Chunk:
 
     @property
     def num_tokens(self) -> int:
-        """Forwarded in all."""
+        """Tokens of the forward, padding included."""
         return len(self.requests) * (self.width or max(self.counts))
 
 
 class Scheduler:
     """
-    First come, first served. A request is admitted when there are blocks for its text so far; later it takes a block
-    at a time. When none is left, the youngest request gives all of its own back and waits again, first in the queue:
-    its text is kept, only its K/V are computed anew. (Blocks for all that a request may ever write would seldom be
-    used: texts end early.) The oldest always goes on, so that all do in the end.
+    Schedules requests first come, first served. A request is admitted when there are blocks for its text so far; later
+    it takes one block at a time. When no block is left, the youngest request is preempted: it releases all of its
+    blocks and waits again, first in the queue. Its text is kept, and only its K/V are computed anew. (Blocks reserved
+    for the longest possible text would seldom be used, because texts end early.) The oldest request is never preempted
+    for another, so that all requests finish in the end.
 
     Args:
-        pool (`BlockPool`): the blocks.
-        cache (`PagedCache`): the target's, which says how much of a text has been forwarded.
+        pool (`BlockPool`): the K/V blocks.
+        cache (`PagedCache`): the target's cache, which knows how much of a text has been forwarded.
         max_requests (`int`): most requests that run at once.
-        chunk_size (`int`): most prompt tokens of a step.
-        on_release (`Callable`): told which request gives its blocks back.
-        widths (`Callable`, *optional*): the numbers of tokens, rising, for which there are graphs of forwards of
-            prompts; none if there are no graphs.
-        busy_at (`int`, *optional*): prompt tokens which the device takes longer to forward than the host to launch it:
-            so many go without a graph.
-        pads (`Callable`, *optional*): whether the pieces of a request may end in padding.
+        chunk_size (`int`): most prompt tokens per step.
+        on_release (`Callable`): called with a request that releases its blocks.
+        widths (`Callable`, *optional*): returns the chunk widths in tokens, rising, for which there are CUDA graphs;
+            empty without graphs.
+        busy_at (`int`, *optional*): number of prompt tokens whose forward takes the device longer than its launches
+            take the host; so many tokens are forwarded without a graph.
+        pads (`Callable`, *optional*): returns whether the chunks of a request may end in padding.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Scheduler:
         self._widths, self.busy_at, self._pads = widths, busy_at, pads
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
-        """Those with blocks, the oldest first."""
+        """Requests that have blocks, the oldest first."""
         self.num_preemptions = 0
 
     @property
     def running(self) -> list[Request]:
-        """Requests whose text is in the cache, but for the root."""
+        """Requests whose prefill has ended: all of their text but the root is in the cache."""
         return [request for request in self.active if request.status == RequestStatus.DECODING]
 
     @property
@@ -95,10 +96,10 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> None:
-        """Gives the first of the waiting requests their blocks, as far as these go."""
+        """Admits waiting requests in order, as long as there are blocks for them."""
         while self.waiting and len(self.active) < self.max_requests:
             request = self.waiting[0]
-            # One block more for each that runs already: else it would have to wait again soon.
+            # One more block for each running request and this one: else it would soon be preempted.
             spare = 0 if not self.active else len(self.active) + 1
             if self.pool.num_free < self.pool.blocks_for(request.length) + spare:
                 return
@@ -108,8 +109,8 @@ class Scheduler:
 
     def chunks(self) -> Iterator[Chunk]:
         """
-        What of the texts is to be forwarded in a step, each chunk after the one before has been read: one that is
-        padded to the longest, or several of the widths for which there are graphs.
+        Yields the prefill chunks of a step: one that is padded to the longest row, or several with widths for which
+        there are CUDA graphs. Each chunk must be forwarded before the next is asked for.
         """
         left = self.chunk_size
         widths = [width for width in self._widths() if width <= self.chunk_size and width < self.busy_at]
@@ -130,7 +131,7 @@ class Scheduler:
         return request.length - self.cache.length_of(request.table)
 
     def _padded_chunk(self, unread: list[Request], most: int) -> Chunk | None:
-        """As many of these requests, oldest first, as make so many tokens."""
+        """A chunk of the first requests of `unread` that pad to at most `most` tokens; None if not even one fits."""
         requests: list[Request] = []
         counts: list[int] = []
         for request in unread:
@@ -143,8 +144,9 @@ class Scheduler:
 
     def _piece(self, widths: list[int], most: int) -> Chunk | None:
         """
-        The next tokens of the oldest request, and of others with as many. Their number is a power of two, so that
-        there are few sizes and no rows that are nobody's.
+        The next chunk with a width: tokens of the oldest request, and of other requests with a piece of that width.
+        The number of rows is a power of two, so that there are few graph sizes and no padding rows. Requests too short
+        for any width are in a padded chunk. None if nothing is left to read.
         """
         most = min(most, self.busy_at - 1)
         widths = [width for width in widths if width <= most]
@@ -155,7 +157,7 @@ class Scheduler:
             for request, piece in zip(unread, pieces, strict=True)
             if piece[0] is not None and (piece[0], piece[2]) == (pieces[0][0], pieces[0][2])
         ]
-        if not same:  # too short for any width, or nothing
+        if not same:  # the oldest is too short for any width, or nothing is unread
             short = [request for request, (width, _, _) in zip(unread, pieces, strict=True) if width is None]
             return self._padded_chunk(short[: 1 << (len(short).bit_length() - 1)] if short else [], most)
         width = pieces[0][0]
@@ -165,27 +167,27 @@ class Scheduler:
         return Chunk(list(requests), list(counts), width)
 
     def _next_piece(self, request: Request, widths: list[int]) -> tuple[int | None, int, bool]:
-        """Width and new tokens of a request's next piece, and whether it may end in padding."""
+        """Width of a request's next piece, its number of new tokens, and whether the piece may end in padding."""
         unread, pads = self._num_unread(request), self._pads(request)
         return (*(padded_piece(unread, widths) if pads else next_piece(request.length, unread, widths)), pads)
 
     def read(self, requests: list[Request]) -> list[int]:
-        """Notes that chunks have been forwarded. Returns which of these rows have been read to their end."""
+        """Takes note that a chunk of `requests` was forwarded. Returns the rows whose prefill has ended."""
         ended = [row for row, r in enumerate(requests) if self.cache.length_of(r.table) == r.length]
         for row in ended:
             requests[row].status = RequestStatus.DECODING
         return ended
 
     def make_room(self, request: Request) -> None:
-        """Gives a running request blocks for its root; the youngest lose theirs for it, it may be itself."""
+        """Gives a running request a block for its root, preempting the youngest requests, possibly itself."""
         if self.pool.blocks_for(request.length) <= len(request.table.blocks):
             return
         if request not in self.active:
-            return  # it has lost its blocks to another in this very step
+            return  # preempted in this very step
         if self.pool.reserve(request.table, request.length):
             return
         for other in self.active:
-            self.pool.release(other.table, other.length)  # what was for their trees
+            self.pool.release(other.table, other.length)  # blocks reserved for their trees
         while request in self.active and not self.pool.reserve(request.table, request.length):
             self._preempt(self.active[-1])
 
@@ -196,7 +198,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def remove(self, request: Request) -> None:
-        """Takes the blocks of a request that is over, or has to wait again."""
+        """Removes a request that is over or preempted, and releases its blocks."""
         if request in self.active:
             self.active.remove(request)
         elif request in self.waiting:

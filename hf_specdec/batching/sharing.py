@@ -1,4 +1,4 @@
-"""Which requests do the same to their scores, and can do it together."""
+"""Keys of logits processor lists: requests with equal keys are processed in one call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..verification.processors import READS_SCORES_ONLY
 
 def sharing_key(processors: LogitsProcessorList) -> Hashable:
     """
-    Equal (a tuple) for lists of processors that read the scores alone and do the same; of its own (the list's id) for
-    any other.
+    The key of a list of processors: a tuple, equal for lists of the same processors with the same values, if all of
+    them read only the scores; otherwise the list's own id.
     """
     parts = []
     for processor in processors:
@@ -25,6 +25,6 @@ def sharing_key(processors: LogitsProcessorList) -> Hashable:
 
 
 def _plain_values(processor: Any) -> tuple | None:
-    """What a processor holds, if these are numbers: it can be told by them."""
+    """The sorted attributes of a processor, which identify it if all of them are numbers; else None."""
     values = tuple(sorted(vars(processor).items()))
     return values if all(isinstance(value, int | float) for _, value in values) else None

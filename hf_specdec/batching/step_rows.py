@@ -1,4 +1,4 @@
-"""The requests of one step, as the rows that drafters read."""
+"""The requests of one step, in the form in which drafters read token sequences."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .request import Request
 
 class StepRows:
     """
-    What a drafter reads of `Sequences`, for requests that are together in one step only.
+    The reading interface of `Sequences` over the requests of a single step.
 
     Args:
         requests (`list[Request]`): the rows.
-        device (`torch.device`): where tokens are wanted.
-        starts (`list[int]`): the first token of every row that will be asked for.
+        device (`torch.device`): device of the tokens.
+        starts (`list[int]`): position of the first token of every row that the drafter will read.
     """
 
     visible = None
@@ -31,7 +31,7 @@ class StepRows:
         self._starts = torch.tensor(starts, device=device)[:, None]
 
     def room(self, row: int) -> int:
-        """How many draft tokens a step of this row can use."""
+        """Most draft tokens that a step of this row can use."""
         return self.requests[row].room
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
@@ -39,5 +39,5 @@ class StepRows:
         return self._ids.gather(1, positions.to(self.device) - self._starts)
 
     def columns(self, length: int) -> torch.Tensor:
-        """The tokens before `length`, for rows that start and end alike, `[batch, tokens]`, int64."""
+        """The tokens from `starts` on, `[batch, tokens]`, int64. Rows must have equal starts and end at `length`."""
         return self._ids

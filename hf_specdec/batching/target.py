@@ -1,4 +1,4 @@
-"""The target in flight: its forwards over whichever requests a step has."""
+"""The target of requests in flight: prefill and scoring forwards over the requests of a step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from .scheduler import Chunk
 
 class InFlightTarget:
     """
+    The target with its paged K/V cache.
+
     Args:
         model (`PreTrainedModel`): the target.
         pool (`BlockPool`): the blocks of its K/V.
         cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
-        graph_pool (`GraphPool`, *optional*): what its graphs share with others.
+        graph_pool (`GraphPool`, *optional*): memory shared with the CUDA graphs of other models.
     """
 
     def __init__(
@@ -43,11 +45,11 @@ class InFlightTarget:
         self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs, graph_pool))
         self.forward = TreeForward(model, self.cache, None, torch.zeros(1, dtype=torch.long, device=self.device))
         self.is_running = False
-        """Whether a forward over requests is under way: a processor, too, may run the model."""
+        """Whether the engine's own forward is running: a user's logits processor may run the model as well."""
 
     @contextmanager
     def watched(self, boundaries: list[int]) -> Iterator[Features]:
-        """Collects hidden states of forwards over requests, of replayed ones, too; see `watch_features`."""
+        """A context that records hidden states of the engine's forwards, also of replays; see `watch_features`."""
         with watch_features(self.model, boundaries, lambda: self.is_running) as self.forward.features:
             try:
                 yield self.forward.features
@@ -55,14 +57,14 @@ class InFlightTarget:
                 self.forward.features = None
 
     def widths(self) -> tuple[int, ...]:
-        """Numbers of tokens of prompts that graphs forward; none without graphs."""
+        """Chunk widths in tokens for which there are CUDA graphs, rising; empty without graphs."""
         graphs = self.cache.graphs
         forward = self.forward
         can_run = forward.can_be_captured and forward.has_kernel and forward.takes_positions
         return graphs.prompt_widths if graphs is not None and graphs.works and can_run else ()
 
     def read(self, chunk: Chunk) -> torch.Tensor:
-        """Forwards the next tokens of some texts; the logits at the last of each, `[batch, vocab]`."""
+        """Forwards a prefill chunk. Returns the logits at the last token of every row, `[batch, vocab]`."""
         self.cache.seat([request.table for request in chunk.requests])
         if self._is_padded(chunk):
             return self._read_padded(chunk.requests, chunk.counts)
@@ -78,14 +80,14 @@ class InFlightTarget:
         return outputs.logits[:, -1]
 
     def nodes_of(self, chunk: Chunk) -> list[list[int]]:
-        """Which tokens of the forward that `read` is going to run are new, of each text."""
+        """Nodes of each row that hold new tokens in the forward that `read` will run for a chunk."""
         if self._is_padded(chunk):
             return [list(range(count)) for count in chunk.counts]
         assert chunk.width is not None
         return [list(range(chunk.width - count, chunk.width)) for count in chunk.counts]
 
     def _is_padded(self, chunk: Chunk) -> bool:
-        """Whether rows are filled up behind their texts' tokens; else with those before, forwarded once more."""
+        """Whether rows are padded at their end; otherwise tokens before the new ones are forwarded again."""
         lengths = [self.cache.length_of(request.table) for request in chunk.requests]
         ends = [length + count for length, count in zip(lengths, chunk.counts, strict=True)]
         return chunk.width is None or min(ends) < chunk.width
@@ -93,11 +95,11 @@ class InFlightTarget:
     def _read_padded(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
         starts, most = self.cache.lengths, max(counts)
         widths = [width for width in self.widths()[:1] if most <= width and len(requests) * width <= MOST_PADDED]
-        if widths:  # so that prompts of all lengths share a graph, which gives all logits
+        if widths:  # prompts of all lengths share a graph, which returns all logits
             most = widths[0]
         parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
         tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
-        # Where a row has fewer tokens, the last is repeated, at its own position: there may be none behind it.
+        # Rows with fewer tokens repeat the last one at its own position: the model may know no later position.
         depths = torch.arange(most, device=self.device).minimum(torch.tensor(counts, device=self.device)[:, None] - 1)
         last = [count - 1 for count in counts]
         wanted = sorted(set(last))
@@ -105,25 +107,25 @@ class InFlightTarget:
         if widths:
             kept = 0
         elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
-            kept = most - wanted[0]  # accelerate would move the numbers where the first layer is, and not the last
+            kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
         with self._running():
             outputs = self.forward(
                 tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept
             )
         self.cache.set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
-        if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all
+        if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all logits
             last = [wanted.index(place) for place in last]
         else:
             last = [place - most + outputs.logits.shape[1] for place in last]
         return outputs.logits[list(range(len(last))), last]
 
     def score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
-        """One forward over the root and all draft nodes of every request: logits `[batch, nodes + 1, vocab]`."""
+        """Forwards the root and the draft nodes of every request. The logits are `[batch, nodes + 1, vocab]`."""
         self.cache.seat([request.table for request in requests])
         topology, drafted, position_depths = draft.topology, draft.tokens, None
         roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)
         if draft.valid is not None:
-            # Nodes that do not count repeat the root, in its place: theirs may lie past the last position that the
+            # Invalid nodes repeat the root at its position, since their own may lie past the last position that the
             # model knows.
             drafted = torch.where(draft.valid, drafted, roots)
             position_depths = topology.depths * torch.nn.functional.pad(draft.valid, (1, 0), value=True)
@@ -134,8 +136,8 @@ class InFlightTarget:
     @contextmanager
     def recorded_features(self) -> Iterator[Features | None]:
         """
-        For a forward over requests that is part of a whole step: gives what watches it; None if nobody does. See
-        `Features.recorded`.
+        A context for a forward inside a captured step. Yields the `Features` that record its hidden states; None if
+        none are recorded. See `Features.recorded`.
         """
         features = self.forward.features
         with self._running(), nullcontext() if features is None else features.recorded():

@@ -1,4 +1,4 @@
-"""Which tree each request of a step takes."""
+"""Choosing the draft tree of each request in a step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from .request import Request
 
 class TreeChoices:
     """
-    Trees by request. A tree, or one of a schedule by the length of the text, is the request's own. Under "auto" all
-    requests share a choice, since they share the step's time: one for every size of batch, by powers of two, while
-    what is learnt about acceptance is common to all. Steps in which any of them is sampled have choices of their own:
-    they take longer, and accept less.
+    Chooses the draft trees of a step. A fixed tree, or the entry of a `TreeSchedule` for the present text length,
+    belongs to its request. Requests with `tree="auto"` share one choice, since they share the step's time: there is a
+    choice for every batch size (by powers of two), while acceptance statistics are common to all batch sizes. Steps
+    with any sampled request have choices and statistics of their own, because they take longer and accept less.
 
     Args:
-        target, draft: whose step times are remembered under "auto"; see `choice_of`.
-        max_step_nodes (`int`, *optional*): most draft tokens of a step: each row has an equal share of them.
-        takes_few (`Callable`, *optional*): whether "auto" is to do with few different trees.
+        target, draft: the models whose step times are remembered under "auto"; see `choice_of`.
+        max_step_nodes (`int`, *optional*): most draft tokens per step, shared equally among the rows.
+        takes_few (`Callable`, *optional*): returns whether "auto" must choose from a short menu of trees, as where
+            each tree needs a CUDA graph.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class TreeChoices:
 
     @contextmanager
     def always(self, tree: TokenTree | DynamicTree | None) -> Iterator[None]:
-        """Inside every request takes this tree, or none. Under "auto" what comes of it is learnt all the same."""
+        """A context in which every request takes this tree, or none for None; "auto" still learns from these steps."""
         self._always = (tree,)
         try:
             yield
@@ -48,7 +49,7 @@ class TreeChoices:
             self._always = None
 
     def trees_of(self, request: Request) -> list[TokenTree | DynamicTree]:
-        """Those that a request may take: its own, all of its schedule, those among which "auto" chooses."""
+        """Trees that a request may take: its own, all of its schedule, and those that "auto" chooses from."""
         tree = None if request.options.plan is None else request.options.plan.tree
         entries = [entry for _, entry in tree.entries] if isinstance(tree, TreeSchedule) else [tree]
         found: dict[Any, None] = {}
@@ -60,12 +61,12 @@ class TreeChoices:
         return list(found)
 
     def forget_texts(self) -> None:
-        """Forgets what is known of acceptance; times belong to the machine, and stay."""
+        """Forgets acceptance statistics. Step times are kept, because they belong to the machine and not to texts."""
         for of_texts in (self._auto, self._acceptance, self._asked):
             of_texts.clear()
 
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
-        """The tree of every row of the step that begins; None for those that take none."""
+        """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
         self._batch_size = _bucket(len(requests))
         self._asked = {}
         wanted = [_wanted_tree(request) for request in requests]
@@ -88,7 +89,7 @@ class TreeChoices:
         return [None if tree is None else _within(tree, share) for tree in trees]
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
-        """Told what came of the step, for all of whose rows `begin_step` was asked; see `TreeChoice.end_step`."""
+        """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
         for tree, rows in self._asked.items():
             asked = set(rows)
             own = [path if row in asked else None for row, path in enumerate(paths)]
@@ -103,17 +104,23 @@ class TreeChoices:
         was_put_off: bool = False,
     ) -> None:
         """
-        The same of a step that the device has done as a whole; None for `seconds` that tell nothing of it. `trees` are
-        those of the rows that were drafted for: the others, where there was no room, are no refusals. What rows with
-        trees of their own add to the time is the same whatever "auto" takes. `only_read`: a head has read in it for
-        trees to come. `was_put_off`: because of that rows went without theirs for once.
+        Lets "auto" learn from a step that ran on the device as a whole. (Rows with fixed trees add the same time to
+        the step whatever "auto" chooses.)
+
+        Args:
+            trees (`dict[int, TokenTree or DynamicTree]`): the drafted tree by row. Rows without a draft, such as rows
+                without room for one, are missing and do not count as rejections.
+            paths (`list`): the accepted nodes of every row; None for a row without a result.
+            seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
+            only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+            was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
         """
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
             choice = self._auto_choice(asked)
             if isinstance(choice, MenuChoice):
                 tree = trees[drafted[0]] if drafted else None
-                if not isinstance(tree, DynamicTree):  # of a schedule, while it is captured
+                if not isinstance(tree, DynamicTree):  # a schedule may have one during the warm-up
                     choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read)
                     if was_put_off and not drafted:
                         choice.put_off()
@@ -135,12 +142,12 @@ class TreeChoices:
 
 
 def _bucket(batch_size: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is not below `batch_size`."""
     return 1 << max(batch_size - 1, 0).bit_length()
 
 
 def _wanted_tree(request: Request) -> Any:
-    """The tree of a request for its present length, "auto" included; None if it does not speculate."""
+    """The tree, or "auto", that a request asks for at its present length; None if it does not speculate."""
     tree = None if request.options.plan is None else request.options.plan.tree
     if not isinstance(tree, TreeSchedule):
         return tree
@@ -149,7 +156,7 @@ def _wanted_tree(request: Request) -> Any:
 
 @lru_cache(maxsize=256)
 def _within(tree: TokenTree | DynamicTree, num_nodes: int) -> TokenTree | DynamicTree | None:
-    """A tree of at most so many nodes: the first of a static one, by levels; the best of a dynamic one."""
+    """A tree cut to `num_nodes`: the first nodes of a static tree in level order, or a smaller dynamic tree."""
     if num_nodes == 0 or tree.num_nodes <= num_nodes:
         return tree if num_nodes else None
     if isinstance(tree, DynamicTree):

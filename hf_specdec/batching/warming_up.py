@@ -1,4 +1,4 @@
-"""Capturing what an engine is going to run, by requests of nobody, before others come."""
+"""Warm-up: capturing an engine's CUDA graphs with dummy requests before real ones arrive."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 STEPS = 4
-"""Of every kind: one is captured, the others are timed."""
+"""Steps run per `Case`: the first is captured, the others are timed."""
 MOST_NODES = 2048
-"""Of all rows: steps with larger trees are not captured beforehand, except for the manager's own tree."""
+"""Most nodes of all rows for which a tree is captured beforehand; the first of a manager's trees always is."""
 
 
 @dataclass(frozen=True)
 class Case:
     """
-    Steps to be captured.
+    A kind of step to capture.
 
     Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): what is drafted.
-        number (`int`): how many requests.
-        do_sample (`bool`): whether they are sampled.
-        length (`int`, *optional*): of their prompts.
-        reads (`bool`): whether a head reads in every step.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to draft; None for steps without drafts.
+        number (`int`): number of requests.
+        do_sample (`bool`): whether the requests are sampled.
+        length (`int`, *optional*): prompt length in tokens; by default a few tokens.
+        reads (`bool`): whether an EAGLE head reads its waiting features in every step.
     """
 
     tree: TokenTree | DynamicTree | None
@@ -46,14 +46,15 @@ def warm_up(
     engine: Engine, new_requests: Callable[..., list[Request]], goes_on: Callable[[], bool] = lambda: True
 ) -> None:
     """
-    Captures steps by requests of nobody, which leave nothing behind: not in the counts either. Numbers of rows are
-    powers of two and the most there may be; for others the graph of the next larger one will do.
+    Captures steps with dummy requests, of which nothing stays: the engine's counts are reset as well. Batch sizes are
+    powers of two and `max_requests`; batches in between run in the next larger graph. To be called by the thread that
+    runs the engine.
 
     Args:
-        engine (`Engine`): what is to be warmed up, by the thread that runs it.
-        new_requests (`Callable`): makes so many requests, sampled or not, that end after some steps; with prompts of
-            so many tokens, if it is told.
-        goes_on (`Callable`, *optional*): asked before every kind of step.
+        engine (`Engine`): the engine to warm up.
+        new_requests (`Callable`): makes dummy requests that end after some steps; takes their number, `do_sample` and
+            a prompt length (or None).
+        goes_on (`Callable`, *optional*): called before every kind of step; the warm-up ends when it returns False.
     """
     if not engine.device_steps.works:
         return
@@ -72,7 +73,7 @@ def warm_up(
 
 
 def _steps(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterator[Case]:
-    """Every kind of step."""
+    """Yields every kind of decoding step, for the largest batch first."""
     most = engine.scheduler.max_requests
     for size in sorted({min(size, most) for size in SIZES if size & (size - 1) == 0}, reverse=True):
         for do_sample in (False, True):
@@ -88,18 +89,18 @@ def _steps(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterat
 
 
 def _prompts(engine: Engine) -> Iterator[Case]:
-    """Every size of a piece, twice."""
+    """Yields every size of a captured prompt chunk, twice."""
     scheduler = engine.scheduler
     for width in engine.target.widths():
         number = 1
         while number <= min(scheduler.max_requests, scheduler.chunk_size // width, MOST_ROWS):
             if number * width < scheduler.busy_at:
-                yield from [Case(None, number, length=width)] * 2  # captured when it comes again
+                yield from [Case(None, number, length=width)] * 2  # captured at the second time
             number *= 2
 
 
 def _run(engine: Engine, requests: list[Request]) -> None:
-    """Runs requests of nobody for a few steps."""
+    """Runs dummy requests for at most `STEPS` steps and removes them."""
     scheduler, drafting = engine.scheduler, engine.drafting
     for request in requests:
         scheduler.add(request)
