@@ -1,4 +1,4 @@
-"""Many requests that come and go: in-flight batching with speculation."""
+"""In-flight batching with speculation: many requests that start and end independently of each other."""
 
 from .limits import Limits
 from .manager import ManagerState, SpeculativeBatchingManager

@@ -95,7 +95,7 @@ class Engine:
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self._last_end: float | None = None
-        """When the last captured step ended (`time.perf_counter`, seconds); None if anything else has run since."""
+        """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
 

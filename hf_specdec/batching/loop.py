@@ -159,7 +159,7 @@ class RequestLoop:
             ValueError: if a `request_id` is that of another request that is not over.
             RuntimeError: if the thread takes no more requests; see `check_open`.
         """
-        with self._lock:  # a request is ended with the thread (`_end_all`), or refused
+        with self._lock:  # a request is either ended by `_end_all` or refused here
             self.check_open()
             for request in requests:
                 if request.request_id in self._requests:
@@ -203,7 +203,7 @@ class RequestLoop:
         """Runs `prepare`. If it fails, a warning is given and requests are served without it."""
         try:
             prepare()
-        except Exception as error:  # for whatever reason
+        except Exception as error:  # any error: requests are served without it
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
             )

@@ -81,7 +81,7 @@ class DraftModelDrafting(Drafting):
         cuda_graphs: bool | Literal["auto"] = False,
         graph_pool: GraphPool | None = None,
     ):
-        self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
+        self.drafter: Any = drafter  # Any: gets `StepRows` in place of `Sequences`
         device = execution_device(drafter.model)
         num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
         cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.model, cuda_graphs, graph_pool))
@@ -163,7 +163,7 @@ class EagleDrafting(Drafting):
         cuda_graphs: bool | Literal["auto"] = False,
         graph_pool: GraphPool | None = None,
     ):
-        self.drafter: Any = drafter  # requests in flight are to it what the sequences of a call are
+        self.drafter: Any = drafter  # Any: gets `StepRows` in place of `Sequences`
         self._max_requests = max_requests
         device = execution_device(drafter.head)
         num_layers = drafter.head.config.text_config.num_hidden_layers

@@ -169,7 +169,7 @@ class PagedCache(TreeCache):
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
         self._lengths_of: dict[BlockTable, int] = {}
         self._cleaned: dict[BlockTable, int] = {}
-        """For block tables whose blocks are all in `clean_blocks`, `num_changes` of the table when that was found."""
+        """Block tables whose blocks were all found in `clean_blocks`, with their `num_changes` at that time."""
         self.clean_blocks: set[int] = set()
         """
         Blocks without NaN. A masked slot has weight 0, but 0 · NaN is NaN: fresh memory, and blocks of a request with
@@ -249,7 +249,7 @@ class PagedCache(TreeCache):
         end = max(self.lengths) + offset + num_nodes
         slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
         width, used = self._tables_tensor.shape[1], self.pool.blocks_for(end)
-        tables = self._tables_tensor[:, :used].contiguous()  # once here, not in the launches of all layers
+        tables = self._tables_tensor[:, :used].contiguous()  # copied once here, not in every layer's launch
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
         self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size, in_place)

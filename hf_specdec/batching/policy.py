@@ -1,4 +1,4 @@
-"""When requests speculate, depending on the load."""
+"""The load policy, which switches speculation off while many requests run."""
 
 from __future__ import annotations
 

@@ -128,12 +128,12 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt and root included."""
+        """Number of tokens so far, prompt and root included."""
         return len(self.tokens)
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - len(self.prompt)
 
     @property
@@ -167,7 +167,7 @@ class Request:
 
     @property
     def status(self) -> RequestStatus:
-        """Waiting, being prefilled, running, finished or failed."""
+        """The request's status: waiting, being prefilled, running, finished or failed."""
         return self._status
 
     @status.setter
@@ -180,7 +180,7 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has finished or failed."""
+        """Whether the request has finished or failed."""
         return self._status >= RequestStatus.FINISHED
 
     def fail(self, error: str | BaseException) -> None:

@@ -95,7 +95,7 @@ def _prompts(engine: Engine) -> Iterator[Case]:
         number = 1
         while number <= min(scheduler.max_requests, scheduler.chunk_size // width, MOST_ROWS):
             if number * width < scheduler.busy_at:
-                yield from [Case(None, number, length=width)] * 2  # captured at the second time
+                yield from [Case(None, number, length=width)] * 2  # captured the second time
             number *= 2
 
 

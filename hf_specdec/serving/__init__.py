@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server: transformers' own, with requests that speculate behind it."""
+"""An OpenAI-compatible server: transformers' own HTTP server in front of an engine with speculation."""

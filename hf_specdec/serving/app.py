@@ -1,4 +1,4 @@
-"""The application: transformers' routes and handlers, our engine behind them."""
+"""The FastAPI application: transformers' routes and handlers in front of our engine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .streams import QuickChunks
 
 class OneModel(ModelManager):
     """
-    The server's one model, which the engine has loaded already.
+    A model manager with a single model, which the engine has already loaded.
 
     Args:
-        name (`str`): what clients call it.
-        model (`Served`): what the engine tells of it.
-        tokenizer (`PreTrainedTokenizerBase`): its tokenizer.
+        name (`str`): the model's name for clients.
+        model (`Served`): config and generation config of the model, as the engine reports them.
+        tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer.
     """
 
     def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
@@ -49,12 +49,12 @@ class OneModel(ModelManager):
 
 class _OwnRequests:
     """
-    Each request has its own options, also those that transformers' handlers leave out. A stream begins when the engine
-    has taken the request: one that is refused is answered with a status of its own.
+    A mixin for transformers' handlers: requests have options of their own, including those that the handlers ignore.
+    The response is sent when the engine has admitted the request, so that a refused one gets an HTTP error status.
     """
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
-        handler: Any = super()  # it is mixed into one
+        handler: Any = super()  # of the handler with this mixin
         response = await handler.handle_request(body, request_id)
         for request in asked_for.get() or ():
             await request.admitted()
@@ -63,8 +63,8 @@ class _OwnRequests:
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
-        others = {name: value for name, value in body.items() if name != "seed"}  # it would seed all of torch
-        handler: Any = super()  # it is mixed into one
+        others = {name: value for name, value in body.items() if name != "seed"}  # a handler would seed torch globally
+        handler: Any = super()  # of the handler with this mixin
         config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
         config.seed = body.get("seed")
@@ -74,11 +74,11 @@ class _OwnRequests:
 
 
 _stop_strings: ContextVar[str | list[str] | None] = ContextVar("stop_strings", default=None)
-"""Those of the request that the present task is about."""
+"""Stop strings of the request that the current asyncio task serves."""
 
 
 class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
-    """Stop strings leave answers, too, that are parsed from tokens: those of models with a response template."""
+    """Chat completions. Stop strings are also cut from answers parsed from tokens (models with response templates)."""
 
     def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> GenerationConfig:
         config = super()._build_generation_config(body, *args, **kwargs)
@@ -103,7 +103,7 @@ class _Response(_OwnRequests, ResponseHandler):
 
 
 class _Nothing:
-    """In the place of handlers that need the model itself."""
+    """A stand-in for handlers that need the model itself: every request to it is an error."""
 
     async def handle_request(self, *_: Any) -> Response:
         raise ValueError("this server is for chat, completions and responses. Use `transformers serve` for others.")
@@ -114,9 +114,9 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     transformers' server for one model, with `/metrics` beside its routes.
 
     Args:
-        engine (`EngineClient`): runs the requests; ended by whoever started it.
-        tokenizer (`PreTrainedTokenizerBase`): the model's.
-        model_name (`str`): what clients call the model.
+        engine (`EngineClient`): runs the requests; the caller ends it.
+        tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer.
+        model_name (`str`): the model's name for clients.
     """
     models, state = OneModel(model_name, engine.model, tokenizer), SpeculativeState(engine)
     handlers: dict[str, Any] = {

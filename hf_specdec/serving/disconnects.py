@@ -1,4 +1,4 @@
-"""A client that has gone ends what was being done for it."""
+"""Cancelling the work for clients that have disconnected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ Message = MutableMapping[str, Any]
 
 class CancelOnDisconnect:
     """
-    ASGI middleware: while an application works on a request, its connection is watched, and the work is cancelled when
-    the client has gone, and what the engine was asked for. (Starlette does so for streams that have begun; others
-    would be computed for nobody.)
+    ASGI middleware that cancels the application's work on a request, and its requests to the engine, when the client
+    disconnects. (Starlette cancels only streams that have begun; other responses would be computed to the end.)
 
     Args:
         app: the application.
-        path_prefix (`str`): what the paths of watched requests begin with.
+        path_prefix (`str`): prefix of the paths of watched requests.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], path_prefix: str = "/v1/"):
@@ -47,7 +46,7 @@ class CancelOnDisconnect:
             is_answered = not watching.done()
         except asyncio.CancelledError:
             if not (watching.done() and not watching.cancelled()):
-                raise  # it is the server that ends
+                raise  # the server itself is ending
         finally:
             watching.cancel()
             work.cancel()

@@ -1,4 +1,4 @@
-"""Between the handlers of transformers' server and the engine: each request with its own options."""
+"""The link between the handlers of transformers' server and the engine, which gets each request's own options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .streams import MergedQueue
 
 
 asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default=None)
-"""What the engine is asked for on behalf of the present connection."""
+"""Requests to the engine on behalf of the current HTTP connection; None if it is not watched."""
 
 
 class SpeculativeState(GenerationState):
     """
-    What the handlers ask for a way to generate: always the engine.
+    A generation state from which the handlers always get the engine.
 
     Args:
         engine (`EngineClient`): runs the requests.
@@ -41,13 +41,13 @@ class SpeculativeState(GenerationState):
         return self._engine.fatal_error is None
 
     def shutdown(self) -> None:
-        """The engine is ended by whoever started it."""
+        """Does nothing: the engine is ended by its caller."""
 
 
 class Generation(BaseGenerateManager):
     """
-    One request: transformers' `CBGenerateManager` streams and decodes, in front of an engine that is told this
-    request's options.
+    Generation for one request: transformers' `CBGenerateManager` streams and decodes, in front of the engine, which
+    gets the request's options.
 
     Args:
         engine (`EngineClient`): runs the requests.
@@ -75,7 +75,7 @@ class Generation(BaseGenerateManager):
                 model, processor, inputs, gen_config, request.request_id
             )
         except RuntimeError:
-            await request.admitted()  # it may have been refused
+            await request.admitted()  # raises the error of a refused request instead
             raise
         return trimmed(text, gen_config.stop_strings), length, tokens
 
@@ -88,37 +88,38 @@ class Generation(BaseGenerateManager):
         return frontend, request
 
     def stop(self) -> None:
-        """The engine is ended by whoever started it."""
+        """Does nothing: the engine is ended by its caller."""
 
 
 class OneRequest:
     """
-    The engine, as `CBGenerateManager` uses it for a single request, whose options it does not pass on itself.
+    The engine for a single request, in the interface that `CBGenerateManager` uses. Adds the request's options, which
+    `CBGenerateManager` does not pass on.
 
     Args:
         engine (`EngineClient`): runs the requests.
-        gen_config (`GenerationConfig`): the request's.
-        request_id (`str`): what the client calls it. Others may have chosen the same (`X-Request-ID`).
+        gen_config (`GenerationConfig`): the request's options.
+        request_id (`str`): the client's name for the request (`X-Request-ID`), which other clients may use as well.
     """
 
     def __init__(self, engine: EngineClient, gen_config: GenerationConfig, request_id: str):
         self._engine, self._config = engine, gen_config
         self.request_id = f"{request_id}-{uuid.uuid4().hex}"
-        """A name that no other request has."""
+        """The request's name in the engine, which is unique."""
         self._admission: asyncio.Future[None] | None = None
 
     async def admitted(self) -> None:
         """
-        Waits until the engine has taken it.
+        Waits until the engine has admitted the request.
 
         Raises:
-            ValueError, TypeError, queue.Full: if it is refused.
+            ValueError, TypeError, queue.Full: if the engine refuses the request.
         """
         if self._admission is not None:
             await self._admission
 
     def cancel(self) -> None:
-        """Ends it, if it is not over."""
+        """Cancels the request in the engine; does nothing if it is over."""
         self._engine.cancel_request(self.request_id)
 
     @property
@@ -135,7 +136,7 @@ class OneRequest:
                 seed=getattr(self._config, "seed", None),
             )
         except BaseException:
-            self._engine.unregister_result_handler(request_id)  # it may be there before the request
+            self._engine.unregister_result_handler(request_id)  # registered before the request
             raise
         return request_id
 

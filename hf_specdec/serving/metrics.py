@@ -1,4 +1,4 @@
-"""What Prometheus reads: the counts of speculation under vLLM's names, where they mean the same."""
+"""Prometheus metrics: speculation counts and load, under vLLM's names where the meaning is equal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .engine.client import EngineClient
 
 class EngineCollector(Collector):
     """
-    Reads the engine's state when somebody asks.
+    A collector that reads the engine's state at every scrape.
 
     Args:
         engine (`EngineClient`): the engine.
-        model_name (`str`): the value of the label `model_name`, which vLLM has, too.
+        model_name (`str`): value of the label `model_name`, which vLLM's metrics have as well.
     """
 
     def __init__(self, engine: EngineClient, model_name: str):
@@ -63,7 +63,7 @@ class EngineCollector(Collector):
 
 
 def registry_of(engine: EngineClient, model_name: str) -> CollectorRegistry:
-    """A registry with the metrics of one engine."""
+    """A Prometheus registry with the metrics of one engine."""
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine, model_name))
     return registry

@@ -1,4 +1,4 @@
-"""Texts without the stop string that ended them, as OpenAI's interface has it."""
+"""Cutting the stop string from the end of texts, as OpenAI's API does."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from .streams import MergedQueue
 
 
 def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
-    """The text up to the first stop string in it."""
+    """The text up to the first stop string in it; all of it without one."""
     ends = [text.find(stop) for stop in _as_list(stop_strings)]
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
 class TrimmedQueue:
     """
-    A queue of pieces of a text, `None` at its end, without the stop string and what follows. What may be the beginning
-    of one is held back until it is known.
+    A queue of text pieces that leaves out the stop string and all text behind it. Text that may be the beginning of a
+    stop string is held back until the next piece decides.
 
     Args:
-        pieces (`MergedQueue` or `asyncio.Queue`): text (`str`, or a subclass of it for text of another kind, such as
-            reasoning: no stop string goes across), and other things that pass unchanged.
-        stop_strings (`str` or `list[str]`): what ends the text.
+        pieces (`MergedQueue` or `asyncio.Queue`): the source of pieces: text (`str`, or a subclass of it for text of
+            another kind, such as reasoning; no stop string spans two kinds), and other objects, such as the final
+            `None`, which pass unchanged.
+        stop_strings (`str` or `list[str]`): strings that end the text.
     """
 
     def __init__(self, pieces: MergedQueue | asyncio.Queue, stop_strings: str | list[str]):
@@ -31,13 +32,13 @@ class TrimmedQueue:
         self._ready: list[Any] = []
 
     async def get(self) -> Any:
-        """The next piece."""
+        """Waits for the next piece and returns it."""
         while not self._ready:
             self._take(await self._pieces.get())
         return self._ready.pop(0)
 
     def get_nowait(self) -> Any:
-        """The next piece, if there is one: else `asyncio.QueueEmpty`."""
+        """Returns the next piece without waiting; raises `asyncio.QueueEmpty` if there is none."""
         while not self._ready:
             self._take(self._pieces.get_nowait())
         return self._ready.pop(0)
@@ -63,7 +64,7 @@ class TrimmedQueue:
             self._ready.append(self._kind(text))
 
     def _open(self, text: str) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """Most characters at the end of the text that may be the beginning of a stop string."""
         lengths = [n for stop in self._stop_strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return max(lengths, default=0)
 

@@ -1,4 +1,4 @@
-"""Streams that cost little: what waits goes out in one piece, and a chunk is not built anew for every piece."""
+"""Cheap streaming: waiting pieces are merged into one, and response chunks are made from templates."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 class MergedQueue:
     """
-    A queue of pieces of a text, of which those that wait come as one. A step may bring several tokens, and a busy
-    server several steps, before the stream is looked at.
+    A queue of text pieces that merges waiting pieces of one kind. A step may bring several tokens, and on a busy
+    server several steps may pass before the stream is read.
 
     Args:
-        pieces (`asyncio.Queue`): text (`str`, or a subclass of it for text of another kind), and other things that
-            pass unchanged.
+        pieces (`asyncio.Queue`): the source of pieces: text (`str`, or a subclass of it for text of another kind), and
+            other objects, which pass unchanged.
     """
 
     def __init__(self, pieces: asyncio.Queue):
@@ -23,11 +23,11 @@ class MergedQueue:
         self._next: list[Any] = []
 
     async def get(self) -> Any:
-        """The next piece."""
+        """Waits for the next piece and returns it."""
         return self._merged(self._next.pop() if self._next else await self._pieces.get())
 
     def get_nowait(self) -> Any:
-        """The next piece, if there is one: else `asyncio.QueueEmpty`."""
+        """Returns the next piece without waiting; raises `asyncio.QueueEmpty` if there is none."""
         return self._merged(self._next.pop() if self._next else self._pieces.get_nowait())
 
     def _merged(self, first: Any) -> Any:
@@ -48,8 +48,8 @@ _ID, _TEXT = "the id of nobody", "the text of nobody"
 
 class QuickChunks:
     """
-    Mixed into a handler of transformers' server: its chunks with nothing but text in them are made from one that the
-    handler has built in the same second. (With 64 streams, to build them was more than half of the event loop's time.)
+    A mixin for handlers of transformers' server that makes text-only chunks from a template, a chunk which the handler
+    built in the same second. (With 64 streams, building chunks took more than half of the event loop's time.)
     """
 
     _TEXTS = ("text", "content", "reasoning_content")
@@ -61,7 +61,7 @@ class QuickChunks:
 
     def _build_chunk_sse(self, request_id: str = "", *args: Any, **options: Any) -> str:
         names = [name for name in options if name != "model"]
-        build: Any = super()._build_chunk_sse  # type: ignore[misc]  # it is mixed into one
+        build: Any = super()._build_chunk_sse  # type: ignore[misc]  # of the handler with this mixin
         if len(names) != 1 or names[0] not in self._TEXTS or not isinstance(options[names[0]], str):
             return build(request_id, *args, **options)
         now, key = int(time.time()), (names[0], args, options.get("model"))
@@ -71,7 +71,7 @@ class QuickChunks:
             example = build(_ID, *args, **options | {names[0]: _TEXT})
             before, _, rest = example.partition(json.dumps(_ID))
             self._built[key] = (before, *rest.split(json.dumps(_TEXT)))
-        if len(self._built[key]) != 3:  # it is not as it was when this was written
+        if len(self._built[key]) != 3:  # a chunk of another form than expected
             return build(request_id, *args, **options)
         before, between, after = self._built[key]
         own = [json.dumps(str(value), ensure_ascii=False) for value in (request_id, options[names[0]])]

@@ -1,14 +1,14 @@
 """
-Whole steps of requests in flight on the device, each one replay of one CUDA graph: the draft catches up and grows its
-trees, the target's forward, the walk, and the commit. The host fills in the rows, and reads what came of them.
+Captured steps: whole steps of requests in flight, each the replay of one CUDA graph. A graph has the draft's catching
+up and its trees, the target's forward, the walk and the commit; the host loads the rows and reads the report.
 
-- `rows`: what a step is told of its rows.
-- `walks`: how these find their tokens.
-- `captured`: what all steps have in common.
-- `drafts`: the draft's part.
-- `step`: the parts in order, captured once for a size and replayed for whichever requests there are.
-- `prompts`: pieces of prompts, read in the same way.
-- `runner`: which steps run like this, by which graph, and what the host makes of them.
+- `rows`: the inputs of a captured step, per row.
+- `walks`: verification of the rows, each in its own way.
+- `captured`: the base class of captured steps.
+- `drafts`: the draft's part of a step.
+- `step`: a decoding step, captured once per size and replayed for any requests.
+- `prompts`: captured prefill chunks.
+- `runner`: which steps are captured, which graph runs them, and what the host does with their reports.
 """
 
 from .prompts import Reading

@@ -1,4 +1,4 @@
-"""What steps on the device have in common: rows that the host fills in, and a graph over them."""
+"""The base class of captured steps: rows that the host loads, and a graph over them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 class CapturedStep(ABC):
     """
-    A step over requests in flight, captured once for a size and replayed for whichever there are.
+    A step over requests in flight, captured once for a size and replayed for any requests that fit.
 
     Args:
-        target (`InFlightTarget`): the engine's.
-        size (`Size`): what the step has room for.
+        target (`InFlightTarget`): the engine's target.
+        size (`Size`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
     """
 
     compiles = False
-    """Whether its forwards are compiled first."""
+    """Whether the step's forwards are compiled before the capture."""
     is_vital = True
-    """Whether others need not be tried where it cannot be captured."""
+    """Whether a failed capture of this step ends the capture of all steps, and not only of its kind."""
 
     def __init__(self, target: InFlightTarget, size: Size):
         self._target, self.rows = target, InFlightRows(size, target.device)
@@ -40,10 +40,14 @@ class CapturedStep(ABC):
 
     def capture(self, record: Record, pool: Any) -> None:
         """
-        Captures the step. It runs for the rows that are loaded now, which may be done twice.
+        Captures the step, which may run it twice on the rows that are loaded. Random states are restored.
+
+        Args:
+            record (`Callable`): captures a function; see `record_cuda_graph`.
+            pool (`GraphPool`, *optional*): memory shared with other graphs.
 
         Raises:
-            RuntimeError: if it cannot be captured.
+            RuntimeError: if the step cannot be captured.
         """
         device = self.rows.device
         self._cache = DevicePagedCache(self._target.cache, self.rows.tables)
@@ -59,13 +63,13 @@ class CapturedStep(ABC):
                 torch.set_rng_state(state)
 
     def _compile(self, forward: TreeForward) -> None:
-        """Lets a forward be compiled, if the step is to be: once, for steps of all sizes."""
+        """Marks a forward as compiled, if the step's forwards are to be: once, for steps of all sizes."""
         forward.compiles, forward.any_shape = self.compiles, True
 
     @abstractmethod
     def _run(self) -> list[torch.Tensor]:
-        """What is captured; returns what is read when it has run."""
+        """The function that is captured; returns the tensors that are read after a replay."""
 
     def load(self, requests: list[Request], *values: Any) -> None:
-        """Takes the rows of a step; see `InFlightRows.load`."""
+        """Copies the rows of a step to the device; see `InFlightRows.load`."""
         self.rows.load(requests, *values)

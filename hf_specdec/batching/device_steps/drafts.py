@@ -1,4 +1,4 @@
-"""The draft's part of a step of requests in flight: catching up with what was accepted, and growing trees."""
+"""The draft's part of a captured step: catching up with accepted tokens, and growing trees."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 class InFlightPart(ABC):
     """
-    A draft's part of a step.
+    A draft's part of a captured step.
 
     Args:
         drafting (`Drafting`): the draft.
-        tree (`TokenTree` or `DynamicTree`, *optional*): what it grows; None: nothing.
-        rows (`InFlightRows`): the step's.
-        request (`DraftRequest`, *optional*): what it is asked, if anything.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
+        rows (`InFlightRows`): the step's rows.
+        request (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
     drafter: Any = None
-    """What runs in the step."""
+    """The drafter whose forwards run in the step; None if there are none."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class InFlightPart(ABC):
 
     @abstractmethod
     def propose(self, warp: Warp | None) -> DraftTree:
-        """The trees of all rows; `warp` if their children are to be drawn, see `grow`."""
+        """Grows the trees of all rows. `warp` makes the scores that children are drawn from, if drawn; see `grow`."""
 
 
 class NoPart(InFlightPart):
-    """That of a step without drafts."""
+    """The part of a step without drafts, which does nothing."""
 
     def __init__(self, drafting: Drafting, tree: None, rows: InFlightRows, request: None):
         super().__init__(drafting, tree, rows, request)
@@ -60,7 +60,7 @@ class NoPart(InFlightPart):
 
 
 class _GrowingPart(InFlightPart):
-    """That of a draft with a cache."""
+    """The part of a draft with a cache, which grows trees level by level."""
 
     def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, request: Any):
         super().__init__(drafting, tree, rows, request)
@@ -68,7 +68,7 @@ class _GrowingPart(InFlightPart):
         self.cache = DevicePagedCache(drafting.cache, rows.tables)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
         self.chain = causal_chain(rows.size.lag, rows.device)
-        # Made once per tree and kept elsewhere: a graph needs them for as long as it lives.
+        # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
         self.held = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
         self.drafter = copy.copy(drafter)
         if request is not None:
@@ -81,7 +81,7 @@ class _GrowingPart(InFlightPart):
 
 
 class ModelPart(_GrowingPart):
-    """A draft model's: its cache is to hold all tokens, the root's included."""
+    """The part of a draft model, after which its cache has all tokens, root included."""
 
     def propose(self, warp: Warp | None) -> DraftTree:
         rows = self.rows
@@ -94,8 +94,8 @@ class ModelPart(_GrowingPart):
 
 class HeadPart(_GrowingPart):
     """
-    An EAGLE head's: its cache is to hold a row for every token but the first, each with the feature before it. Without
-    a tree it only catches up.
+    The part of an EAGLE head, after which its cache has a row for every token but the first, each read with the
+    feature of the token before it. Without a tree the head only catches up.
     """
 
     def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, request: Any):
@@ -106,7 +106,7 @@ class HeadPart(_GrowingPart):
 
     def propose(self, warp: Warp | None) -> DraftTree:
         rows, drafter = self.rows, self.drafter
-        # The target's features before each token of the rows' tails.
+        # For each token of a row's tail, the target's feature of the token before it.
         starts, features = rows.lengths - 1 - rows.counts, self._waiting.index_select(0, rows.places)
         if self.tree is None:
             self.read(starts, rows.tail, features)
@@ -127,8 +127,14 @@ class HeadPart(_GrowingPart):
         position_depths: torch.Tensor | None = None,
     ) -> None:
         """
-        Lets the head catch up with rows, the first of which go to `starts` (`[rows]` int64); for the others see
-        `EagleDrafter.cache_features`.
+        Lets the head read tokens with their features, without drafting from them; see `EagleDrafter.cache_features`.
+
+        Args:
+            starts (`torch.Tensor` of shape `[rows]`, int64): first slot of each row in the head's cache to write.
+            tokens (`torch.Tensor` of shape `[rows, nodes]`, int64): the tokens.
+            features (`torch.Tensor` of shape `[rows, nodes, size]`): features of the tokens before them.
+            position_depths (`torch.Tensor` of shape `[rows, nodes]`, int64, *optional*): positions, counted from the
+                first token; by default 0, 1, 2, ….
         """
         self.cache.at(starts)
         self.drafter.cache_features(tokens, features, position_depths)

@@ -1,4 +1,4 @@
-"""Pieces of prompts that the device reads as a whole: target, head, and the first token of those that end."""
+"""Captured prefill chunks: forwards of target and head, and the first new token of requests that end in them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from .runner import DeviceSteps
 
 MOST_PROMPT_STEPS = 64
-"""Captured pieces that are kept."""
+"""Most captured prefill steps that are kept."""
 ALL_KINDS = frozenset({Kind.GREEDY, Kind.TARGET})
-"""So that one graph does for all requests: the walk of a root takes next to nothing beside a piece."""
+"""Kinds of walks in every prefill step, so that one graph serves all requests: a walk at a root costs little."""
 
 
 class PromptStep(CapturedStep):
     """
-    Reads so many tokens of some texts. Those of the rows' tails are the tokens, and the one behind them.
+    A captured prefill step, which forwards a chunk of each row. The rows' tails have the chunk's tokens and the next.
 
     Args:
-        target (`InFlightTarget`), drafting (`Drafting`): those of the engine.
-        size (`Size`): what it has room for; one more than the tokens is its lag.
-        has_head (`bool`): whether a head reads along.
-        compiles (`bool`): whether forwards are compiled first.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+        size (`Size`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
+        has_head (`bool`): whether an EAGLE head reads the chunk as well.
+        compiles (`bool`): whether forwards are compiled before the capture.
     """
 
     is_vital = False
@@ -50,14 +50,14 @@ class PromptStep(CapturedStep):
         self._walks = Walks(self.rows, ALL_KINDS)
         part: Any = drafting.part
         self._head: HeadPart | None = part(drafting, None, self.rows, None) if has_head else None
-        # Made once and kept elsewhere: a graph needs it for as long as it lives.
+        # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
 
     def _run(self) -> list[torch.Tensor]:
         rows, width = self.rows, self.rows.size.lag - 1
         tokens, starts, last = rows.tail[:, :width], rows.lengths - rows.counts, rows.counts[:, None] - 1
-        # Where a row has fewer tokens, those behind are at the last one's position: there may be none behind it.
+        # Padding is at the position of a row's last token: the model may know no later position.
         depths = torch.arange(width, device=rows.device).minimum(last)
         self._cache.at(starts)
         features = None
@@ -66,8 +66,8 @@ class PromptStep(CapturedStep):
             logits = self._forward(tokens, *chain, position_depths=depths, logits_to_keep=last[:, 0]).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
-        kept = torch.arange(len(logits), device=rows.device)[:, None]  # of the last tokens of all rows, a row's own
-        if logits.shape[1] == width != len(logits):  # some models always return all of them
+        kept = torch.arange(len(logits), device=rows.device)[:, None]  # each row's own, of the rows' last tokens
+        if logits.shape[1] == width != len(logits):  # some models always return all logits
             kept = last
         logits = logits.gather(1, kept[:, :, None].expand(-1, 1, logits.shape[2]))
         roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
@@ -82,7 +82,7 @@ class PromptStep(CapturedStep):
     def _read_by_head(
         self, head: HeadPart, starts: torch.Tensor, features: torch.Tensor, depths: torch.Tensor, last: torch.Tensor
     ) -> None:
-        """The head's rows of these tokens; the feature of a text's last token goes where it waits."""
+        """Lets the head read the chunk. The feature of a prompt's last token is put into the store, where it waits."""
         store: Any = self._drafting.features
         self._compile(head.drafter.forward)
         head.read(starts, self.rows.tail[:, 1:], features.to(store.held), depths)
@@ -91,8 +91,8 @@ class PromptStep(CapturedStep):
 
     def launch(self) -> torch.Tensor:
         """
-        Lets the device begin with the rows that were loaded. Returns where it will say what came of them: for each
-        row, 0 (less if it rested, or `NOTHING_TO_DRAW`), whether there is NaN among its logits, and the next token.
+        Starts the step for the loaded rows and does not wait for it. Returns its report, `[rows, 3]` int64 on the
+        device: 0 (-1 for a resting row, or `NOTHING_TO_DRAW`), whether the logits have NaN, and the next token.
         """
         self._replay()
         return self._report.clone()
@@ -101,12 +101,12 @@ class PromptStep(CapturedStep):
 @dataclass(frozen=True)
 class Reading:
     """
-    A piece that the device has been told to read.
+    A launched prefill step in which the prefill of some requests ends.
 
     Args:
-        requests (`list[Request]`): those whose texts end with it.
-        rows (`list[int]`): theirs.
-        report (`torch.Tensor`): see `PromptStep.launch`.
+        requests (`list[Request]`): the requests whose prefill ends.
+        rows (`list[int]`): the rows of these requests.
+        report (`torch.Tensor` of shape `[rows, 3]`, int64): the step's report; see `PromptStep.launch`.
     """
 
     requests: list[Request]
@@ -114,7 +114,7 @@ class Reading:
     report: torch.Tensor
 
     def walk(self) -> Walk:
-        """The first tokens of the requests, once the device is done; those that fail are told why."""
+        """Waits for the device and returns the first new token of each request; requests with an error fail."""
         report, found = self.report.tolist(), Walk.start(len(self.requests), list(range(len(self.requests))))
         for place, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
             accepted, is_nan, token = report[row]
@@ -128,11 +128,11 @@ class Reading:
 
 class DevicePrompts:
     """
-    Reads pieces of prompts on the device as a whole. One is captured when its size comes for the second time.
+    Runs prefill chunks by captured steps. A step is captured when its size comes for the second time.
 
     Args:
-        steps (`DeviceSteps`): the engine's other steps: where these fail, there are none of either.
-        target (`InFlightTarget`), drafting (`Drafting`): the engine's.
+        steps (`DeviceSteps`): the engine's decoding steps; if their capture fails, prefill is not captured either.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
     """
 
     def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
@@ -142,23 +142,23 @@ class DevicePrompts:
         self._failed = False
 
     def give_up(self) -> None:
-        """There are to be none any more."""
+        """Drops captured prefill steps and captures no more."""
         self._failed = True
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all that were captured."""
+        """Drops captured prefill steps and the sizes seen."""
         self._steps.clear()
         self._seen.clear()
 
     def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> torch.Tensor | None:
         """
-        Lets the device read a chunk. Returns what `Reading.report` is; None, and nobody knows more of any text than
-        before, if it is to be read otherwise.
+        Starts a captured prefill of a chunk. Returns its report (see `PromptStep.launch`); None, with nothing changed,
+        if the chunk must be read without a captured step.
 
         Args:
-            chunk (`Chunk`): of the scheduler.
-            widths (`tuple[int, …]`): numbers of tokens that there may be graphs for.
+            chunk (`Chunk`): the scheduler's chunk.
+            widths (`tuple[int, …]`): chunk widths in tokens for which there may be graphs.
         """
         if chunk.width not in widths:
             return None
@@ -191,7 +191,7 @@ class DevicePrompts:
         return report
 
     def can_read(self, request: Request) -> bool:
-        """Whether all that is to be done with a prompt can be done there."""
+        """Whether captured steps can do all that prefill of a request needs."""
         target, drafting = self._target, self._drafting
         if self._failed or not self._all.works or not target.cache.has_memory:
             return False
@@ -200,7 +200,7 @@ class DevicePrompts:
         return target.forward.features is None or (drafting.features is not None and drafting.has_part)
 
     def _values(self, chunk: Chunk, ends: list[int]) -> tuple[list[Any], ...]:
-        """See `InFlightRows.load`."""
+        """Arguments of `InFlightRows.load` for a chunk, all but the requests."""
         requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""What a captured step is told of its rows: all of it at one place, which one copy fills."""
+"""Inputs of a captured step per row, in one buffer that is copied to the device at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..waiting_features import WaitingFeatures
 
 
 class Kind(IntEnum):
-    """How a row's next token is found."""
+    """Verification of a row: none (`RESTS`), along the argmax, along tokens drawn from p, or by rejection."""
 
     RESTS = 0
     GREEDY = 1
@@ -28,13 +28,13 @@ class Kind(IntEnum):
 @dataclass(frozen=True)
 class Size:
     """
-    What a step has room for.
+    Size of a captured step.
 
     Args:
-        rows (`int`): requests.
-        blocks (`int`): blocks of a request; the last is nobody's.
+        rows (`int`): number of rows.
+        blocks (`int`): blocks per block table; the last is `ZERO_BLOCK` in every row.
         depth (`int`): levels of the tree.
-        lag (`int`): tokens that a draft can catch up with.
+        lag (`int`): most unread tokens per row, root included, that the draft reads in the step.
     """
 
     rows: int
@@ -44,19 +44,19 @@ class Size:
 
     @classmethod
     def of(cls, requests: list[Request], depth: int, lag: int) -> Size:
-        """One with room for these requests."""
+        """The smallest size with room for these requests."""
         blocks = max(len(request.table.blocks) for request in requests) + 1
         return cls(next_size(len(requests)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth, lag)
 
 
 class InFlightRows:
     """
-    The rows of a step. Behind those that somebody has are some that rest: theirs are no blocks, so that they write
-    where nobody reads.
+    The rows of a captured step. Rows behind those of requests are padding rows: they rest and have no blocks, so that
+    they write to `WASTE_BLOCK`.
 
     Args:
-        size (`Size`): how many there are, and what each has room for.
-        device (`torch.device`): where the step runs.
+        size (`Size`): the step's size.
+        device (`torch.device`): device of the step.
     """
 
     def __init__(self, size: Size, device: torch.device):
@@ -91,36 +91,37 @@ class InFlightRows:
             start = part.stop
         self._host = staged
         self._loaded: list[tuple[BlockTable, int]] = []
-        """Whose rows they are at present, by their tables, and how often these had changed."""
+        """Block table of each row as last loaded, with its `num_changes` at that time."""
         self.lengths: torch.Tensor = told["lengths"]
-        """Tokens of every row, the root included, `[rows]` int64."""
+        """Tokens of every row, root included, `[rows]` int64."""
         self.room: torch.Tensor = told["room"]
-        """Levels of draft tokens that each can use, `[rows]` int64."""
+        """Levels of draft tokens that each row can use, `[rows]` int64."""
         self.kinds: torch.Tensor = told["kinds"]
-        """A `Kind` for each, `[rows]` int64."""
+        """The `Kind` of each row, `[rows]` int64."""
         self.counts: torch.Tensor = told["counts"]
-        """How many tokens the draft has not seen, the root included, `[rows]` int64."""
+        """Tokens of each row that the draft has not read, root included, or in a prefill chunk; `[rows]` int64."""
         self.places: torch.Tensor = told["places"]
-        """Where features of each wait, see `WaitingFeatures`, `[rows]` int64."""
+        """Place of each row's features in `WaitingFeatures`, `[rows]` int64."""
         self.slots: torch.Tensor = told["slots"]
-        """The first slot there, counted through all places, for new ones, `[rows]` int64."""
+        """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
         self.tail: torch.Tensor = told["tail"]
-        """These tokens, the last of the text again behind them, `[rows, lag]` int64."""
+        """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = told["temperature"]
-        """`[rows]` float64, like `top_p`; 1 where there is none."""
+        """Sampling temperature of each row, `[rows]` float64; 1 for none."""
         self.top_k: torch.Tensor = told["top_k"]
-        """`[rows]` int64; 0 where there is none."""
+        """Top-k of each row, `[rows]` int64; 0 for none."""
         self.top_p: torch.Tensor = told["top_p"]
+        """Top-p of each row, `[rows]` float64; 1 for none."""
         self.sharpness: torch.Tensor = told["sharpness"]
-        """See `Drawing`, `[rows]` float64."""
+        """Draft temperature of each row, `[rows]` float64; see `Drawing`."""
         self.uniforms: torch.Tensor = told["uniforms"]
-        """What a row with a seed draws with, by depth, `[rows, depth + 1]` float64; negative without a seed."""
+        """Random numbers of a row with a seed, by depth, `[rows, depth + 1]` float64; negative without a seed."""
         self.tables: torch.Tensor = told["tables"]
-        """Block numbers, `[rows, blocks]` int64."""
+        """Block table of each row, `[rows, blocks]` int64."""
         self._clear(0)
 
     def _clear(self, first: int) -> None:
-        """Lets the rows from `first` on rest."""
+        """Makes the rows from `first` on padding rows."""
         host = self._host
         for name in ("room", "kinds", "top_k", "tail"):
             host[name][first:] = 0
@@ -128,7 +129,7 @@ class InFlightRows:
         host["slots"][first:] = WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY
         for name in ("counts", "temperature", "top_p", "sharpness"):
             host[name][first:] = 1
-        host["lengths"][first:] = 2  # a head is a token behind
+        host["lengths"][first:] = 2  # a head's cache is one token behind
         host["uniforms"][first:] = -1.0
         host["tables"][first:] = ZERO_BLOCK
 
@@ -144,11 +145,12 @@ class InFlightRows:
         starts: list[int] | None = None,
     ) -> None:
         """
-        Takes the rows of a step; for the lists see the attributes. With `starts` a row's text ends so many tokens
-        (`counts`) behind its start, for now; its tail begins there, and goes on as far as there is room.
+        Copies the rows of a step to the device; for the lists see the attributes. With `starts`, as in prefill, a
+        row's text counts only up to `starts + counts`, and its tail begins at its start and is filled with as many
+        tokens as it has room for.
         """
         if self._was_told is not None:
-            self._was_told.synchronize()  # what the device has not been told yet is not written over
+            self._was_told.synchronize()  # the last copy has left the staging buffer
         host, number = self._host, len(requests)
         if starts is None:
             starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
@@ -175,7 +177,7 @@ class InFlightRows:
             self._was_told.record()
 
     def _load_what_stays(self, requests: list[Request]) -> None:
-        """What is the same from step to step: only of rows that were others', or have other blocks now."""
+        """Loads warpers and block tables of rows whose request or blocks have changed since the last step."""
         host, before = self._host, self._loaded
         self._loaded = [(request.table, request.table.num_changes) for request in requests]
         for row, (request, now) in enumerate(zip(requests, self._loaded, strict=True)):
@@ -189,10 +191,10 @@ class InFlightRows:
             host["tables"][row, : len(request.table.blocks)] = request.table.blocks
 
     def keep_no_features(self) -> None:
-        """Until rows are loaded again, their new features are lost."""
+        """Lets new features be written to the unwanted place until rows are loaded again."""
         self.slots.fill_(WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY)
 
     @property
     def roots(self) -> torch.Tensor:
-        """The last token of every row, `[rows, 1]`: the last of its tail, too."""
+        """The root of every row, `[rows, 1]` int64: the last token of its tail."""
         return self.tail[:, -1:]

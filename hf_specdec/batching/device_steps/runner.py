@@ -1,4 +1,4 @@
-"""Which steps run on the device as a whole, by which graph, and what the host makes of them."""
+"""Running captured steps: which steps are captured, which graph runs them, and what the host does with reports."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 MOST_STEPS = 512
-"""Captured steps that are kept."""
+"""Most captured steps that are kept; the least recently used is dropped first."""
 MOST_SEEN = 1024
-"""Sizes and kinds of steps that are counted."""
+"""Most pairs of kind and size whose occurrences are counted."""
 MOST_PARTS = 3
-"""Parts of a step, of requests that ask for different trees: each is a forward of the target."""
+"""Most parts of a step, one for each tree that requests ask for. Every part is a forward of the target."""
 MOST_LAG = 8
-"""Levels that a draft can be behind in a step with a tree that is less deep: those further behind are read before."""
+"""Most levels of an earlier, deeper tree that a draft can catch up with in a step; more are read before the step."""
 PATIENCE = 256
 """
-How often a size comes until it gets a graph of its own, where a larger one can do: to capture one takes as long as
-some fifty steps, and a graph with a third more rows a few percent longer.
+Occurrences of a size after which it gets a graph of its own, even if a larger one can run it. (A capture takes as long
+as some fifty steps, and a step in a graph with a third more rows a few percent longer.)
 """
 LARGEST_DETOUR = 4
-"""How many times the rows that are needed a graph may have that stands in for one of the right size."""
+"""Most times the needed rows and blocks that a larger graph may have to stand in for one of the right size."""
 
 
 class Group(Protocol):
-    """Rows of a step that are drafted for together."""
+    """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
 
     request: DraftRequest
     rows: list[int]
@@ -65,12 +65,12 @@ class Part:
     Rows of a step that share a forward.
 
     Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): what is grown for those that are drafted for.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
         draws (`bool`): whether children are drawn.
-        groups (`list[Group]`): those that are drafted for.
-        plain (`list[int]`): rows that are not.
-        reading (`list[int]`): of the plain ones, those whose features a head reads in this step.
-        was_put_off (`bool`): whether some go without their trees because of that.
+        groups (`list[Group]`): the rows that are drafted for.
+        plain (`list[int]`): the rows without drafts.
+        reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
+        was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
     """
 
     tree: TokenTree | DynamicTree | None = None
@@ -87,11 +87,11 @@ class Part:
 
     @property
     def rows(self) -> list[int]:
-        """All rows, those that are drafted for first."""
+        """All rows, beginning with the rows that are drafted for."""
         return self.drafted + self.plain
 
     def put_off(self, reading: list[int]) -> None:
-        """Lets all rows go without a tree in this step, so that a head can read what waits of some."""
+        """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
         self.was_put_off = bool(self.groups)
         self.plain, self.groups, self.tree, self.draws = self.rows, [], None, False
         self.reading = reading
@@ -100,18 +100,18 @@ class Part:
 @dataclass
 class Outcome:
     """
-    What came of a step.
+    Result of a captured step.
 
     Args:
-        walk (`Walk`): as by the verifiers, with nothing yet taken over by the requests.
-        drafted (`dict[int, int]`): draft tokens that counted, of every row that was drafted for.
-        features (`list`): what is watched of the target, `[rows, tokens, size]`, of the root and the accepted nodes
-            of some rows; with their numbers. Nothing where they have gone to the draft's own (`Drafting.features`).
-        errors (`dict[int, str]`): rows that fail.
-        captured (`bool`): whether something was captured first, which takes long.
-        only_read (`bool`): whether a head has read in it for trees to come.
-        was_put_off (`bool`): whether rows went without their trees, for a head to read first.
-        learnt (`set[DraftTemperature]`): temperatures that have been shown what came of it.
+        walk (`Walk`): accepted nodes and new tokens of all rows, not yet appended to the requests.
+        drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
+        features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
+            `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
+        errors (`dict[int, str]`): error messages of the rows that fail.
+        captured (`bool`): whether a graph was captured first, which takes long.
+        only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+        was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+        learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
     """
 
     walk: Walk
@@ -126,13 +126,14 @@ class Outcome:
 
 class DeviceSteps:
     """
-    The whole steps of an engine. A step is captured when it is first wanted; where that fails, there are no more.
+    The captured steps of an engine. A step is captured when it is first needed and no larger graph can run it. After a
+    failed capture of a decoding step, no step is captured any more.
 
     Args:
-        target (`InFlightTarget`), drafting (`Drafting`): the engine's.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
-        pool (`GraphPool`, *optional*): the memory that all graphs of the engine share.
-        compiles (`bool`): whether steps are compiled first; where that fails, they are only captured.
+        pool (`GraphPool`, *optional*): memory that all graphs of the engine share.
+        compiles (`bool`): whether forwards are compiled before the capture; if that fails, they are only captured.
     """
 
     def __init__(
@@ -144,26 +145,26 @@ class DeviceSteps:
         compiles: bool = False,
     ):
         self.compiles = compiles
-        """Whether steps are compiled first."""
+        """Whether forwards are compiled before the capture."""
         self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
         self._steps: dict[tuple[StepKind, Size], InFlightStep] = {}
         self._seen: Counter[tuple[StepKind, Size]] = Counter()
         self._fingerprint: Any = None
         self._failed = False
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called while the device runs a step, or for as long as one is captured."""
+        """Called by the engine's thread while the device runs a step, and before a capture, which takes long."""
         self.works = False
-        """Whether there are any."""
+        """Whether steps can be captured; see `renew`."""
         self.reads_always = False
-        """Whether heads read in every step what waits, as if it were too much: to capture such steps."""
+        """Whether EAGLE heads read their waiting features in every step, so that the warm-up captures such steps."""
         self.prompts = DevicePrompts(self, target, drafting)
-        """Those that read prompts."""
+        """Captured prefill steps."""
         self._captures = 0
         self._patience = PATIENCE
 
     @contextmanager
     def capturing_every_size(self) -> Iterator[None]:
-        """Inside no larger graph stands in for one of the right size."""
+        """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
         self._patience = 0
         try:
             yield
@@ -171,7 +172,7 @@ class DeviceSteps:
             self._patience = PATIENCE
 
     def renew(self) -> None:
-        """Forgets steps over weights that have been moved since; goes without if something has come in the way."""
+        """Drops captured steps if weights have moved since, and checks again whether steps can be captured."""
         models = (self._target.model, *self._drafting.models)
         forward = self._target.forward
         self.works = (
@@ -200,9 +201,9 @@ class DeviceSteps:
 
     def run(self, requests: list[Request], groups: Sequence[Group]) -> Outcome | None:
         """
-        A step of all these requests; None if the device cannot do it as a whole. Then no request knows of it, and no
-        draft, but for features of parts that have run before one that could not be captured, the first and the last:
-        what a head drafts from these may be worse.
+        Runs a captured step of all these requests. Returns None if the step cannot be captured; requests and draft are
+        then unchanged, except that parts before one whose capture failed have written features. (That happens at most
+        once, since a failure ends all captures. Drafts from these features may be worse.)
         """
         parts = self._parts(requests, groups)
         if parts is None:
@@ -216,7 +217,7 @@ class DeviceSteps:
                 return None
             steps.append(step)
         for part, step in zip(parts, steps, strict=True):
-            if step.features is not None:  # a copy: the next run writes over its own
+            if step.features is not None:  # a copy, because the next replay overwrites it
                 outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
             self._drafting.note_proposed([requests[row] for row in part.drafted + part.reading])
         outcome.was_put_off = any(part.was_put_off for part in parts)
@@ -226,8 +227,8 @@ class DeviceSteps:
 
     def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[Part] | None:
         """
-        The rows by their trees; those without drafts are beside the first, or on their own if these are more. None if
-        the device cannot do them all.
+        Groups the rows by their trees. Rows without drafts join the first part, or make a part of their own if they
+        outnumber its drafted rows. None if not all rows can be in captured steps.
         """
         can_run = self.works and self._target.cache.has_memory and len(requests) <= SIZES[-1]
         if not can_run or any(request.options.device_warpers is None for request in requests):
@@ -253,7 +254,7 @@ class DeviceSteps:
     # ------------------------------------------------------------------------------------------------------- one part
 
     def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> InFlightStep | None:
-        """Runs some rows, and notes what came of them. Returns what ran; None if it could not be captured."""
+        """Runs a part's rows and adds their results to `outcome`. Returns the step; None if its capture failed."""
         lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
         if self._reads_first(part, lag, waits):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
@@ -289,20 +290,20 @@ class DeviceSteps:
         return step
 
     def _lag_of(self, requests: list[Request], part: Part) -> int:
-        """How many tokens a draft can catch up with in a step with the part's tree."""
+        """Most unread tokens per row, root included, that the draft reads in a step with the part's tree."""
         depth = 0 if part.tree is None else part.tree.depth
-        # The tree before may have been deeper, where a request takes one after another.
+        # An earlier tree of the request may have been deeper, as with a schedule.
         plans = [requests[row].options.plan for row in part.drafted]
         deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
         return 1 + max(depth, min(deepest, MOST_LAG))
 
     def _waiting(self, requests: list[Request], part: Part) -> list[int]:
-        """How many features of each of its rows wait for a head; none without one."""
+        """Number of waiting features of each of the part's rows; 0 without an EAGLE head."""
         store = self._drafting.features
         return [0] * len(part.rows) if store is None else store.counts(requests[row] for row in part.rows)
 
     def _reads_first(self, part: Part, lag: int, waits: list[int]) -> bool:
-        """Whether a head is to read before there can be a tree, or because there is no place for more features."""
+        """Whether an EAGLE head must read before it can draft, or because a row has no room for more features."""
         most = max(waits)
         if most == 0 or not self._drafting.has_part:
             return False
@@ -314,8 +315,9 @@ class DeviceSteps:
         self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int
     ) -> tuple[list[int], list[int]]:
         """
-        Where the features of rows are, and the first slots for so many new ones: behind what is not read now; `lags`
-        are of those of which all is read. `waits`: how many there are of each.
+        Places of the rows' waiting features, and first slots for `new` more: behind features that are not read in this
+        step. `lags` has the requests all of whose features are read in it; `waits` has the number of waiting features
+        of each row.
         """
         store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
         places = [WaitingFeatures.NOBODY] * len(own)
@@ -334,7 +336,7 @@ class DeviceSteps:
         return places, slots
 
     def _step_for(self, kind: StepKind, wanted: Size, part: Part, values: tuple) -> InFlightStep | None:
-        """A step with these values in it."""
+        """The captured step for a kind and size, with `values` loaded; None if its capture failed."""
         size, key = wanted, (kind, wanted)
         if key not in self._steps:
             if len(self._seen) > MOST_SEEN:
@@ -358,7 +360,7 @@ class DeviceSteps:
             step = InFlightStep(self._target, self._drafting, kind, size, request)
         step.load(*values)
         if is_new:
-            step.rows.keep_no_features()  # a capture may run it more than once, and they are read before
+            step.rows.keep_no_features()  # a capture may run the step twice, and features are read first
             if not self.capture(step):
                 if not kind.compiles:
                     return None
@@ -370,8 +372,8 @@ class DeviceSteps:
         return step
 
     def capture(self, step: CapturedStep) -> bool:
-        """Captures a step with rows in it. If it cannot, there are none any more, or none that are compiled."""
-        self.meanwhile()  # what would have to wait
+        """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
+        self.meanwhile()  # results would have to wait for the capture
         compiles = step.compiles
         if compiles and self._captures == 0:
             name = type(self._target.model).__name__
@@ -379,7 +381,7 @@ class DeviceSteps:
         try:
             with any_number_of_shapes() if compiles else nullcontext():
                 step.capture(RECORDERS[self._target.device.type], self._pool)
-        except Exception as error:  # whatever stands against it, the requests can do without
+        except Exception as error:  # for whatever reason: requests run without captured steps
             if compiles:
                 self.compiles = False
             elif not step.is_vital:
@@ -395,7 +397,7 @@ class DeviceSteps:
         return True
 
     def _take(self, part: Part, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:
-        """Notes what came of some rows."""
+        """Adds a part's report to `outcome` and lets draft temperatures learn from it."""
         new = step.rows.size.depth + 1
         were_drafted = set(part.drafted)
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):

@@ -1,4 +1,4 @@
-"""A whole step of requests in flight, captured once for a size."""
+"""A captured decoding step of requests in flight."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepKind:
     """
-    What of a step is the same for all requests that it can serve.
+    Properties of a captured step that are fixed at its capture, apart from its size.
 
     Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): what the draft grows; None: nothing.
-        kinds (`frozenset[Kind]`): how rows find their tokens.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree that the draft grows; None for no tree.
+        kinds (`frozenset[Kind]`): kinds of verification among the rows.
         draws (`bool`): whether children are drawn.
-        is_filtered (`bool`): whether they are drawn from what the top-k and top-p of rows leave.
-        reads (`bool`): whether a head reads what waits, without a tree.
-        compiles (`bool`): whether forwards are compiled first.
+        is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
+        reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
+        compiles (`bool`): whether forwards are compiled before the capture.
     """
 
     tree: TokenTree | DynamicTree | None
@@ -45,19 +45,19 @@ class StepKind:
 
     @property
     def done_by(self) -> tuple[StepKind, ...]:
-        """Kinds whose steps can serve its rows: also the one that filters, which does nothing to rows without."""
+        """Kinds whose steps can run the rows: this one, and the filtered one, whose filters may be off in any row."""
         return (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
 
 
 class InFlightStep(CapturedStep):
     """
-    A whole step: the draft, the target's forward, the walk, and the commit.
+    A captured decoding step: the draft, the target's forward, the walk, and the commit.
 
     Args:
-        target (`InFlightTarget`), drafting (`Drafting`): those of the engine.
-        kind (`StepKind`): what the step does.
-        size (`Size`): what it has room for.
-        request (`DraftRequest`, *optional*): what the draft is asked; None without a tree.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+        kind (`StepKind`): tree and kinds of verification of the step.
+        size (`Size`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
+        request (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class InFlightStep(CapturedStep):
         super().__init__(target, size)
         self.kind, device = kind, target.device
         part = drafting.part if kind.reads or kind.tree is not None else NoPart
-        assert part is not None  # nobody asks for the trees of a draft without one
+        assert part is not None  # only drafts with a part are asked for trees
         self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
         self._walks = Walks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
-        self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # roots are where they belong
+        self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._on_host = torch.zeros(self._report.shape, dtype=torch.long, pin_memory=device.type == "cuda")
         self._store = drafting.features
         self.features: torch.Tensor | None = None
         """
-        What is watched of the target, of the root and the accepted nodes, `[rows, depth + 1, size]`; None if nothing
-        is, or it goes to where the rows' features wait, behind those that are left there.
+        Recorded features of the target at the root and the accepted nodes, `[rows, depth + 1, size]`; None if none are
+        recorded, or if they go to the draft's `WaitingFeatures`, behind the features that wait there.
         """
 
     @property
@@ -95,12 +95,12 @@ class InFlightStep(CapturedStep):
         counts = topology.depths <= rows.room[:, None]
         if draft.valid is not None:
             counts = counts & torch.nn.functional.pad(draft.valid, (1, 0), value=True)
-        # Nodes that do not count are the root again: what was drafted there may be any token.
+        # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
         tokens = torch.where(counts, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
         features = None
         with self._target.recorded_features() as watched:
-            # Nodes that do not count may lie past the last position that the model knows.
+            # These nodes get the root's position: their own may be past the last one that the model knows.
             depths = topology.depths * counts
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
@@ -133,16 +133,16 @@ class InFlightStep(CapturedStep):
         return [self._report]
 
     def launch(self) -> None:
-        """Lets the device begin with the rows that were loaded."""
+        """Starts the step for the loaded rows and does not wait for it."""
         self._replay()
         self._on_host.copy_(self._report, non_blocking=True)
 
     def report(self) -> list[list[int]]:
         """
-        What came of them, once the device is done. For each row: accepted nodes (-1 if it rested, or
-        `NOTHING_TO_DRAW`), draft tokens that counted, whether there is NaN among its logits; the nodes of the path,
-        the root's first, and the new tokens, with -1 behind them, `depth + 1` each; where children were drawn,
-        `Drawing.reported_overlaps`.
+        Waits for the device and returns the report of each row, a list of integers: the number of accepted nodes (-1
+        for a resting row, or `NOTHING_TO_DRAW`), the number of valid draft tokens, whether the logits have NaN; the
+        nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; and where children
+        were drawn, `Drawing.reported_overlaps`.
         """
         if self._report.device.type == "cuda":
             torch.cuda.current_stream(self._report.device).synchronize()

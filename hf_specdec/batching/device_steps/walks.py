@@ -1,4 +1,4 @@
-"""How the rows of a step find their next tokens, each in its own way."""
+"""Verification in captured steps: the walks of rows that are greedy, sampled, or verified by rejection."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from .rows import InFlightRows, Kind
 
 class Walks:
     """
+    Walks the rows of a captured step down their trees, each by its own kind of verification.
+
     Args:
-        rows (`InFlightRows`): the step's.
-        kinds (`frozenset[Kind]`): how they find their tokens.
-        drawn_by (`Drafter`, *optional*): the drafter whose children are drawn.
-        draft_is_filtered (`bool`): whether they are drawn from what top-k and top-p leave, which takes time. (Of the
-            target's tokens these leave all for a row that has neither, at the price of a comparison.)
+        rows (`InFlightRows`): the step's rows.
+        kinds (`frozenset[Kind]`): kinds of verification among the rows.
+        drawn_by (`Drafter`, *optional*): the drafter, if its children are drawn.
+        draft_is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p, which takes time. (The
+            target's top-k and top-p are always applied: a row without them costs a comparison.)
     """
 
     def __init__(
@@ -32,10 +34,10 @@ class Walks:
         self._warpers: dict[str, torch.Tensor] = temperature | filters
         of_draft = self._warpers if draft_is_filtered else temperature
         self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.sharpness, **of_draft)
-        """What children are drawn from."""
+        """The distribution from which children are drawn; None if they are not drawn."""
 
     def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Paths, numbers of accepted nodes and next tokens of all rows, see `Verdict.walk`."""
+        """Paths, numbers of accepted nodes and next tokens of all rows; see `Verdict.walk`."""
         rows, found = self._rows, None
         for kind in sorted(self._kinds):
             verdict = self._verdict(kind)
@@ -64,13 +66,13 @@ class Walks:
         return Verdict("rejection", drawing=self.drawing, **values)
 
     def checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """See `Verdict.checked`."""
+        """Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; `[rows]` int64."""
         draws = self._rows.kinds >= Kind.TARGET
         return torch.where(draws, Verdict("target").checked(logits, path, accepted), accepted)
 
 
 def kind_of(request: Request, draws_children: bool) -> Kind:
-    """How a request finds its tokens, in a tree whose children are drawn or not."""
+    """Kind of verification of a request; `draws_children` says whether the children of its tree are drawn."""
     if not request.options.do_sample:
         return Kind.GREEDY
     plan = request.options.plan
@@ -79,8 +81,8 @@ def kind_of(request: Request, draws_children: bool) -> Kind:
 
 def kinds_among(kinds: list[Kind], draws_children: bool) -> frozenset[Kind]:
     """
-    The walks of a step with such rows. Where any draws, all that could come: another walk costs less than another
-    graph for every mix of rows.
+    Kinds of walks in a step with rows of these kinds. If any row is sampled, all possible kinds are included: another
+    walk costs less than another graph for every mix of rows.
     """
     if set(kinds) == {Kind.GREEDY}:
         return frozenset({Kind.GREEDY})
@@ -89,10 +91,14 @@ def kinds_among(kinds: list[Kind], draws_children: bool) -> frozenset[Kind]:
 
 def error_of(accepted: int, is_nan: int) -> str | None:
     """
-    What is wrong with a row that the device reports so: with so many accepted nodes, and with NaN or not.
+    The error message of a row with these values in its report; None if there is no error.
+
+    Args:
+        accepted (`int`): number of accepted nodes, -1 or `NOTHING_TO_DRAW`.
+        is_nan (`int`): whether the logits have NaN.
 
     Raises:
-        RuntimeError: if it should not have rested.
+        RuntimeError: if the row rested (-1) although it belongs to a request.
     """
     if is_nan:
         return NAN_LOGITS

@@ -1,11 +1,11 @@
 """
-The model in a process of its own. In one process Python would take turns between HTTP and texts on the one side, and
-steps on the other.
+The engine: a manager with its models in a process of its own. In a single process, HTTP handling and text decoding
+would compete with the steps for Python's global interpreter lock.
 
-    client.py     the manager, as the server sees it
-    messages.py   what the two processes tell each other
-    server.py     the manager's side
-    process.py    the process: what it loads, and how it starts and ends
+    client.py     the HTTP server's side of the pipe
+    messages.py   messages between the two processes
+    server.py     the manager's side of the pipe
+    process.py    the engine's process: loading, start and end
 """
 
 from .client import EngineClient

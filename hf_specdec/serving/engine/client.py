@@ -1,4 +1,4 @@
-"""The manager, as the server sees it: in another process."""
+"""The HTTP server's side of the pipe to the engine's process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ Handler = Callable[[GenerationOutput], None]
 @dataclass(eq=False)
 class _OpenRequest:
     """
+    A request to the engine that is not over.
+
     Args:
-        loop (`AbstractEventLoop`): where it was asked for. All that comes of it happens there.
-        admission (`asyncio.Future`): done when the engine has taken it.
-        tokens (`list[int]`): those that have come.
+        loop (`AbstractEventLoop`): the event loop that made the request, in which its handlers are called.
+        admission (`asyncio.Future`): done when the engine has admitted the request.
+        tokens (`list[int]`): tokens received so far.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -39,19 +41,19 @@ class _OpenRequest:
 
 class EngineClient:
     """
-    Asks an `EngineServer` for texts, from event loops. What transformers' server asks of a manager of its own is
-    there; nothing waits for the engine but `state`.
+    Sends requests to an `EngineServer`, from event loops, with the methods that transformers' server calls on its own
+    manager. Only `state` waits for the engine.
 
     Args:
-        connection (`Connection`): one end of a pipe; the engine has the other, and has said that it is there.
-        served (`Served`): how.
+        connection (`Connection`): one end of a pipe, whose other end the engine has.
+        served (`Served`): the engine's first message, already received.
     """
 
     def __init__(self, connection: Connection, served: Served):
         self.model = served
-        """The model, as far as the server needs it: its config and generation config."""
+        """Config and generation config of the model, which are all that the HTTP server needs of it."""
         self.fatal_error: Exception | None = None
-        """Why the engine takes no more requests."""
+        """The error because of which the engine takes no more requests; None while it runs."""
         self._is_gone = False
         self._connection = connection
         self._open: dict[str, _OpenRequest] = {}
@@ -65,20 +67,20 @@ class EngineClient:
 
     @property
     def background_thread_status(self) -> EngineClient:
-        """What tells by its `fatal_error` whether the engine has ended."""
+        """The client itself, whose `fatal_error` is the error that ended the engine, or None."""
         return self
 
     @property
     def state(self) -> ManagerState:
         """
-        What the manager is doing now. Waits for it, so not to be asked in an event loop.
+        The manager's present load and counts. Waits for the engine, so not to be called in an event loop.
 
         Raises:
             RuntimeError: if the engine's process has ended.
-            TimeoutError: if it does not answer.
+            TimeoutError: if the engine does not answer within `SECONDS_FOR_STATE`.
         """
         number, answer = next(self._numbers), Future[ManagerState]()
-        with self._lock:  # so that all that is open is told of an end, or sees it
+        with self._lock:  # an end of the engine is seen here, or fails the answer (`_end`)
             if self._is_gone:
                 self._check_alive()
             self._states[number] = answer
@@ -89,7 +91,7 @@ class EngineClient:
             self._states.pop(number, None)
 
     def close(self) -> None:
-        """Takes leave of the engine, which cancels what is open and closes its end."""
+        """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
         self._outbox.put(None)
 
     # ------------------------------------------------------------------------------------------- from an event loop
@@ -104,11 +106,11 @@ class EngineClient:
         seed: int | None = None,
     ) -> asyncio.Future[None]:
         """
-        Asks for a text; see `SpeculativeBatchingManager.add_request`.
+        Sends a request to the engine; see `SpeculativeBatchingManager.add_request`.
 
         Returns:
-            `asyncio.Future`: done when the engine has taken the request. It raises the `ValueError`, `TypeError` or
-            `queue.Full` with which that refuses it; the handler is told as well.
+            `asyncio.Future`: done when the engine has admitted the request. If the engine refuses the request, the
+            future raises its `ValueError`, `TypeError` or `queue.Full`, and the handler gets a failed result.
 
         Raises:
             RuntimeError: if the engine has ended.
@@ -123,17 +125,17 @@ class EngineClient:
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:
         """
-        Lets `callback` be called with every result of a request. It may be there before the request, and is to be
-        before the event loop goes on.
+        Registers a callback for every result of a request. It may be registered before the request, and must be before
+        the event loop continues.
         """
         self._handlers[request_id] = callback
 
     def unregister_result_handler(self, request_id: str) -> None:
-        """Forgets a request's handler, if there is one. (With its last result it is forgotten by itself.)"""
+        """Removes a request's result handler, if there is one. (The request's last result removes it as well.)"""
         self._handlers.pop(request_id, None)
 
     def cancel_request(self, request_id: str) -> None:
-        """Ends a request; nothing happens if it is over."""
+        """Asks the engine to cancel a request; does nothing if it is over."""
         self._outbox.put(CancelRequest(request_id))
 
     def _check_alive(self) -> None:
@@ -143,21 +145,21 @@ class EngineClient:
     # ------------------------------------------------------------------------------------- what comes from the engine
 
     def _write(self) -> None:
-        """A thread: an event loop does not wait for a full pipe."""
+        """The thread that writes to the pipe, so that no event loop waits for a full pipe."""
         message: Any = ...
         try:
             while message is not None:
                 message = self._outbox.get()
                 self._send(message)
         except OSError:
-            pass  # the engine has ended: the other thread sees to it
+            pass  # the engine has ended, which `_read` handles
 
     def _send(self, message: Any) -> None:
         try:
             self._connection.send(message)
         except OSError:
             raise
-        except Exception as error:  # an option that cannot be pickled is its request's own affair
+        except Exception as error:  # an option that cannot be pickled fails only its request
             if isinstance(message, AddRequest):
                 self._handle(Admission.refused(message.request_id, error))
 
@@ -194,7 +196,7 @@ class EngineClient:
                 state.set_exception(RuntimeError(f"The engine has ended. {reason}"))
 
     def _in_their_loops(self, take: Callable[[list[Any]], None], parts: Iterable[tuple[str, Any]]) -> None:
-        """Wakes each event loop once."""
+        """Calls `take` with the parts of each event loop's requests in that loop, waking each loop once."""
         of_loops: dict[asyncio.AbstractEventLoop, list[Any]] = {}
         for name, part in parts:
             request = self._open.get(name)
@@ -204,7 +206,7 @@ class EngineClient:
             try:
                 loop.call_soon_threadsafe(take, own)
             except RuntimeError:
-                pass  # the loop is closed: nobody is left to be told
+                pass  # the loop is closed, and its handlers with it
 
     # ----------------------------------------------------------------------------------------------- in an event loop
 
@@ -213,13 +215,13 @@ class EngineClient:
             request, error = self._open.get(one.request_id), one.error
             if request is None:
                 continue
-            admission = request.admission  # done already if nobody waits for it any more
+            admission = request.admission  # already done if its waiter was cancelled
             if error is None and not admission.done():
                 admission.set_result(None)
             if error is not None:
                 if not admission.done():
                     admission.set_exception(error)
-                    admission.exception()  # so that nobody has to ask
+                    admission.exception()  # so that asyncio does not log an exception that was never retrieved
                 self._progress([Progress(one.request_id, [], RequestStatus.FAILED, str(error))])
 
     def _progress(self, parts: list[Progress]) -> None:
@@ -233,9 +235,9 @@ class EngineClient:
                 del self._open[part.request_id]
                 self._handlers.pop(part.request_id, None)
                 if not request.admission.done():
-                    request.admission.set_result(None)  # the engine has ended, which the handler is told
+                    request.admission.set_result(None)  # the engine has ended; the handler gets a failed result
             if handler is not None:
-                # Each on its own: one that fails is no affair of the others.
+                # Scheduled separately, so that a failing handler does not keep the others from running.
                 request.loop.call_soon(handler, _output_of(part, request.tokens))
 
 

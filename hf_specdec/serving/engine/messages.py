@@ -1,4 +1,4 @@
-"""What the server and its engine tell each other. All of it goes through a pipe, pickled."""
+"""Messages between the HTTP server and its engine, pickled and sent through a pipe."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ...batching import ManagerState
 @dataclass(frozen=True)
 class AddRequest:
     """
-    Asks for a text.
+    A new request.
 
     Args:
-        request_id (`str`): its name.
+        request_id (`str`): the request's name.
         input_ids (`list[int]`): the prompt.
-        generation_config (`GenerationConfig`): all its options.
+        generation_config (`GenerationConfig`): all options of the request.
         seed (`int`, *optional*): see `SpeculativeBatchingManager.add_request`.
-        streaming (`bool`): whether tokens are told at every step, and not at the end alone.
+        streaming (`bool`): whether tokens are sent at every step, and not only at the end.
     """
 
     request_id: str
@@ -37,14 +37,14 @@ class AddRequest:
 
 @dataclass(frozen=True)
 class CancelRequest:
-    """Nobody waits for this one any more."""
+    """A request is to be cancelled, because its client has gone."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class AskState:
-    """Asks for a `State` with the same number."""
+    """The server asks for a `State` with the same number."""
 
     number: int
 
@@ -55,10 +55,10 @@ class AskState:
 @dataclass(frozen=True)
 class Served:
     """
-    The first message: the model is there.
+    The first message of an engine whose models are loaded.
 
     Args:
-        config (`PreTrainedConfig`), generation_config (`GenerationConfig`): the model's.
+        config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
     """
 
     config: PreTrainedConfig
@@ -68,11 +68,11 @@ class Served:
 @dataclass(frozen=True)
 class NotServed:
     """
-    The first message, if there will be no model.
+    The first and last message of an engine that cannot start.
 
     Args:
-        option (`str`): the argument of the command line that stands against it.
-        reason (`str`): what is wrong with it.
+        option (`str`): the command-line argument at fault.
+        reason (`str`): what is wrong with the argument.
     """
 
     option: str
@@ -82,11 +82,12 @@ class NotServed:
 @dataclass(frozen=True)
 class Admission:
     """
-    A request has been taken, or refused.
+    A request has been admitted or refused.
 
     Args:
-        request_id (`str`): its name.
-        kind (`str`, *optional*), reason (`str`): the name of the error that refuses it, and what that says.
+        request_id (`str`): the request's name.
+        kind (`str`, *optional*): class name of the error that refuses the request; None if it is admitted.
+        reason (`str`): message of that error.
     """
 
     request_id: str
@@ -95,7 +96,7 @@ class Admission:
 
     @classmethod
     def refused(cls, request_id: str, error: Exception) -> Admission:
-        """With the error that `add_request` raised."""
+        """The message of a refusal, for the error that `add_request` raised."""
         kind = next((name for name, one in REFUSALS.items() if isinstance(error, one)), None)
         if kind is None:
             return cls(request_id, RuntimeError.__name__, f"{type(error).__name__}: {error}")
@@ -103,7 +104,7 @@ class Admission:
 
     @property
     def error(self) -> Exception | None:
-        """What refuses the request, if anything does."""
+        """The error that refuses the request; None if it is admitted."""
         return None if self.kind is None else REFUSALS.get(self.kind, RuntimeError)(self.reason)
 
 
@@ -112,12 +113,12 @@ REFUSALS: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": T
 
 class Progress(NamedTuple):
     """
-    What a step has brought one request.
+    New tokens and status of one request after a step.
 
     Args:
-        request_id (`str`): its name.
-        tokens (`list[int]`): those that nobody has been told.
-        status (`RequestStatus`), error (`str`, *optional*): as of a `GenerationOutput`.
+        request_id (`str`): the request's name.
+        tokens (`list[int]`): tokens that have not been sent before.
+        status (`RequestStatus`), error (`str`, *optional*): status and error, as in a `GenerationOutput`.
     """
 
     request_id: str
@@ -128,7 +129,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What the manager is doing."""
+    """The manager's state, in answer to the `AskState` with the same number."""
 
     number: int
     state: ManagerState

@@ -1,4 +1,4 @@
-"""The engine's process: what it loads, and how it starts and ends."""
+"""The engine's process: loading, start and end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .server import EngineServer
 
 SWITCH_INTERVAL = 0.0005
 """
-Seconds for which a Python thread may keep the others waiting. By default 0.005, in which a small model on a GPU does a
-whole step: its thread would wait as long for the one that takes requests.
+Switch interval of Python threads in the engine's process, in seconds. In Python's default of 0.005 a small model on a
+GPU runs a whole step, for which its thread would have to wait for the thread that takes requests.
 """
 SECONDS_TO_END = 20.0
 
@@ -36,15 +36,17 @@ SECONDS_TO_END = 20.0
 @dataclass(frozen=True)
 class EngineOptions:
     """
-    What an engine loads and how it runs, in words that go from process to process.
+    Options of an engine, which can be pickled for its process.
 
     Args:
-        target (`str`, *optional*), draft (`str`): see `hf-specdec serve`.
+        target (`str`, *optional*), draft (`str`): target and draft, as in `hf-specdec serve`.
         speculative_config (`SpeculativeConfig`): how requests speculate.
-        device (`str`), dtype (`str`): where the models are, and in what.
-        device_map (`str`, *optional*): instead of the device, for the target.
+        device (`str`): device of the models.
+        dtype (`str`): name of the models' dtype, a key of `loading.DTYPES`.
+        device_map (`str`, *optional*): accelerate's device map for the target, in place of `device`.
         max_requests (`int`, *optional*), max_batch_tokens (`int`, *optional*), num_blocks (`int`, *optional*),
-        max_queue_size (`int`): limits; by default those of a manager.
+            max_queue_size (`int`): limits of the manager (`max_batch_tokens` is `Limits.chunk_size`); by default those
+            of `Limits.of`.
     """
 
     target: str | None
@@ -61,11 +63,11 @@ class EngineOptions:
 
 class StartError(Exception):
     """
-    An engine cannot start.
+    Raised when an engine cannot start.
 
     Args:
-        option (`str`): the argument of the command line that stands against it.
-        reason (`str`): what is wrong with it.
+        option (`str`): the command-line argument at fault.
+        reason (`str`): what is wrong with the argument.
     """
 
     def __init__(self, option: str, reason: str):
@@ -76,13 +78,13 @@ class StartError(Exception):
 @contextmanager
 def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
     """
-    Starts an engine in a process of its own and waits until its models are loaded; it warms up while it is asked
-    already. It ends when this is left, or when this process ends.
+    A context with an engine in a process of its own. Waits until the models are loaded; the engine takes requests
+    while it warms up. The engine ends with the context, or with the calling process.
 
     Raises:
-        StartError: if it cannot start.
+        StartError: if the engine cannot start.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would share what this one knows of a GPU
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA again
     connection, theirs = context.Pipe()
     process = context.Process(target=_run, args=(options, theirs), name="hf-specdec engine", daemon=True)
     process.start()
@@ -100,7 +102,7 @@ def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
         yield client
     finally:
         if client is None:
-            process.kill()  # there is nothing yet that it would have to end well
+            process.kill()  # nothing runs yet that needs an orderly end
         else:
             client.close()
         process.join(SECONDS_TO_END)
@@ -110,12 +112,12 @@ def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
 
 
 def _run(options: EngineOptions, connection: Connection) -> None:
-    """The process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal: the server ends this one
+    """The main function of the engine's process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal: the server ends the engine
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        # In a thread that ends, see `RequestLoop.run_here`.
+        # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
         with _while_the_server_lives(), ThreadPoolExecutor(max_workers=1) as loader:
             manager, tokenizer = loader.submit(load, options).result()
     except StartError as error:
@@ -129,7 +131,7 @@ def _run(options: EngineOptions, connection: Connection) -> None:
 
 @contextmanager
 def _while_the_server_lives() -> Iterator[None]:
-    """Inside, the process ends when the server's does, for which nobody looks otherwise."""
+    """A context in which the process ends with the server's process, which nothing else watches meanwhile."""
     has_left, server = threading.Event(), multiprocessing.parent_process()
     assert server is not None
 
@@ -147,10 +149,10 @@ def _while_the_server_lives() -> Iterator[None]:
 
 def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:
     """
-    The manager with its models, not started, and the target's tokenizer.
+    Loads the models. Returns the manager, not started, and the target's tokenizer.
 
     Raises:
-        StartError: if something cannot be loaded, or does not go together.
+        StartError: if a model or the tokenizer cannot be loaded, or the models do not fit together.
     """
     dtype = loading.DTYPES[options.dtype]
     target = _loaded("TARGET", loading.load_target, options.target, dtype, options.device, options.device_map)

@@ -1,4 +1,4 @@
-"""The manager's side: takes requests from the pipe, and tells there what becomes of them."""
+"""The manager's side of the pipe: takes requests from it and sends their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .messages import AddRequest, Admission, AskState, CancelRequest, Ended, Pro
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""For how long nobody may know that the manager has ended with an error, if nobody asks it anything."""
+"""Seconds between checks whether the manager has ended with an error, while no message comes."""
 
 
 class EngineServer:
@@ -21,9 +21,9 @@ class EngineServer:
     Serves one `EngineClient`.
 
     Args:
-        manager (`SpeculativeBatchingManager`): runs the requests; started and stopped by whoever made it.
-        tokenizer (`PreTrainedTokenizerBase`): the model's, for stop strings.
-        connection (`Connection`): one end of a pipe; the client has the other.
+        manager (`SpeculativeBatchingManager`): runs the requests; the caller starts and stops it.
+        tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer, for stop strings.
+        connection (`Connection`): one end of a pipe, whose other end the client has.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class EngineServer:
         self._manager, self._tokenizer, self._connection = manager, tokenizer, connection
         self._sending = threading.Lock()
         self._told: dict[str, int] = {}
-        """How many tokens of each open request have been told."""
+        """Number of tokens already sent, by name of the open request."""
         self._has_ended = False
 
     def serve(self) -> None:
-        """Until the client takes leave, or is no more: then what it had asked for is cancelled."""
+        """Serves until the client closes or its process has ended, and then cancels the open requests."""
         model = self._manager.model
         self._manager.listen(self._tell)
         try:
@@ -72,18 +72,18 @@ class EngineServer:
                 seed=asked.seed,
                 tokenizer=self._tokenizer if asked.generation_config.stop_strings else None,
             )
-        except Exception as error:  # whatever a request's options make of it is that request's own
+        except Exception as error:  # an error of a request's options fails only that request
             del self._told[asked.request_id]
             return Admission.refused(asked.request_id, error)
         return Admission(asked.request_id)
 
     def _tell(self, outputs: list[SpeculativeGenerationOutput]) -> None:
-        """In the manager's thread, while the device is busy with the next step."""
+        """Sends a step's new tokens; called by the manager's thread while the device runs the next step."""
         told = []
         for output in outputs:
             tokens, name = output.generated_tokens, output.request_id
             if name not in self._told:
-                continue  # somebody else's
+                continue  # not a request of the client
             told.append(Progress(name, tokens[self._told[name] :], output.status, output.error))
             if output.is_finished():
                 del self._told[name]
@@ -93,7 +93,7 @@ class EngineServer:
             self._look_for_the_end()
             self._send(told)
         except OSError:
-            pass  # nobody is there any more: `serve` sees to it
+            pass  # the client has gone, which `serve` handles
 
     def _look_for_the_end(self) -> None:
         error = self._manager.background_thread_status.fatal_error
