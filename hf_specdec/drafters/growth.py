@@ -222,8 +222,10 @@ def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Te
         `tuple`: tokens `[…, count]` int64, and whether each is in the support, `[…, count]` bool: all False where the
         scores have no softmax (NaN or +inf among them).
     """
+    # Relative to the best: beside scores of 1e5, as at a temperature near zero, float32 would round the noise away.
+    relative = scores - scores.amax(dim=-1, keepdim=True)  # all NaN where there is no softmax, or one of +inf
     noise = torch.empty_like(scores).exponential_().log_()
-    perturbed = (scores - noise).topk(count, dim=-1)
+    perturbed = (relative - noise).topk(count, dim=-1)
     drawable = (perturbed.values > -torch.inf) & perturbed.values[..., :1].isfinite()
     return perturbed.indices, drawable
 

@@ -56,6 +56,16 @@ def test_draws_from_scores_that_are_not_normalised(offset: float):
     assert fit(tokens, torch.from_numpy(_order_law(scores, 3))).p_value > SIGNIFICANCE
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-6])
+def test_draws_at_temperatures_near_zero(temperature: float):
+    """Scores so large that float32 would round the noise away beside them: the tied best tokens come equally often."""
+    scores = torch.tensor([78.7378, 13.0, 78.7378, 78.7378]) / temperature
+    torch.manual_seed(0)
+    tokens, drawable = draw_without_replacement(scores.expand(60_000, -1), 1)
+    assert drawable.all()
+    assert fit(tokens, torch.tensor([1 / 3, 0.0, 1 / 3, 1 / 3])).p_value > SIGNIFICANCE
+
+
 def test_draws_beyond_the_support():
     scores = torch.tensor([0.3, -torch.inf, -1.0, -torch.inf, 0.0])
     tokens, drawable = draw_without_replacement(scores.expand(50_000, -1), 5)
