@@ -17,20 +17,21 @@ logger = logging.get_logger(__name__)
 
 _MARK = "complete"
 _LOG = "log.jsonl"
-_STEPS_BETWEEN_AGREEMENTS = 4  # each waits for the device
+_STEPS_BETWEEN_AGREEMENTS = 4  # each broadcast waits for the device
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Says that everything is in the checkpoint; a kill while it is written leaves none of these."""
+    """Marks a checkpoint as completely written; a process killed while writing leaves no mark."""
     (checkpoint / _MARK).touch()
 
 
 def newest_complete(output: Path, clean: bool = True) -> Path | None:
     """
-    The newest checkpoint that was written to its end, or None.
+    The newest checkpoint that was completely written, or None.
 
     Args:
-        clean (`bool`, *optional*, defaults to `True`): delete those that were not.
+        output (`Path`): folder of the run.
+        clean (`bool`, *optional*, defaults to `True`): delete incomplete checkpoints.
     """
     found = []
     for folder in output.glob("checkpoint-*"):
@@ -47,11 +48,11 @@ def newest_complete(output: Path, clean: bool = True) -> Path | None:
 
 class TimeLimits(TrainerCallback):
     """
-    Saves every so many seconds, and stops with a checkpoint at a deadline. With several processes the first decides.
+    Saves at a time interval, and stops with a checkpoint at a deadline. With several processes, rank 0 decides.
 
     Args:
-        save_seconds (`float`): between checkpoints.
-        deadline (`float`, *optional*): in `time.monotonic()`.
+        save_seconds (`float`): seconds between checkpoints.
+        deadline (`float`, *optional*): time of `time.monotonic()` at which training stops.
     """
 
     def __init__(self, save_seconds: float, deadline: float | None):
@@ -81,7 +82,7 @@ class TimeLimits(TrainerCallback):
 
 
 class LogFile(TrainerCallback):
-    """Appends everything that is logged to `log.jsonl`, one line each."""
+    """Appends every log record to `log.jsonl`, one line each."""
 
     def __init__(self, output: Path):
         self.path = output / _LOG
@@ -89,7 +90,7 @@ class LogFile(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         if not state.is_world_process_zero or not self.path.is_file():
             return
-        # Steps after the checkpoint that a killed run had logged come once more.
+        # A killed run may have logged steps after its last checkpoint; they are run and logged again.
         kept = [line for line in self.path.read_text().splitlines() if _step_of(line) <= state.global_step]
         self.path.write_text("".join(line + "\n" for line in kept))
 
@@ -103,19 +104,21 @@ class LogFile(TrainerCallback):
 
 class FirstEvaluation(TrainerCallback):
     """
-    Keeps what the held-out texts gave before the first step. That evaluation must be part of the training
-    (`eval_on_start`): one before it would hand the model to accelerate without its wrapper for several processes,
-    which training would then leave off, and every process would train on its own.
+    Stores the metrics of the held-out texts before the first step.
+
+    This evaluation must be part of the training (`eval_on_start`): an earlier one would give accelerate the model
+    without its wrapper for several processes, training would then omit the wrapper, and every process would train on
+    its own.
 
     Args:
-        path (`Path`): where it is kept.
+        path (`Path`): file of the metrics.
     """
 
     def __init__(self, path: Path):
         self.path = path
 
     def read(self) -> dict[str, float]:
-        """It; empty if there is none."""
+        """The stored metrics by name; empty if there are none."""
         return json.loads(self.path.read_text()) if self.path.is_file() else {}
 
     def on_evaluate(
@@ -133,17 +136,21 @@ class FirstEvaluation(TrainerCallback):
 def _step_of(line: str) -> float:
     try:
         return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # cut off by a kill
+    except (ValueError, KeyError, TypeError):  # an incomplete line of a killed run
         return float("inf")
 
 
 def check_identity(output: Path, identity: dict[str, Any], defaults: dict[str, Any]) -> None:
     """
-    Records what a run is, or compares it with what the folder holds. A run that did not know an option yet had its
-    default.
+    Writes the options of a run to `training_options.json`, or compares them with the options recorded there.
+
+    Args:
+        output (`Path`): folder of the run.
+        identity (`dict[str, Any]`): see `TrainOptions.identity`.
+        defaults (`dict[str, Any]`): values of options that an older version did not record.
 
     Raises:
-        ValueError: if the folder is that of another run, naming what differs.
+        ValueError: if the folder holds another run, naming the options that differ.
     """
     path = output / "training_options.json"
     if not path.is_file():

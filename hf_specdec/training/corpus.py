@@ -1,4 +1,4 @@
-"""The texts of a run: read or written once, kept in the run's folder, the same again when it continues."""
+"""The texts of a training run: read or written once, stored in the run's folder, and reused when it continues."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ _COMPLETE = "complete"
 
 class Corpus:
     """
-    The texts of a run, in `folder`: `encoded.jsonl` of given data; `written-<process>.jsonl` of what the target
-    writes, a line as soon as a text ends.
+    The texts of a training run, stored in `folder`.
+
+    `encoded.jsonl` holds given data, `written-<process>.jsonl` the texts that the target writes, one line each as soon
+    as a text ends.
 
     Args:
-        options (`TrainOptions`): what is asked for.
-        folder (`Path`): made if it is not there.
-        target, tokenizer: the target's.
-        rank, world_size (`int`): of this process; every one writes its share.
-        wait (callable): returns when all processes are there.
+        options (`TrainOptions`): options of the run.
+        folder (`Path`): folder of the files; created if it does not exist.
+        target, tokenizer: the target and its tokenizer.
+        rank, world_size (`int`): rank of this process and number of processes; each process writes its share.
+        wait (callable): barrier over all processes.
     """
 
     def __init__(
@@ -53,11 +55,15 @@ class Corpus:
 
     def texts(self, deadline: float | None = None) -> list[Text] | None:
         """
-        All texts, cut to the run's length; None if the target had not written all of them at `deadline` (in
-        `time.monotonic()`): what there is stays, and the next run continues.
+        All texts, cut to `max_length` tokens; None if the target had not written all of them by the deadline.
+
+        The texts written by then stay in the folder, and the next run continues.
+
+        Args:
+            deadline (`float`, *optional*): time of `time.monotonic()` at which writing stops.
 
         Raises:
-            ValueError: if there is nothing to learn from.
+            ValueError: for fewer than 2 texts with tokens to predict, or a `max_length` beyond the target's positions.
         """
         options, longest = self.options, _longest(self.target)
         if options.max_length > longest:
@@ -78,8 +84,9 @@ class Corpus:
 
     def _stored(self) -> Iterable[Text]:
         """
-        In an order that does not depend on which process wrote what. A greedy answer to a question that was asked
-        before is the same again: it comes once, so that nothing is held out that was learnt.
+        The stored texts, in an order that does not depend on which process wrote which text.
+
+        Equal texts, such as greedy answers to equal questions, are kept once, so that no held-out text is trained on.
         """
         if self.options.data is not None:
             return iterate_written(self.folder / "encoded.jsonl")
@@ -120,7 +127,7 @@ class Corpus:
                 options.max_length,
                 min(rows, number),
                 sampling=Sampling(greedy_share=options.greedy_share, cool_share=options.cool_share),
-                # Another seed for what is left after a kill: else the same conversations would begin again.
+                # The seed depends on the texts done, because a continued run would else draw the first texts again.
                 seed=(options.seed * 1_000_003 + len(done)) * 1_009 + self.rank,
             )
             texts = writer.write(
@@ -147,7 +154,7 @@ class Corpus:
         return set().union(*map(written_jobs, self.folder.glob("written-*.jsonl")))
 
     def _jobs(self) -> tuple[Callable[[int], list[Part]], int]:
-        """How conversation i goes, and how many there are."""
+        """The function from a conversation's number to its parts, and the number of conversations."""
         template = Template(self.tokenizer, self.target)
         if self.options.self_generate is not None:
             return Openings(self.options).jobs(template), self.options.self_generate
@@ -156,13 +163,13 @@ class Corpus:
 
 
 def _in_time(jobs: Iterable[int], seconds: float | None) -> Iterator[int]:
-    """Jobs for so long; those that have begun by then are finished, however long they are."""
+    """Yields jobs for `seconds`; a job that has begun by then is finished, however long it takes."""
     end = None if seconds is None else time.monotonic() + seconds
     return itertools.takewhile(lambda _: end is None or time.monotonic() < end, jobs)
 
 
 def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] | None, str | None]]:
-    """Messages up to the last question, or texts. A .txt file has a question per line."""
+    """Pairs (messages up to the last question, None) or (None, plain text). A .txt file has a question per line."""
     path = Path(options.prompts)
     if path.suffix == ".txt" and path.is_file():
         lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())

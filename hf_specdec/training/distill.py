@@ -22,13 +22,14 @@ logger = logging.get_logger(__name__)
 
 class DistillObjective(nn.Module):
     """
-    (1 − hard) · soft cross-entropy against the target's logits + hard · cross-entropy against the text's tokens.
+    Distillation loss: (1 − hard) · soft cross-entropy against the target's logits + hard · cross-entropy against the
+    text's tokens.
 
     Args:
-        model (`PreTrainedModel`): the small language model; it has the target's vocabulary.
-        num_steps (`int`, *optional*, defaults to 5): depths that the acceptance length counts. A language model sees
-            its own tokens as they are, so that top-1 is taken as the same at every depth.
-        hard (`float`, *optional*, defaults to 0.1): share of the text's own tokens.
+        model (`PreTrainedModel`): the draft model; it has the target's vocabulary.
+        num_steps (`int`, *optional*, defaults to 5): depths that the acceptance length counts. A language model reads
+            its own draft tokens exactly, so top-1 is taken as equal at every depth.
+        hard (`float`, *optional*, defaults to 0.1): weight of the cross-entropy against the text's tokens.
         packed (`bool`, *optional*, defaults to `False`): whether rows hold several texts.
     """
 
@@ -45,7 +46,17 @@ class DistillObjective(nn.Module):
         position_ids: torch.Tensor,
         segment_ids: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """As `TttObjective`: `loss`, and `counts`, `[batch, 4, K]`."""
+        """
+        Loss and counts of a batch.
+
+        Args:
+            reading (`Reading`): the target's outputs for the batch.
+            input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
+            loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
+
+        Returns:
+            `dict`: `loss`, a scalar, and `counts`, `[batch, 4, num_steps]` float32, see `DepthCounts`.
+        """
         positions = {"position_ids": position_ids} if self.packed else {}
         logits = self.model(input_ids=input_ids, use_cache=False, **positions).logits[:, :-1]
         mask = loss_mask[:, 1:]
@@ -78,11 +89,12 @@ def new_draft_model(
     """
     An untrained small model of the target's architecture and vocabulary, in float32.
 
-    Of the target's width, it begins with the target's embeddings, lm_head, final norm, and layers taken evenly from
-    first to last. If it is narrower, its embeddings are the target's, projected on their principal components, in the
-    target's scale; the rest is random.
+    A model of the target's width starts from the target's embeddings, lm_head, final norm, and layers chosen evenly
+    from first to last. A narrower model starts from the target's embeddings projected on their principal components,
+    in the target's scale; the rest is random.
 
     Args:
+        target (`PreTrainedModel`): the target.
         num_layers (`int`, *optional*, defaults to 2): decoder layers.
         hidden_size (`int`, *optional*): defaults to the target's. Must hold whole attention heads.
         intermediate_size (`int`, *optional*): width of the MLP; defaults to the target's, scaled with `hidden_size`.
@@ -104,12 +116,12 @@ def new_draft_model(
 def draft_config(
     config: PreTrainedConfig, num_layers: int, hidden_size: int | None, intermediate_size: int | None
 ) -> PreTrainedConfig:
-    """The target's `config` with other sizes. Raises `ValueError` for sizes it cannot have."""
+    """The target's `config` with other sizes. Raises `ValueError` for sizes that the architecture cannot have."""
     whole = config.num_hidden_layers
     if not 1 <= num_layers <= whole:
         raise ValueError(f"`num_layers`={num_layers}: choose 1 … {whole}, the layers of the target.")
     small = copy.deepcopy(config)
-    vars(small).pop("_model_name_or_path", None)  # it is another model
+    vars(small).pop("_model_name_or_path", None)  # the draft is not the model that this names
     small.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
         small.layer_types = [config.layer_types[layer] for layer in _spread(num_layers, whole)]
@@ -135,14 +147,14 @@ def draft_config(
 
 
 def _spread(number: int, whole: int) -> list[int]:
-    """`number` of `whole` layers, first and last among them where there are two."""
+    """Indices of `number` of `whole` layers, evenly spaced, with the first and (from two on) the last."""
     if number == 1:
         return [0]
     return [round(index * (whole - 1) / (number - 1)) for index in range(number)]
 
 
 def _copy_layers(target: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Everything that fits, with the draft's layer i taken from the target's layer `_spread`[i]."""
+    """Copies every weight of equal shape; layer i of the draft comes from layer `_spread(…)[i]` of the target."""
     whole = target.config.get_text_config(decoder=True).num_hidden_layers
     chosen = _spread(model.config.num_hidden_layers, whole)
     weights = target.state_dict()
@@ -159,7 +171,7 @@ def _copy_layers(target: PreTrainedModel, model: PreTrainedModel) -> None:
 
 
 def _project_embeddings(target: PreTrainedModel, model: PreTrainedModel) -> None:
-    """The input embeddings (and the lm_head, from its own) on their leading principal components."""
+    """Projects the input embeddings, and an untied lm_head, each on its own leading principal components."""
     pairs = [(target.get_input_embeddings(), model.get_input_embeddings())]
     if not model.config.tie_word_embeddings:
         pairs.append((target.get_output_embeddings(), model.get_output_embeddings()))

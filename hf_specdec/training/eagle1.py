@@ -18,14 +18,15 @@ from .unroll import check_trainable, unroll
 
 class Eagle1Objective(nn.Module):
     """
-    SmoothL1(state, next feature) + 0.1 · soft cross-entropy through the target's frozen lm_head. In training, noise
-    drawn evenly from ±0.1 · 512 / T (T the tokens of the text) is put on the features that the head reads.
+    EAGLE-1's loss: SmoothL1(state, next feature) + 0.1 · soft cross-entropy through the target's frozen lm_head.
+
+    In training, uniform noise in ±0.1 · 512 / T (T: tokens of the text) is added to the features that the head reads.
 
     Args:
-        head (`EagleHead`): of version 1.
-        num_steps (`int`, *optional*, defaults to 5): depths that are counted in evaluation; training has one.
+        head (`EagleHead`): a head of version 1.
+        num_steps (`int`, *optional*, defaults to 5): depths counted in evaluation; training unrolls one step.
         token_weight (`float`, *optional*, defaults to 0.1): weight of the cross-entropy.
-        noise (`float`, *optional*, defaults to 0.1): 0 for none.
+        noise (`float`, *optional*, defaults to 0.1): size of the noise; 0 for none.
 
     Raises:
         ValueError: for a head of another version.
@@ -50,7 +51,18 @@ class Eagle1Objective(nn.Module):
         position_ids: torch.Tensor,
         segment_ids: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """As `TttObjective`: `loss`, and `counts`, `[batch, 4, 1]` in training, `[batch, 4, K]` else."""
+        """
+        Loss and counts of a batch.
+
+        Args:
+            reading (`Reading`): the target's outputs for the batch.
+            input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
+            loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
+
+        Returns:
+            `dict`: `loss`, a scalar, and `counts`, float32, `[batch, 4, 1]` in training and `[batch, 4, K]` in
+            evaluation, see `DepthCounts`.
+        """
         features = reading.features
         if self.training and self.noise:
             features = features + _noise(features, segment_ids, self.noise)
@@ -80,7 +92,7 @@ class Eagle1Objective(nn.Module):
 
 
 def _noise(features: torch.Tensor, segment_ids: torch.Tensor | None, size: float) -> torch.Tensor:
-    """Even noise in ±size · 512 / T, `[batch, tokens, feature_size]`, T being the length of each token's text."""
+    """Uniform noise in ±size · 512 / T, `[batch, tokens, feature_size]`; T is the length of each token's text."""
     batch, tokens = features.shape[:2]
     if segment_ids is None:
         lengths = torch.full((batch, tokens), tokens, device=features.device)

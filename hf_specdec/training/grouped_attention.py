@@ -1,4 +1,4 @@
-"""Attention while a target writes, one query per row: without copies of keys, and without plans for every length."""
+"""Attention for a target that writes, one query per row: no copies of keys, no cuDNN plan for every length."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def attention_of_one(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """
-    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, queries, head_dim]`,
-    key and value `[batch, kv heads, slots, head_dim]`, mask `[batch, 1, queries, slots]`, to the output
-    `[batch, queries, heads, head_dim]`. Several queries per row go through "sdpa".
+    Grouped attention for one query per row, registered with transformers' `AttentionInterface`.
+
+    Several queries per row go through "sdpa". Shapes: query `[batch, heads, queries, head_dim]`, key and value
+    `[batch, kv heads, slots, head_dim]`, mask `[batch, 1, queries, slots]`, output `[batch, queries, heads, head_dim]`.
     """
     if query.shape[2] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
@@ -44,7 +45,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def grouped_attention_lent(target: PreTrainedModel) -> Iterator[None]:
-    """Lets a target that attends by "sdpa" attend by this while inside; leaves any other as it is."""
+    """Switches a target with "sdpa" attention to `attention_of_one` inside the context; leaves other targets alone."""
     before = target.config._attn_implementation
     switches = before == "sdpa" and target._supports_attention_backend
     try:
@@ -57,5 +58,5 @@ def grouped_attention_lent(target: PreTrainedModel) -> Iterator[None]:
 
 
 def without_cudnn() -> AbstractContextManager[None]:
-    """Attention without cuDNN, which plans anew for every number of keys: 2 ms a layer if it grows at every step."""
+    """Excludes cuDNN attention, which plans anew for every number of keys: 2 ms per layer if it grows each step."""
     return sdpa_kernel(_BACKENDS)

@@ -1,4 +1,4 @@
-"""New heads for a target: their config, and where their weights begin."""
+"""New EAGLE heads for a target: config and initial weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .vocabulary import offsets
 
 logger = logging.get_logger(__name__)
 
-# What a chain as deep as the unrolled steps allows, and few enough nodes for a forward that costs hardly more than
-# one of a single token.
+# Default tree of a new head, as deep as the unrolled steps; few enough nodes that a forward costs hardly more than a
+# forward of a single token.
 _DEFAULT_TREE = {"top_k": 6, "num_nodes": 24}
 
 
@@ -33,24 +33,25 @@ def new_head_config(
     depth: int = 7,
 ) -> EagleConfig:
     """
-    The config of a new head: layers of the "llama" kind, as wide as the target (whose embeddings it reads), with the
+    The config of a new head: "llama" layers, as wide as the target (whose embeddings the head reads), with the
     target's attention heads, and plain rotary embeddings with theta 10000.
 
     Args:
-        target (`PreTrainedModel`): what the head is for.
-        version (`int`, *optional*, defaults to 3): 1 or 3.
-        target_name (`str`, *optional*): recorded in the config.
+        target (`PreTrainedModel`): the target of the head.
+        version (`int`, *optional*, defaults to 3): EAGLE version, 1 or 3.
+        target_name (`str`, *optional*): name of the target, recorded in the config.
         draft_vocab_size (`int`, *optional*): Vd, for version 3.
-        shares_lm_head (`bool`, *optional*, defaults to `False`): version 3: use the target's lm_head instead of one
-            that is trained and stored.
+        shares_lm_head (`bool`, *optional*, defaults to `False`): version 3: use the target's lm_head instead of a
+            trained and stored one.
         num_layers (`int`, *optional*, defaults to 1): decoder layers of the head.
-        intermediate_size (`int`, *optional*): width of its MLP; defaults to the target's.
+        intermediate_size (`int`, *optional*): width of the head's MLP; defaults to the target's.
         aux_layer_ids (`list[int]`, *optional*): version 3: boundaries to read; defaults to [2, L // 2, L − 3], or for
             targets of less than 7 layers to [1, L // 2, L − 1] without repetition.
         depth (`int`, *optional*, defaults to 7): levels of the default tree.
 
     Raises:
-        ValueError: for hidden states that the target does not have.
+        ValueError: for hidden states that the target does not have, or a target whose embeddings and hidden states
+            differ in width.
     """
     source = target.config.get_text_config(decoder=True)
     embeddings = target.get_input_embeddings().weight
@@ -91,17 +92,19 @@ def new_head_config(
         default_tree=tree.to_dict(),
         target_name=target_name,
     )
-    config.aux_boundaries(layers)  # refuses what the target does not have
+    config.aux_boundaries(layers)  # raises for hidden states that the target does not have
     return config
 
 
 @torch.no_grad()
 def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tensor | None = None) -> EagleHead:
     """
-    A head in float32 on the target's device. Its lm_head begins with the target's rows, its final norm with the
-    target's; the rest is random.
+    A new head in float32 on the target's device; its lm_head and final norm start from the target's, the rest is
+    random.
 
     Args:
+        target (`PreTrainedModel`): the target of the head.
+        config (`EagleConfig`): config of the head, see `new_head_config`.
         token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary, ascending.
     """
     head = EagleHead(config).float()
@@ -116,7 +119,7 @@ def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tens
 
 
 def _copy_norm(source: Any, destination: Any) -> None:
-    """The weights of an RMS norm, unless the target's norm is of another kind: then 1, as they were."""
+    """Copies the weights of an RMS norm; keeps the destination's ones if the source computes another kind of norm."""
     if source is None or destination is None or getattr(source, "weight", None) is None:
         return
     if source.weight.shape != destination.weight.shape:

@@ -15,19 +15,19 @@ def soft_cross_entropy(
     states: torch.Tensor, to_logits: Callable[[torch.Tensor], torch.Tensor], target_logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    −Σ_x p(x) log q(x) for every row, with p the softmax of the target's logits.
+    Soft cross-entropy of every row, −Σ_x p(x) log q(x), with p the softmax of the target's logits.
 
-    Logits are a hundred times wider than states: those of some texts at a time are computed, and again in the
+    Logits are a hundred times wider than states, so they are computed for a few texts at a time, and recomputed in the
     backward pass.
 
     Args:
-        states (`torch.Tensor` of shape `[batch, rows, H]`): what the lm_head reads.
-        to_logits: the lm_head, or whatever makes `[…, vocab]` of states.
-        target_logits (`torch.Tensor` of shape `[batch, rows, vocab]`): over the same tokens.
+        states (`torch.Tensor` of shape `[batch, rows, H]`): inputs of the lm_head.
+        to_logits (callable): the lm_head, or another function from states to logits `[…, vocab]`.
+        target_logits (`torch.Tensor` of shape `[batch, rows, vocab]`): the target's logits for the draft vocabulary.
 
     Returns:
-        Two `torch.Tensor` of shape `[batch, rows]`: the cross-entropy (float32, or float64 for such states), and
-        the draft's best token as an index, int64.
+        Two `torch.Tensor` of shape `[batch, rows]`: the cross-entropy (float32, or float64 for float64 logits), and
+        the index of the draft's best token, int64.
     """
     texts = max(1, _ROWS_AT_ONCE // max(states.shape[1], 1))
     losses, predictions = [], []
@@ -51,10 +51,10 @@ def _part(
 
 
 def upcast(values: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: half precision cannot hold a softmax over many tokens."""
+    """Casts to float32 unless float64: half precision is too coarse for a softmax over many tokens."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean of `values` where `mask` is on; 0 where it is on nowhere. Without a host sync."""
+    """The mean of `values` where `mask` is true, 0 if it is true nowhere; no host synchronisation."""
     return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""How well a draft agrees with its target, by depth, and what that would be worth in decoding."""
+"""Agreement of a draft with its target by depth, and the acceptance length that would follow in decoding."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 @dataclass
 class DepthCounts:
     """
-    What an objective counts in a batch, by text and by depth of the draft tokens (depth 1 first).
+    Counts of an objective over a batch, by row of the batch and by depth of the draft tokens (depth 1 first).
 
     Args:
         correct (`torch.Tensor` of shape `[batch, depths]`, float32):
-            Rows whose best token is the target's best token.
-        rows (`torch.Tensor` of shape `[batch, depths]`, float32): Rows under the loss mask.
-        loss (`torch.Tensor` of shape `[batch, depths]`, float32): Summed cross-entropy of the rows in `loss_rows`.
-        loss_rows (`torch.Tensor` of shape `[batch, depths]`, float32): Rows that have a loss.
+            Predicted tokens under the loss mask that equal the target's best token.
+        rows (`torch.Tensor` of shape `[batch, depths]`, float32): Predicted tokens under the loss mask.
+        loss (`torch.Tensor` of shape `[batch, depths]`, float32): Summed cross-entropy of the tokens in `loss_rows`.
+        loss_rows (`torch.Tensor` of shape `[batch, depths]`, float32): Predicted tokens that have a loss.
     """
 
     correct: torch.Tensor
@@ -26,7 +26,7 @@ class DepthCounts:
     loss_rows: torch.Tensor
 
     def stacked(self) -> torch.Tensor:
-        """All four, `[batch, 4, depths]`, detached."""
+        """The four counts as one tensor, `[batch, 4, depths]` float32, detached."""
         return torch.stack([self.correct, self.rows, self.loss, self.loss_rows], dim=1).detach().float()
 
 
@@ -34,7 +34,8 @@ def acceptance_length(top1: list[float]) -> float:
     """
     Simulated mean acceptance length of a greedy chain as deep as the list: 1 + Σ_d Π_{i ≤ d} top1_i.
 
-    Depths are taken as independent and the text as the target's greedy one. Real decoding differs a little in both.
+    The acceptance of a depth is taken as independent of the other depths, and the text as the target's greedy one;
+    real decoding differs a little in both.
 
     ```python
     >>> from hf_specdec.training.metrics import acceptance_length
@@ -53,9 +54,11 @@ def acceptance_length(top1: list[float]) -> float:
 
 def summarise(counts: torch.Tensor, prefix: str = "") -> dict[str, float]:
     """
+    Metrics by name from summed counts.
+
     Args:
-        counts (`torch.Tensor` of shape `[4, depths]`): sums of `DepthCounts.stacked` over texts.
-        prefix (`str`, *optional*): put before every name.
+        counts (`torch.Tensor` of shape `[4, depths]`): `DepthCounts.stacked` summed over the batch dimension.
+        prefix (`str`, *optional*): prefix of every name.
 
     Returns:
         `dict[str, float]`: `top1_d` and `loss_d` for every depth d, and `acceptance_length`.

@@ -1,4 +1,4 @@
-"""How questions begin that the target writes itself."""
+"""Given beginnings ("openings") of questions that the target writes itself."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ _HEADING = re.compile(r"\[([a-z]+)\]")
 
 class Openings:
     """
-    The beginnings in a file, taken in turn by a share of the conversations. A model that asks what it likes hardly
-    ever asks for code; an opening such as "Write a Python function that" makes it.
+    Openings from a file, which a share of the conversations take in turn.
 
-    A `{subject}` in a line is filled from a second file, in which `[food]` alone on a line is the heading of subjects
-    that `{food}` takes; `{subject}` takes any. A line takes every subject once before it takes one again. What a
-    conversation begins with depends on its number alone, so that runs continue and processes share the work.
+    A model that chooses its own questions hardly ever asks for code; an opening such as "Write a Python function that"
+    makes it ask.
+
+    A `{subject}` in a line is filled from a second file, in which a line `[food]` is the heading of the subjects for
+    `{food}`; `{subject}` takes the subjects of all headings. A line uses every subject once before it repeats one. The
+    opening of a conversation depends on the conversation's number alone, so that runs continue and processes share the
+    work.
 
     Args:
         options (`TrainOptions`): `openings`, `subjects`, `openings_share`, `turns` and `seed`.
 
     Raises:
-        ValueError: for a file that is not there, or empty, and for a place that nothing fills.
+        ValueError: for a missing or empty file, and for a `{…}` that no subject fills.
     """
 
     def __init__(self, options: TrainOptions):
@@ -54,7 +57,7 @@ class Openings:
                     )
 
     def of(self, job: int) -> str:
-        """How the first question of conversation `job` begins; empty: as the target likes."""
+        """The opening of conversation `job`; empty if the target chooses the question itself."""
         number = math.floor(job * self.share)
         if not self.lines or math.floor((job + 1) * self.share) == number:
             return ""
@@ -68,12 +71,12 @@ class Openings:
         return _PLACE.sub(subject, self.lines[index])
 
     def jobs(self, template: Template) -> Callable[[int], list[Part]]:
-        """How conversation i goes."""
+        """The function from a conversation's number to its parts."""
         return lambda job: template.both_sides(1 + job // 2 % self.turns, self.of(job))
 
 
 def _read(option: str, name: str) -> list[str]:
-    """The lines of a file, but for empty ones and comments."""
+    """The lines of the file that `option` names, without empty lines and comments."""
     path = Path(name)
     if not path.is_file():
         raise ValueError(f"`{option}`={name!r}: there is no such file. Give one with a line each.")
@@ -85,7 +88,7 @@ def _read(option: str, name: str) -> list[str]:
 
 
 def _by_heading(lines: list[str]) -> dict[str, list[str]]:
-    """The subjects below each heading, and all of them as `subject`."""
+    """The subjects by heading, with all subjects under `subject`."""
     found: dict[str, list[str]] = {_ANY: []}
     heading = _ANY
     for line in lines:

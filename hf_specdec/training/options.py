@@ -1,4 +1,4 @@
-"""What a training run is asked to do."""
+"""Options of a training run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 KINDS = ("eagle3", "eagle1", "draft")
-# Two runs into one folder must agree on these: checkpoints and the order of the data depend on them.
+# Runs into one folder must agree on these options: checkpoints and the order of the data depend on them.
 _IDENTITY = (
     "kind target data data_split data_limit prompts self_generate openings subjects openings_share greedy_share "
     "cool_share turns max_length eval_texts "
@@ -20,62 +20,65 @@ _SIZES = "draft_vocab_size shares_lm_head num_layers hidden_size intermediate_si
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """
-    Options of `train`. The data is one of `data`, `prompts` and `self_generate`.
+    Options of `train`. Exactly one of `data`, `prompts` and `self_generate` gives the texts.
 
     Args:
-        output (`str`): folder of the result, with data and checkpoints below it. Named again, it is continued.
+        output (`str`): folder of the result, with data and checkpoints below it. A run into an existing folder
+            continues the run there.
         kind (`str`, *optional*, defaults to `"eagle3"`): "eagle3", "eagle1", or "draft", a small language model.
         target (`str`, *optional*): Hub id or folder. Defaults to SmolLM2-135M-Instruct from the package.
         data (`str`, *optional*): file of conversations or texts, or a name for `datasets` (see `read_records`).
-        data_split (`str`, *optional*, defaults to `"train"`): of a `datasets` data set.
-        data_limit (`int`, *optional*): the first so many records (or prompts).
-        prompts (`str`, *optional*): as `data`; the target answers the last question of each record.
-        self_generate (`int`, *optional*): so many conversations of which the target writes both sides.
+        data_split (`str`, *optional*, defaults to `"train"`): split of a `datasets` data set.
+        data_limit (`int`, *optional*): largest number of records (or prompts) to read.
+        prompts (`str`, *optional*): file or data set, in the formats of `data`; the target answers the last question
+            of each record.
+        self_generate (`int`, *optional*): number of conversations of which the target writes both sides.
         openings (`str`, *optional*): file of beginnings of questions, one per line (`\\n` for a new line; lines with a
-            # in front are comments). Conversations take them in turn; without it the target chooses all its subjects
-            itself.
-        subjects (`str`, *optional*): file of what fills a `{subject}` in an opening, one per line, see `Openings`.
+            # in front are comments). Conversations take them in turn; without a file the target chooses all subjects.
+        subjects (`str`, *optional*): file of subjects that fill a `{subject}` in an opening, one per line, see
+            `Openings`.
         openings_share (`float`, *optional*, defaults to 0.5): share of the conversations that begin with an opening.
         greedy_share (`float`, *optional*, defaults to 0.3): share of the written answers at temperature 0.
-        cool_share (`float`, *optional*, defaults to 0.2): the same at temperature 0.3; all others are at 0.6 to 1.
-        write_seconds (`float`, *optional*): after so long the target begins no more conversations, and `self_generate`
-            (or `prompts`) is the most there can be.
-        turns (`int`, *optional*, defaults to 1): most questions of such a conversation.
+        cool_share (`float`, *optional*, defaults to 0.2): share of the written answers at temperature 0.3; the other
+            answers have temperatures from 0.6 to 1.
+        write_seconds (`float`, *optional*): seconds after which the target begins no more conversations;
+            `self_generate` (or the number of prompts) is then an upper limit.
+        turns (`int`, *optional*, defaults to 1): most questions of a `self_generate` conversation.
         max_length (`int`, *optional*, defaults to 1024): most tokens of a text, and tokens of a packed row.
-        generation_batch_size (`int`, *optional*): rows in which the target writes; on a GPU 2048 if the memory has
-            room, else 16.
-        eval_texts (`int`, *optional*, defaults to 64): held-out texts.
-        loss_on_everything (`bool`, *optional*, defaults to `False`): learn from questions too.
-        start_from (`str`, *optional*): Hub id or folder of a head, or of a draft model, whose weights the run begins
-            with; it decides the sizes.
+        generation_batch_size (`int`, *optional*): rows in which the target writes; defaults to at most 2048 on CUDA,
+            as the free memory allows, 16 on a CPU, and 256 on other devices.
+        eval_texts (`int`, *optional*, defaults to 64): number of held-out texts.
+        loss_on_everything (`bool`, *optional*, defaults to `False`): whether questions are under the loss mask too.
+        start_from (`str`, *optional*): Hub id or folder of a head or draft model with the initial weights; it also
+            determines the sizes.
         draft_vocab_size (`int`, *optional*): EAGLE-3: tokens that the head can propose. Defaults to 8192 (32000 for
-            vocabularies from 65536 on), or all if there are no more; 0 for all.
+            vocabularies of 65536 tokens or more), or all tokens of a smaller vocabulary; 0 for all tokens.
         shares_lm_head (`bool`, *optional*, defaults to `False`): EAGLE-3: the head uses the target's lm_head (the rows
             of its draft vocabulary), which is then neither trained nor stored.
         num_layers (`int`, *optional*): decoder layers; defaults to 1 for heads and 2 for draft models.
-        hidden_size (`int`, *optional*): of a draft model; heads have the target's.
+        hidden_size (`int`, *optional*): width of a draft model; a head has the target's.
         intermediate_size (`int`, *optional*): width of the MLP.
         aux_layer_ids (`tuple[int, ...]`, *optional*): EAGLE-3: boundaries to read, see `new_head_config`.
         unroll_steps (`int`, *optional*, defaults to 7): K, unrolled steps of EAGLE-3; depths counted for the others.
-        decay (`float`, *optional*, defaults to 0.8): weight of an unrolled step relative to the one before.
+        decay (`float`, *optional*, defaults to 0.8): weight of an unrolled step relative to the previous one.
         epochs (`float`, *optional*, defaults to 3.0): passes over the data.
         learning_rate (`float`, *optional*): defaults to 0.7 / H for EAGLE-3 (1.2e-3 for H = 576, 1.7e-4 for 4096),
             0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3.
         batch_tokens (`int`, *optional*, defaults to 16384): tokens of an optimizer step, over all processes.
-        rows_at_once (`int`, *optional*): rows of a forward on one device; gradients are summed over several. Defaults
-            to 8192 tokens on a GPU, 2048 else.
-        seed (`int`, *optional*, defaults to 0): of weights, data order and what the target writes.
-        dtype (`str`, *optional*): of the target; bfloat16 on a GPU, else float32.
-        cpu (`bool`, *optional*, defaults to `False`): leave a GPU unused.
-        recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `unroll`.
+        rows_at_once (`int`, *optional*): rows of a forward on one device; gradients are accumulated over several
+            forwards. Defaults to rows of 8192 tokens together on a GPU, 2048 elsewhere.
+        seed (`int`, *optional*, defaults to 0): seed of weights, data order and the target's texts.
+        dtype (`str`, *optional*): dtype of the target; defaults to bfloat16 on a GPU, float32 elsewhere.
+        cpu (`bool`, *optional*, defaults to `False`): train on the CPU even if there is a GPU.
+        recompute (`bool`, *optional*, defaults to `False`): saves memory at the cost of time, see `unroll`.
         save_minutes (`float`, *optional*, defaults to 5.0): minutes between checkpoints.
         eval_steps (`int`, *optional*): steps between evaluations; defaults to a tenth of the run.
         logging_steps (`int`, *optional*, defaults to 10): steps between log lines.
-        max_seconds (`float`, *optional*): stop after so long with a checkpoint, to be continued later.
-        progress (`bool`, *optional*, defaults to `True`): progress bars.
+        max_seconds (`float`, *optional*): seconds after which the run stops with a checkpoint, to be continued later.
+        progress (`bool`, *optional*, defaults to `True`): whether to show progress bars.
 
     Raises:
-        ValueError: for values and combinations that make no run, naming them.
+        ValueError: for invalid values and combinations, naming them.
     """
 
     output: str
@@ -173,12 +176,12 @@ class TrainOptions:
                 raise ValueError(f"`{name}` is what `start_from`={self.start_from!r} has: leave it out.")
 
     def identity(self) -> dict[str, Any]:
-        """What runs into one folder have in common."""
+        """The options that runs into one folder must have in common, by name, as JSON stores them."""
         values = asdict(self)
         return {name: list(v) if isinstance(v := values[name], tuple) else v for name in _IDENTITY}
 
     @classmethod
     def default_identity(cls) -> dict[str, Any]:
-        """The same of options that nobody gave."""
+        """The defaults of the options in `identity`."""
         defaults = {option.name: option.default for option in fields(cls)}
         return {name: defaults[name] for name in _IDENTITY}

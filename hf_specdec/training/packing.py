@@ -1,4 +1,4 @@
-"""Texts as rows of one length: packed, or padded."""
+"""Texts as rows of equal length: packed, or padded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Row(dict):
 
 
 def make_row(texts: Sequence[Text]) -> Row:
-    """Texts one behind the other. Positions begin anew with each; `segment_ids` numbers them."""
+    """Concatenates texts into a row. `position_ids` restart at 0 with each text; `segment_ids` number the texts."""
     ids: list[int] = []
     mask: list[bool] = []
     positions: list[int] = []
@@ -41,7 +41,7 @@ def make_row(texts: Sequence[Text]) -> Row:
 
 
 def ids_and_masks(texts: Sequence[Text], at_once: int = 4096) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same `input_ids` and `loss_mask` for all texts, a few thousand behind each other at a time."""
+    """Yields `input_ids` (`[tokens]`, int64) and `loss_mask` (`[tokens]`, bool) of `at_once` texts, concatenated."""
     for first in range(0, len(texts), at_once):
         some = texts[first : first + at_once]
         ids = torch.from_numpy(np.concatenate([np.asarray(text.input_ids, dtype=np.int64) for text in some]))
@@ -55,8 +55,10 @@ def ids_and_masks(texts: Sequence[Text], at_once: int = 4096) -> Iterator[tuple[
 
 def cut(text: Text, max_length: int, min_length: int = 4) -> list[Text]:
     """
-    A text in pieces of `max_length` tokens at most; pieces that have nothing to learn from are left out, as are rests
-    below `min_length` tokens. Tokens come as arrays: as Python's integers, those of a large data set fill the memory.
+    Cuts a text into pieces of at most `max_length` tokens.
+
+    Pieces below `min_length` tokens and pieces without tokens to predict are dropped. `input_ids` of the pieces are
+    arrays, because Python integers for a large data set would fill the memory.
     """
     pieces = []
     for start in range(0, len(text.input_ids), max_length):
@@ -69,8 +71,9 @@ def cut(text: Text, max_length: int, min_length: int = 4) -> list[Text]:
 
 def pack(texts: Sequence[Text], max_length: int, seed: int = 0, open_rows: int = 64) -> list[list[Text]]:
     """
-    Puts texts of `max_length` tokens at most into rows of `max_length`: in random order (always the same for a seed),
-    each into the fullest of the open rows that has room for it.
+    Packs texts of at most `max_length` tokens into rows of `max_length` tokens.
+
+    Texts are shuffled with `seed`; each goes into the fullest of at most `open_rows` open rows that has room for it.
     """
     order = list(range(len(texts)))
     random.Random(seed).shuffle(order)
@@ -92,12 +95,13 @@ def pack(texts: Sequence[Text], max_length: int, seed: int = 0, open_rows: int =
 
 class Rows(Dataset):
     """
-    The rows that the trainer goes through; `lengths` are their tokens.
+    Data set of rows for the trainer; `lengths` has the number of tokens of each row.
 
     Args:
-        texts (list of `Text`): of at most `max_length` tokens (see `cut`).
+        texts (list of `Text`): texts of at most `max_length` tokens each (see `cut`).
         max_length (`int`): tokens of a row.
-        packed (`bool`): several texts in a row, or one.
+        packed (`bool`): whether a row may hold several texts; if not, one text per row.
+        seed (`int`, *optional*, defaults to 0): seed of the order in which texts are packed.
     """
 
     def __init__(self, texts: Sequence[Text], max_length: int, packed: bool, seed: int = 0):
@@ -113,18 +117,18 @@ class Rows(Dataset):
 
 class Collator:
     """
-    Rows as a batch `[rows, tokens]`, padded on the right; padding is a text of its own without loss.
+    Stacks rows into a batch `[rows, tokens]`, padded on the right; padding is a separate text without loss.
 
     Args:
-        pad_token_id (`int`): any token.
-        length (`int`, *optional*): pad to so many tokens; defaults to the longest row of the batch.
+        pad_token_id (`int`): token id of the padding; any token will do.
+        length (`int`, *optional*): tokens to pad to; defaults to the longest row of the batch.
     """
 
     def __init__(self, pad_token_id: int, length: int | None = None):
         self.pad_token_id, self.length = pad_token_id, length
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """The same four keys as `Row`."""
+        """The batch by the four keys of `Row`, each `[rows, tokens]`."""
         length = self.length or max(len(row["input_ids"]) for row in rows)
         columns: dict[str, list[torch.Tensor]] = {name: [] for name in rows[0]}
         for row in rows:
@@ -141,7 +145,7 @@ class Collator:
 
 
 def split_texts(texts: Sequence[Text], eval_texts: int, seed: int = 0) -> tuple[list[Text], list[Text]]:
-    """Texts for training and held-out ones, drawn at random; always the same for a seed."""
+    """Splits texts at random, by `seed`, into training texts and `eval_texts` held-out texts (at most half of all)."""
     held_out = set(random.Random(seed).sample(range(len(texts)), min(eval_texts, len(texts) // 2)))
     train = [text for index, text in enumerate(texts) if index not in held_out]
     return train, [text for index, text in enumerate(texts) if index in held_out]

@@ -1,4 +1,4 @@
-"""What a run says while it trains: a bar, and a short line per log record."""
+"""Progress of a training run: a bar, and a short line per log record."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers.trainer_callback import ProgressCallback
 
 class ShortLines(ProgressCallback):
     """
-    Trainer's bars, with one line per log record instead of a dictionary of all figures (`log.jsonl` has those).
+    Trainer's progress bars, with a short line per log record; `log.jsonl` has all metrics.
 
     Args:
-        report (callable): takes a line.
-        bars (`bool`): whether there are bars.
+        report (callable): receives each line when there are no bars.
+        bars (`bool`): whether to show progress bars.
     """
 
     def __init__(self, report: Callable[[str], None], bars: bool):
@@ -52,7 +52,7 @@ class ShortLines(ProgressCallback):
 
 
 def log_line(logs: dict[str, float], state: TrainerState) -> str | None:
-    """A line of what was learned; None for records of other things."""
+    """The line for a log record of loss and acceptance length, or None for any other record."""
     prefix = "eval_" if "eval_loss" in logs else ""
     if f"{prefix}loss" not in logs or f"{prefix}acceptance_length" not in logs:
         return None

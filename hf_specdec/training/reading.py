@@ -1,4 +1,4 @@
-"""What the frozen target says of a batch of texts: features, embeddings, logits."""
+"""Outputs of the frozen target for a batch of texts: features, embeddings, logits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from .vocabulary import draft_indices
 @dataclass
 class Reading:
     """
+    The frozen target's outputs for a batch, in its dtype.
+
     Args:
         features (`torch.Tensor` of shape `[batch, tokens, feature_size]`, *optional*): see `EagleHead.fuse`.
-        embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): those of the tokens.
-        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t is about token t + 1.
-        best (`torch.Tensor` of shape `[batch, tokens]`, int64): the index of the target's best token among those of
-            the draft, −1 if it is not one of them.
-        lm_head (`nn.Module` or `Borrowed`): the target's, of the draft vocabulary.
+        embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): the target's embeddings of the tokens.
+        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t predicts token t + 1.
+        best (`torch.Tensor` of shape `[batch, tokens]`, int64): index of the target's best token in the draft
+            vocabulary, −1 if the draft vocabulary does not have it.
+        lm_head (callable): the target's lm_head, or its rows of the draft vocabulary (`BorrowedRows`).
     """
 
     features: torch.Tensor | None
@@ -36,14 +38,14 @@ class Reading:
 
 class TargetReader:
     """
-    Reads a target without gradients, in its own dtype.
+    Runs a target on batches without gradients, in its own dtype.
 
     Args:
-        target (`PreTrainedModel`): frozen by this.
+        target (`PreTrainedModel`): the target; put into evaluation mode and frozen.
         boundaries (`list[int]`, *optional*): the hidden states that a head reads (see `watch_features`); None for
-            objectives that need none.
+            objectives without features.
         token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary.
-        packed (`bool`): whether rows hold several texts, told by positions that begin anew.
+        packed (`bool`): whether rows hold several texts, separated by positions that restart at 0.
     """
 
     def __init__(
@@ -65,7 +67,14 @@ class TargetReader:
 
     @torch.no_grad()
     def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> Reading:
-        """Both `[batch, tokens]`, int64; padding belongs on the right, where no token of the text sees it."""
+        """
+        One forward of the target.
+
+        Args:
+            input_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): tokens, padded on the right, where no token
+                of a text sees the padding.
+            position_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): read only if `packed`.
+        """
         target, features = self.target, None
         inputs = {"input_ids": input_ids, "use_cache": False}
         if self.packed:
@@ -87,8 +96,9 @@ class TargetReader:
 @torch.no_grad()
 def supports_packing(target: PreTrainedModel) -> bool:
     """
-    Whether the target keeps texts in one row apart when their positions begin anew. Models that make their masks by
-    transformers' common functions do; this one is tried.
+    Whether the target separates the texts of a packed row when their positions restart at 0.
+
+    Models that build their masks with transformers' common functions do; two forwards test this target.
     """
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.get_output_embeddings().weight.shape[0]
@@ -99,6 +109,6 @@ def supports_packing(target: PreTrainedModel) -> bool:
     except (TypeError, ValueError):  # takes no positions
         return False
     alone = target(input_ids=ids[:, 11:], use_cache=False).logits.float()
-    # Half precision rounds otherwise for other shapes; a text that sees the one before is off by far more.
+    # Half precision rounds differently for other shapes; a text that sees the previous one differs by far more.
     difference = (together - alone).norm() / (alone - alone.mean(-1, keepdim=True)).norm()
     return bool(difference < (1e-3 if target.dtype in (torch.float32, torch.float64) else 0.05))

@@ -1,4 +1,4 @@
-"""A whole run: target, texts, draft vocabulary, head, trainer, and the folder that comes out."""
+"""A whole training run: target, texts, draft vocabulary, head, trainer, output folder."""
 
 from __future__ import annotations
 
@@ -52,11 +52,14 @@ _HIGHEST_RATE = 2e-3
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
     """
+    Outcome of `train`.
+
     Args:
-        output (`Path`): the folder.
-        finished (`bool`): whether nothing is left to do; else run again to continue.
-        step, total_steps (`int`): optimizer steps; both 0 while the target still writes.
-        before, after (`dict[str, float]`): of the held-out texts, `eval_…`; `after` is empty until it is finished.
+        output (`Path`): output folder of the run.
+        finished (`bool`): whether the run is complete; if not, calling `train` again continues it.
+        step, total_steps (`int`): optimizer steps done and planned; both 0 while the target still writes texts.
+        before, after (`dict[str, float]`): `eval_…` metrics on the held-out texts before and after training; `after`
+            is empty until the run is finished.
     """
 
     output: Path
@@ -69,20 +72,19 @@ class TrainResult:
 
 def train(options: TrainOptions, report: Callable[[str], None] = logger.info) -> TrainResult:
     """
-    Trains a head or a draft model, or continues to.
+    Trains a head or a draft model, or continues a run that was interrupted.
 
-    `options.output` becomes what `EagleHead.from_pretrained` (or `AutoModelForCausalLM`) reads, besides `data/`,
-    `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls this, and when there is
-    nothing more to train, `end_processes`.
+    `options.output` becomes a folder that `EagleHead.from_pretrained` (or `AutoModelForCausalLM`) reads; it also holds
+    `data/`, `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls `train`, and
+    `end_processes` when there is nothing more to train.
 
     Args:
-        options (`TrainOptions`): the run.
-        report (callable, *optional*): takes a line now and then, where there are no progress bars. Defaults to the
-            log.
+        options (`TrainOptions`): options of the run.
+        report (callable, *optional*): receives each progress line when progress bars are off. Defaults to the log.
 
     Raises:
         ImportError: if `accelerate` is missing.
-        ValueError: for data, targets and sizes that make no run; the message names the option.
+        ValueError: for data, targets and sizes that cannot be trained; the message names the option.
     """
     started = time.monotonic()
     if importlib.util.find_spec("accelerate") is None:
@@ -91,7 +93,7 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
 
     deadline = None if options.max_seconds is None else started + options.max_seconds
     output = Path(options.output)
-    # The first process reads data while the others wait, for longer than the usual ten minutes perhaps.
+    # The other processes wait while the first reads the data, perhaps longer than the default timeout of ten minutes.
     state = PartialState(cpu=options.cpu, timeout=timedelta(hours=12))
     output.mkdir(parents=True, exist_ok=True)
     with state.main_process_first():
@@ -101,7 +103,7 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
         logger.info(f"{output} holds a finished run.")
         return TrainResult(**done | {"output": output})
     target, tokenizer = _load_target(options, state)
-    # Before the target writes for hours: what this refuses would then be too late.
+    # `start_from` is checked before the target writes texts for hours: an error afterwards would come too late.
     start = None if options.start_from is None else start_from(options.start_from, options.kind, target)
     corpus = Corpus(
         options, output / "data", target, tokenizer, state.process_index, state.num_processes, state.wait_for_everyone
@@ -114,17 +116,17 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
 
 def end_processes() -> None:
     """
-    Takes leave of the other processes of `accelerate launch`; nothing is trained after it.
+    Destroys the process group of `accelerate launch`; no training is possible afterwards.
 
-    Gloo's threads may still hold tensors at the end of a program: one that ends without this aborts now and then, with
-    everything written (https://github.com/pytorch/pytorch/pull/179291).
+    Gloo's threads may still hold tensors when a program ends: a program that skips this call aborts now and then,
+    although everything is written (https://github.com/pytorch/pytorch/pull/179291).
     """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 class _Run:
-    """What is left once there are texts."""
+    """The part of `train` after the texts are ready: model, objective, trainer, result."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class _Run:
         if options.kind == "draft":
             objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
         else:
-            model.config.target_name = _target_name(options)  # also of a head that began with another target
+            model.config.target_name = _target_name(options)  # a head from `start_from` may name another target
             boundaries = model.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
             if options.kind == "eagle3":
                 objective = TttObjective(model, options.unroll_steps, options.decay, options.recompute)
@@ -170,7 +172,7 @@ class _Run:
         self.trainer.add_callback(ShortLines(report, options.progress))
 
     def finish(self, deadline: float | None) -> TrainResult:
-        """Trains until the end or the deadline, and saves what there is."""
+        """Trains until the last step or the deadline (`time.monotonic()`), then saves the model and `result.json`."""
         trainer, output = self.trainer, self.output
         with trainer.accelerator.main_process_first():
             checkpoint = newest_complete(output, clean=trainer.args.should_save)
@@ -191,17 +193,17 @@ class _Run:
         return TrainResult(output=output, **result)
 
     def _save(self) -> None:
-        """The head in the target's dtype, in which it will run, with its recipe; checkpoints keep float32."""
+        """Saves the model in the target's dtype, in which it will run, with its recipe; checkpoints keep float32."""
         model = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).model).to(self.target.dtype)
         model.config.recipe = describe_run(self.options, self.trainer, self.num_texts)
         model.save_pretrained(self.output)
         if self.options.kind == "draft":
-            for name in ("is_local", "local_files_only"):  # how it was loaded: transformers would save that, too
+            for name in ("is_local", "local_files_only"):  # loading arguments, which transformers would save too
                 self.tokenizer.init_kwargs.pop(name, None)
             self.tokenizer.save_pretrained(self.output)
 
     def _new_model(self, texts: list[Text]) -> tuple[Any, torch.Tensor | None]:
-        """What is trained, in float32 on the target's device, and its draft vocabulary if it has one."""
+        """A new model to train, float32 on the target's device, and its draft vocabulary (`[Vd]` int64) or None."""
         options, target = self.options, self.target
         if options.kind != "draft":
             token_ids = self._vocabulary(texts)
@@ -282,7 +284,7 @@ class _Run:
             disable_tqdm=not options.progress,
         )
         if arguments.n_gpu > 1:
-            arguments._n_gpu = 1  # without `accelerate launch` one GPU: Trainer would spread batches, the target not
+            arguments._n_gpu = 1  # without `accelerate launch`, Trainer would use all GPUs, but the target is on one
         rows = max(1, options.batch_tokens // (options.max_length * arguments.world_size))
         at_once = options.rows_at_once or max(1, (8192 if cuda else 2048) // options.max_length)
         at_once = min(rows, at_once)

@@ -1,4 +1,4 @@
-"""What is given and what is written in a conversation: the pieces of a chat template."""
+"""Conversations split into given tokens and tokens that the target writes, from the pieces of a chat template."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 @dataclass(frozen=True)
 class Part:
     """
-    One part of a conversation.
+    One part of a conversation: given tokens, then tokens that the target writes.
 
     Args:
-        given (`tuple[int, ...]`): tokens that are put there.
-        writer (`str`): who writes behind them: "user", "assistant", or "text" where there are no turns.
-        ends (`frozenset[int]`): tokens that end what is written.
-        keeps_end (`bool`): whether the end is the writer's token; else it is the first of the next part's.
-        may_be_empty (`bool`): whether nothing needs to be written, since `given` says something already.
+        given (`tuple[int, ...]`): tokens inserted before the written ones.
+        writer (`str`): role of the written tokens: "user", "assistant", or "text" where there are no turns.
+        ends (`frozenset[int]`): tokens that end the written tokens.
+        keeps_end (`bool`): whether the end token is kept; if not, the next part's `given` begins with one.
+        may_be_empty (`bool`): whether the target may write nothing, because `given` has content already.
     """
 
     given: tuple[int, ...]
@@ -32,12 +32,13 @@ class Template:
     The pieces of a tokenizer's chat template, found by rendering two turns around place-holders.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): its chat template may be None: then texts begin with the BOS token and
-            are written freely.
-        target (`PreTrainedModel`): names the end tokens.
+        tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer. Without a chat template, texts begin with the
+            BOS token and are written freely.
+        target (`PreTrainedModel`): the target; its generation config has the end tokens.
 
     Raises:
-        ValueError: for a template that does not show the words of a turn.
+        ValueError: for a template that does not render the content of a turn, or a tokenizer with neither a chat
+            template nor a BOS token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel):
@@ -77,8 +78,15 @@ class Template:
 
     def both_sides(self, turns: int = 1, opening: str = "") -> list[Part]:
         """
-        A conversation of which the target writes both sides, `turns` questions with their answers. The first question
-        (or the text, where there are no turns) begins with `opening`, which may be all of it.
+        A conversation of which the target writes both sides.
+
+        Args:
+            turns (`int`, *optional*, defaults to 1): questions, each with an answer.
+            opening (`str`, *optional*): beginning, or the whole, of the first question (of the text, without a chat
+                template).
+
+        Returns:
+            `list[Part]`: two parts per turn, or one part without a chat template.
         """
         opened = tuple(self.tokenizer(opening, add_special_tokens=False)["input_ids"]) if opening else ()
         if not self.chats:
@@ -92,7 +100,7 @@ class Template:
         return parts
 
     def answer(self, messages: list[dict[str, str]] | None, text: str | None = None) -> list[Part]:
-        """The answer to given messages, or what follows a plain text."""
+        """One part: the target answers `messages`, or continues `text` if `messages` is None."""
         if messages is not None and self.chats:
             rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
@@ -103,5 +111,5 @@ class Template:
 
 
 def _without_first(ids: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:
-    """The piece between an answer and the next question begins with the end token, which the answer has already."""
+    """Token ids without a leading end token: an answer already keeps the one that `_to_user` begins with."""
     return ids[1:] if ids and ids[0] in ends else ids

@@ -1,9 +1,9 @@
 """
-Texts that the target writes itself: training data that is its own distribution by construction.
+Texts that the target writes itself: training data from the target's own distribution by construction.
 
-All rows of a batch are decoded for as long as there is work. A row whose conversation ends begins the next one in
-place: what it said before becomes left padding. Conversations in flight are always the last tokens of their rows, so
-that the cache is cut on the left now and then. No row ever waits for another.
+All rows of a batch are decoded as long as there is work. A row whose conversation ends begins the next one in place:
+its earlier tokens become left padding. The present conversation is always the last tokens of its row, so the cache can
+be cut on the left from time to time. No row waits for another.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from .scripts import Part
 
 _STEPS_BETWEEN_CUTS = 128
 _MOST_ROWS = {"cuda": 2048, "cpu": 16}
-_SHARE_OF_MEMORY = 0.4  # of what is free, for keys and values; they are copied when they grow
+_SHARE_OF_MEMORY = 0.4  # share of free memory for keys and values, which are copied when they grow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """
-    How the target writes. Questions are drawn at temperature 1. A share of the answers is greedy and one nearly so,
-    because heads are mostly used on such text; the others have temperatures drawn evenly from a range.
+    Sampling parameters of a target that writes texts.
+
+    Questions are drawn at temperature 1. Some answers are greedy and some nearly greedy, because heads are mostly used
+    on such text; the other answers have temperatures drawn uniformly from a range.
 
     Args:
-        greedy_share (`float`, *optional*, defaults to 0.3): answers at temperature 0.
-        cool_share (`float`, *optional*, defaults to 0.2): answers at temperature 0.3.
-        low, high (`float`, *optional*, defaults to 0.6 and 1.0): the range of the others.
+        greedy_share (`float`, *optional*, defaults to 0.3): share of the answers at temperature 0.
+        cool_share (`float`, *optional*, defaults to 0.2): share of the answers at temperature 0.3.
+        low, high (`float`, *optional*, defaults to 0.6 and 1.0): range of temperatures of the other answers.
         min_p (`float`, *optional*, defaults to 0.02): tokens below this share of the best token's probability are not
             drawn.
     """
@@ -52,7 +54,7 @@ class Sampling:
     min_p: float = 0.02
 
     def temperature(self, writer: str, numbers: random.Random) -> float:
-        """One for a part of a conversation. Plain texts are written as answers are."""
+        """Draws the temperature for a part of a conversation. Plain texts are drawn like answers."""
         if writer == "user":
             return 1.0
         draw = numbers.random()
@@ -81,15 +83,15 @@ class _Slot:
 
 class Writer:
     """
-    Lets a target write.
+    Generates conversations with a target, in continuously refilled rows.
 
     Args:
-        target (`PreTrainedModel`): a decoder with a key-value cache.
+        target (`PreTrainedModel`): a decoder with a K/V cache.
         max_length (`int`): most tokens of a conversation.
-        batch_size (`int`): rows.
+        batch_size (`int`): rows of a forward.
         max_question (`int`, *optional*, defaults to 200): most tokens of a question.
-        sampling (`Sampling`, *optional*): temperatures.
-        seed (`int`, *optional*, defaults to 0): of all draws.
+        sampling (`Sampling`, *optional*): temperatures and min-p.
+        seed (`int`, *optional*, defaults to 0): seed of temperatures and tokens.
     """
 
     def __init__(
@@ -111,13 +113,15 @@ class Writer:
         self, jobs: Iterable[tuple[int, list[Part]]], should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Text]:
         """
+        Writes one text for every job, and yields each as it ends, in any order.
+
         Args:
-            jobs: number and parts of each conversation.
-            should_stop: asked now and then; conversations in flight are lost.
+            jobs (iterable of `tuple[int, list[Part]]`): number and parts of each conversation.
+            should_stop (callable, *optional*): called every 16 steps; if true, unfinished conversations are lost.
 
         Yields:
-            `Text`: one for every job, as they end, in any order. Without `spans` where nothing was written, and empty
-                where what is given alone is too long.
+            `Text`: the text; without `spans` if no answer was written, and without tokens if the first part's given
+                tokens alone reach `max_length`.
         """
         with grouped_attention_lent(self.target):
             yield from self._write(iter(jobs), should_stop)
@@ -144,10 +148,10 @@ class Writer:
             tokens = [slot.given.popleft() if slot.given else 0 for slot in slots]
             lengths = [len(slot.ids) for slot in slots]
             for slot, token in zip(slots, tokens, strict=True):
-                slot.ids.append(token)  # idle rows too: they see themselves, and nobody reads them
+                slot.ids.append(token)  # idle rows too: they attend to themselves only, and their tokens are dropped
             table = torch.tensor([tokens, lengths, [0 if s.is_idle else 1 for s in slots]]).to(device)
             if step and any(length == 0 for length in lengths):
-                mask[table[1] == 0, :width] = 0  # what a row said before its present conversation
+                mask[table[1] == 0, :width] = 0  # hides a row's tokens from before its present conversation
             mask[:, width] = 1
             width += 1
             with without_cudnn():
@@ -183,7 +187,7 @@ class Writer:
         slot.temperature = self.sampling.temperature(slot.part.writer, self._numbers)
 
     def _take(self, slot: _Slot, token: int) -> Text | None:
-        """Takes the token that a row drew. Returns the text if that was its end."""
+        """Adds the token that a row drew to its conversation. Returns the text if the conversation ended."""
         part, length = slot.part, len(slot.ids)
         limit = slot.written_from + (self.max_question if part.writer == "user" else self.max_length)
         ended = token in part.ends
@@ -208,7 +212,7 @@ class Writer:
         return Text(ids, slot.spans, slot.job)
 
     def _draw(self, logits: torch.Tensor, temperatures: list[float]) -> list[int]:
-        """A token per row by the Gumbel trick, at a temperature of its own; 0 is the best one."""
+        """Draws a token per row at the row's temperature, by the Gumbel trick; temperature 0 takes the best token."""
         logits = logits.float()
         temperature = torch.tensor(temperatures).to(logits.device)[:, None]
         floor = logits.max(dim=-1, keepdim=True).values + temperature * math.log(self.sampling.min_p)
@@ -218,7 +222,7 @@ class Writer:
 
 
 def default_rows(target: PreTrainedModel, max_length: int) -> int:
-    """Rows in which a target writes well: as many as 2048 on a GPU with room for their keys and values, else 16."""
+    """Default rows of a `Writer`: up to 2048 on CUDA, as free memory allows; 16 on a CPU; 256 on other devices."""
     device, config = target.device, target.config.get_text_config(decoder=True)
     most = _MOST_ROWS.get(device.type, 256)
     if device.type != "cuda":
@@ -231,7 +235,7 @@ def default_rows(target: PreTrainedModel, max_length: int) -> int:
 
 
 def _cut_left(cache: DynamicCache, mask: torch.Tensor, width: int, keep: int) -> int:
-    """Keeps the last `keep` tokens of all rows; returns the new width."""
+    """Keeps the last `keep` slots of all rows in cache and mask; returns the new width."""
     for layer in cache.layers:
         layer.keys = layer.keys[:, :, width - keep :].clone()
         layer.values = layer.values[:, :, width - keep :].clone()
@@ -241,7 +245,7 @@ def _cut_left(cache: DynamicCache, mask: torch.Tensor, width: int, keep: int) ->
 
 
 def read_written(path: Path) -> list[Text]:
-    """The texts in a file of `write_texts`; a last line that was cut off by a kill is taken out of the file."""
+    """The texts in a file of `write_texts`; an incomplete last line of a killed run is removed from the file."""
     if not path.is_file():
         return []
     texts = list(iterate_written(path))
@@ -253,7 +257,7 @@ def read_written(path: Path) -> list[Text]:
 
 
 def iterate_written(path: Path) -> Iterator[Text]:
-    """The same one by one, but for a last line that was cut off."""
+    """Yields the texts in a file of `write_texts` one by one, without an incomplete last line."""
     with path.open("rb") as lines:
         for line in lines:
             if line.endswith(b"\n"):
@@ -262,7 +266,7 @@ def iterate_written(path: Path) -> Iterator[Text]:
 
 
 def written_jobs(path: Path) -> set[int]:
-    """The jobs of the same, read from the ends of the lines alone."""
+    """The job numbers in a file of `write_texts`, read from the ends of the lines only."""
     with path.open("rb") as lines:
         return {int(line[line.rindex(b":") + 1 : -2]) for line in lines if line.endswith(b"}\n") and b'"job":' in line}
 
@@ -276,10 +280,18 @@ def write_texts(
     description: str = "Target writes",
 ) -> int:
     """
-    Appends texts to a file as they come, one line each, under a progress bar; what a kill loses is in flight.
+    Appends texts to a file as they come, one line each, with a progress bar; a kill loses only unfinished texts.
+
+    Args:
+        path (`Path`): the .jsonl file.
+        texts (iterable of `Text`): texts to append.
+        total (`int`, *optional*): length of the progress bar.
+        done (`int`, *optional*, defaults to 0): texts that exist already.
+        progress (`bool`, *optional*, defaults to `True`): whether to show the bar.
+        description (`str`, *optional*): label of the bar.
 
     Returns:
-        `int`: how many there are in the file, `done` among them.
+        `int`: `done` plus the texts appended.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = 0

@@ -1,4 +1,4 @@
-"""Training what is trained already."""
+"""Starting weights: a head or draft model that is trained further."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _VERSIONS = {"eagle3": 3, "eagle1": 1}
 
 def start_from(name: str, kind: str, target: PreTrainedModel) -> tuple[Any, torch.Tensor | None]:
     """
-    A head or a draft model to train further, for this or for a similar target.
+    Loads a head or a draft model to train further, for its own or a similar target.
 
     Args:
         name (`str`): Hub id or folder.
         kind (`str`): "eagle3", "eagle1" or "draft".
-        target (`PreTrainedModel`): what it is to draft for.
+        target (`PreTrainedModel`): the target that the model will draft for.
 
     Returns:
-        It in float32 on the target's device, and the target's ids of its draft vocabulary, `[draft vocab]` int64; None
-        if that is all tokens.
+        The model in float32 on the target's device, and the target's ids of its draft vocabulary, `[draft vocab]`
+        int64; None if the draft vocabulary has all tokens.
 
     Raises:
-        ValueError: if it is of another kind, or for a target of other sizes.
+        ValueError: if the model is of another kind, is for a target of other sizes, or has embeddings of its own.
     """
     vocab_size = target.get_output_embeddings().weight.shape[0]
     if kind == "draft":
@@ -44,7 +44,7 @@ def start_from(name: str, kind: str, target: PreTrainedModel) -> tuple[Any, torc
     _check("vocabulary", config.vocab_size, vocab_size, name)
     source = target.config.get_text_config(decoder=True)
     _check("hidden size", config.target_hidden_size or config.hidden_size, source.hidden_size, name)
-    config.aux_boundaries(source.num_hidden_layers)  # refuses what the target does not have
+    config.aux_boundaries(source.num_hidden_layers)  # raises for hidden states that the target does not have
     if head.embed_tokens is not None:
         raise ValueError(
             f"`start_from`={name!r} has token embeddings of its own, which training does not reach. Use a head that "

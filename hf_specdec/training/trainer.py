@@ -16,7 +16,7 @@ from .reading import TargetReader
 
 
 class DraftArguments(TrainingArguments):
-    """`TrainingArguments` whose CPU has no number: 5.17 cannot load an optimizer's state to "cpu:0"."""
+    """`TrainingArguments` whose CPU device has no index: transformers 5.17 cannot load optimizer state to "cpu:0"."""
 
     @property
     def device(self) -> torch.device:
@@ -27,15 +27,15 @@ class DraftArguments(TrainingArguments):
 
 class DraftTrainer(Trainer):
     """
-    Trains an objective (`TttObjective`, `Eagle1Objective`, `DistillObjective`) on what a target says of every batch.
+    Trains an objective (`TttObjective`, `Eagle1Objective`, `DistillObjective`) on a target's outputs for every batch.
 
-    The target is no part of the model: it has no gradients, no optimizer state, no place in checkpoints, and is not
-    wrapped for several processes. A checkpoint holds the head or draft model as `save_pretrained` writes it, beside
-    what `Trainer` needs to continue.
+    The target is not part of the model: it has no gradients and no optimizer state, is not saved in checkpoints, and
+    is not wrapped for several processes. A checkpoint holds the head or draft model as `save_pretrained` writes it,
+    and the state that `Trainer` needs to continue.
 
     Args:
-        reader (`TargetReader`): of the frozen target, on this process' device.
-        kwargs: those of `Trainer`.
+        reader (`TargetReader`): reader of the frozen target, on this process's device.
+        kwargs: arguments of `Trainer`, except `compute_metrics`.
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean over a batch
@@ -53,7 +53,7 @@ class DraftTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The objective's loss. Counts are summed on the device until the next log line."""
+        """The objective's loss; its counts are summed on the device until the next log record."""
         output = model(reading=self.reader(inputs["input_ids"], inputs["position_ids"]), **inputs)
         if model.training:
             sums = output["counts"].sum(dim=0)
@@ -67,7 +67,7 @@ class DraftTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The loss, and the counts `[rows, 4, depths]` as predictions."""
+        """The loss, the counts `[rows, 4, depths]` as predictions, and `counts[:, 0]` in place of labels."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss, output = self.compute_loss(model, inputs, return_outputs=True)
@@ -76,7 +76,7 @@ class DraftTrainer(Trainer):
         return loss.detach(), output["counts"], output["counts"][:, 0]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds top-1 per depth and the simulated acceptance length since the last line."""
+        """Adds top-1 and loss per depth and the simulated acceptance length since the last log record."""
         if "loss" in logs and self._sums is not None:
             logs = logs | summarise(self.accelerator.reduce(self._sums, reduction="sum"))
             self._sums = None
@@ -98,7 +98,7 @@ class DraftTrainer(Trainer):
         for file in sorted(Path(resume_from_checkpoint).glob("*.safetensors")):
             weights |= load_file(file)
         result = trained.load_state_dict(weights, strict=False)
-        # A tied lm_head is saved once.
+        # A tied lm_head is saved only as the embeddings, so its absence is no error.
         tied = (trained._tied_weights_keys or ()) if getattr(trained.config, "tie_word_embeddings", False) else ()
         missing = [name for name in result.missing_keys if name not in tied]
         if missing or result.unexpected_keys:

@@ -16,18 +16,19 @@ from .unroll import check_trainable, unroll
 
 class TttObjective(nn.Module):
     """
-    Σ_k decay^k · soft cross-entropy of step k against the target's logits over the draft vocabulary, renormalised;
-    over rows whose predicted token is under the loss mask and for which the draft vocabulary has the target's best
-    token.
+    EAGLE-3's loss: Σ_k decay^k · soft cross-entropy of step k against the target's softmax over the draft vocabulary.
+
+    A row has a loss if the token it predicts is under the loss mask and the target's best token is in the draft
+    vocabulary.
 
     Args:
-        head (`EagleHead`): of version 3. Without an lm_head of its own it learns for the target's.
+        head (`EagleHead`): a head of version 3. Without an lm_head of its own it is trained with the target's.
         num_steps (`int`, *optional*, defaults to 7): K, unrolled steps.
-        decay (`float`, *optional*, defaults to 0.8): weight of a step relative to the one before.
-        recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `unroll`.
+        decay (`float`, *optional*, defaults to 0.8): weight of a step relative to the previous one.
+        recompute (`bool`, *optional*, defaults to `False`): saves memory at the cost of time, see `unroll`.
 
     Raises:
-        ValueError: for a head that cannot be trained so.
+        ValueError: for a head of another version, or one that `check_trainable` refuses.
     """
 
     def __init__(self, head: EagleHead, num_steps: int = 7, decay: float = 0.8, recompute: bool = False):
@@ -50,8 +51,10 @@ class TttObjective(nn.Module):
         segment_ids: torch.Tensor | None = None,
     ) -> dict[str, Any]:
         """
+        Loss and counts of a batch.
+
         Args:
-            reading (`Reading`): of the same texts.
+            reading (`Reading`): the target's outputs for the batch.
             input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
             loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
 
@@ -84,7 +87,11 @@ class TttObjective(nn.Module):
         loss_mask: torch.Tensor,
         segment_ids: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
-        """Row t of step k is about token t + 2 + k, as is the target's row t + 1 + k; all `[batch, rows]`."""
+        """
+        Loss, correctness, loss mask and rows with a loss of one unrolled step, each `[batch, rows]`.
+
+        Row t of step k predicts token t + 2 + k, which row t + 1 + k of the target predicts too.
+        """
         rows = max(loss_mask.shape[1] - 2 - step, 0)
         mask = predicted_mask(loss_mask, segment_ids, step)
         best = reading.best[:, 1 + step : 1 + step + rows]
@@ -96,8 +103,9 @@ class TttObjective(nn.Module):
 
 def predicted_mask(loss_mask: torch.Tensor, segment_ids: torch.Tensor | None, step: int) -> torch.Tensor:
     """
-    `[batch, tokens − 2 − step]` bool: whether the token that row t of `step` predicts is under the loss mask, and of
-    the text that the row belongs to.
+    Mask of the rows that count at an unrolled step, `[batch, tokens − 2 − step]` bool.
+
+    Row t counts if the token that it predicts, t + 2 + `step`, is under the loss mask and belongs to the row's text.
     """
     mask = loss_mask[:, 2 + step :]
     if segment_ids is not None:

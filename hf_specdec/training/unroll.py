@@ -1,10 +1,10 @@
 """
-EAGLE heads unrolled over a whole text: what drafting does step by step, for all rows at once.
+EAGLE heads unrolled over a whole text: the steps of drafting, for all rows at once.
 
 EAGLE-3's "training-time test" (arXiv 2503.01840, section 3.2). At step 0 every row t reads the target's feature, as in
-the catch-up forward of decoding. At step k it reads the state that itself produced at step k − 1, as on draft level k:
-it sees the rows up to t of step 0, whose features the target had computed by then, and its own rows of steps 1 … k,
-whose features are guesses. Its position is t + k.
+the catch-up forward of decoding. At step k row t reads the state that it produced at step k − 1, as on draft level k:
+it attends to the rows up to t of step 0, whose features the target has computed, and to its own rows of steps 1 … k,
+whose features are the head's approximations. The position of row t at step k is t + k.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ NAME = "hf_specdec_unrolled"
 @dataclass
 class UnrollMemory:
     """
-    The keys and values of the steps so far, and what may be seen of them.
+    Keys and values of the unrolled steps so far, and their attention masks.
 
     Args:
-        causal (`torch.Tensor` of shape `[batch or 1, rows, rows]`, bool): which rows of step 0 a row may see, but for
-            windows: those of its own text that are not behind it.
-        recompute (`bool`): whether attention scores are computed anew in the backward pass instead of being kept.
+        causal (`torch.Tensor` of shape `[batch or 1, rows, rows]`, bool): rows of step 0 that each row sees, before
+            sliding windows apply: the rows of its own text up to itself.
+        recompute (`bool`): whether attention scores are recomputed in the backward pass instead of being stored.
+        step (`int`): the present step.
+        keys, values (`dict`): by (layer, step), `[batch, kv heads, rows, head_dim]`.
+        masks (`dict`): results of `visible`, by (window, step).
     """
 
     causal: torch.Tensor
@@ -68,9 +71,18 @@ def unrolled_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """
-    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, rows, head_dim]`, key
-    and value `[batch, kv heads, rows, head_dim]` of the present step, to the output `[batch, rows, heads, head_dim]`.
-    The mask comes from `unrolled`, which also remembers key and value.
+    Attention over the unrolled steps, registered with transformers' `AttentionInterface`.
+
+    Args:
+        module (`nn.Module`): the attention layer.
+        query (`torch.Tensor` of shape `[batch, heads, rows, head_dim]`): queries of the present step.
+        key, value (`torch.Tensor` of shape `[batch, kv heads, rows, head_dim]`): keys and values of the present step.
+        attention_mask (`torch.Tensor`): unused; the mask comes from `unrolled`.
+        scaling (`float`): factor of the scores.
+        unrolled (`UnrollMemory`): keys, values and masks of all steps; `key` and `value` are added to it.
+
+    Returns:
+        The output, `[batch, rows, heads, head_dim]`, and None for the weights.
     """
     layer, step = module.layer_idx, unrolled.step
     unrolled.keys[layer, step], unrolled.values[layer, step] = key, value
@@ -95,15 +107,16 @@ def _attend(
     query: torch.Tensor, visible: torch.Tensor, scaling: float, first: int, *keys_and_values: torch.Tensor
 ) -> torch.Tensor:
     """
-    One softmax over the visible rows of step 0 and the row's own keys of the later steps from `first` on: a matrix of
-    scores for the former, one score per row and step for the latter.
+    Attention with one softmax over the visible rows of step 0 and the row's own keys of the steps from `first` on.
+
+    Step 0 gives a matrix of scores, each later step one score per row. Output: `[batch, heads, rows, head_dim]`.
     """
     count = len(keys_and_values) // 2
     keys, values = keys_and_values[:count], keys_and_values[count:]
     batch, heads, rows, size = query.shape
     kv_heads = keys[0].shape[1]
     query = query.reshape(batch, kv_heads, heads // kv_heads, rows, size)
-    # The heads that share keys are further rows of one multiplication: keys need no copies.
+    # Query heads that share keys become further rows of one multiplication, so keys are not copied.
     far = torch.matmul(query.flatten(2, 3), keys[0].transpose(-1, -2)).view(*query.shape[:-1], rows) * scaling
     far = far.masked_fill(~visible[:, :, None], float("-inf"))
     own = [(query * key[:, :, None]).sum(-1, keepdim=True) * scaling for key in keys[first:]]
@@ -129,25 +142,30 @@ def unroll(
     recompute: bool = False,
 ) -> Iterator[torch.Tensor]:
     """
-    The head's states at every unrolled step. Row t of step k equals what decoding computes on draft level k of a chain
-    that starts behind row t and drafts the tokens of the text.
+    The head's states at every unrolled step.
+
+    Row t of step k equals the state that decoding computes on draft level k of a chain that starts after row t and
+    drafts the tokens of the text.
 
     Args:
-        head (`EagleHead`): in training or not; its attention implementation is lent for each step.
-        features (`torch.Tensor` of shape `[batch, tokens, feature_size]`): the target's, row t that of token t.
-        embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): those of the tokens themselves, unshifted.
+        head (`EagleHead`): the head, in training or evaluation mode; its attention implementation is replaced during
+            each step.
+        features (`torch.Tensor` of shape `[batch, tokens, feature_size]`): the target's features; row t belongs to
+            token t.
+        embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): embeddings of the tokens, unshifted.
         num_steps (`int`): K.
         position_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): defaults to 0, 1, …
-        segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): texts packed into a row; they do
-            not see each other.
-        recompute (`bool`, *optional*, defaults to `False`): saves memory for time, see `UnrollMemory`.
+        segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): number of each token's text in a
+            packed row; texts do not see each other.
+        recompute (`bool`, *optional*, defaults to `False`): saves memory at the cost of time, see `UnrollMemory`.
 
     Yields:
         `torch.Tensor` of shape `[batch, tokens, H]`: for k = 0 … K − 1 the states that the lm_head reads (after the
-        final norm if there is one). Row t of step k predicts token t + 2 + k; the last k + 1 rows mean nothing.
+        final norm if there is one). Row t of step k predicts token t + 2 + k; the last k + 1 rows are meaningless,
+        because their input embeddings wrap around.
 
     Raises:
-        ValueError: for rotary embeddings that depend on the length of the text.
+        ValueError: for rotary embeddings that depend on the length of the text, or attention dropout.
     """
     check_trainable(head)
     batch, tokens = features.shape[:2]
@@ -179,7 +197,7 @@ def unroll(
 
 def check_trainable(head: EagleHead) -> None:
     """
-    Refuses what unrolling would get wrong.
+    Refuses heads that unrolling would compute incorrectly.
 
     Raises:
         ValueError: for rotary embeddings that depend on the length of the text, or attention dropout.

@@ -9,12 +9,14 @@ import torch
 
 def count_tokens(texts: Iterable[tuple[torch.Tensor, torch.Tensor]], vocab_size: int) -> tuple[torch.Tensor, ...]:
     """
+    Counts the tokens of texts, under the loss mask and everywhere.
+
     Args:
         texts: pairs of ids `[tokens]` int64 and loss mask `[tokens]` bool.
         vocab_size (`int`): V.
 
     Returns:
-        Two `torch.Tensor` of shape `[V]`, int64: how often each token comes under the loss mask, and at all.
+        Two `torch.Tensor` of shape `[V]`, int64: occurrences of each token under the loss mask, and in all texts.
     """
     masked, everywhere = torch.zeros(2, vocab_size, dtype=torch.long)
     for ids, mask in texts:
@@ -27,13 +29,12 @@ def choose_vocabulary(
     masked: torch.Tensor, everywhere: torch.Tensor, size: int, always: Iterable[int] = ()
 ) -> torch.Tensor:
     """
-    The `size` most frequent tokens under the loss mask; where there are too few, the most frequent of all texts, then
-    the lowest ids.
+    The `size` most frequent tokens under the loss mask; ties are broken by the count in all texts, then by lower id.
 
     Args:
         masked, everywhere (`torch.Tensor` of shape `[V]`, int64): see `count_tokens`.
         size (`int`): Vd.
-        always (iterable of `int`, *optional*): tokens to take in any case, such as the end token.
+        always (iterable of `int`, *optional*): tokens to include whatever their counts, such as the end token.
 
     Returns:
         `torch.Tensor` of shape `[Vd]`, int64: the target's ids, ascending.
@@ -56,7 +57,7 @@ def choose_vocabulary(
         raise ValueError(
             f"`draft_vocab_size`={size}: the target's vocabulary has {vocab_size} tokens. Choose 1 … {vocab_size}."
         )
-    # One number that sorts by the first count, then the second; a stable sort keeps low ids first.
+    # The score sorts by `masked`, then by `everywhere`; a stable sort keeps low ids first.
     score = masked.double() * (everywhere.sum() + 1) + everywhere
     for token in always:
         if 0 <= token < vocab_size:
@@ -66,15 +67,12 @@ def choose_vocabulary(
 
 
 def offsets(token_ids: torch.Tensor) -> torch.Tensor:
-    """`d2t` of published heads, `[Vd]` int64: what is added to a draft token's index to have the target's id."""
+    """`d2t` of published heads, `[Vd]` int64: the target's token id minus the index in the draft vocabulary."""
     return token_ids - torch.arange(len(token_ids))
 
 
 def draft_indices(token_ids: torch.Tensor | None, vocab_size: int, device: torch.device) -> torch.Tensor | None:
-    """
-    The way back: for every token of the target its index among the draft's, −1 where it has none, `[V]` int64; None
-    if the draft has all tokens.
-    """
+    """Index of every target token in the draft vocabulary, or −1, `[V]` int64; None if `token_ids` is None."""
     if token_ids is None:
         return None
     indices = torch.full((vocab_size,), -1, dtype=torch.long, device=device)
