@@ -1,4 +1,4 @@
-"""`hf-specdec bench` without its command line: gate, time, count."""
+"""`hf-specdec bench` without its command line: compare texts, time calls, count tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .prompts import EncodedPrompt
 
 
 REFERENCE = "generate"
-"""The contender that speed-ups are over."""
+"""Name of the contender that speed-ups are relative to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """
-    How to measure.
+    Parameters of a measurement.
 
     Args:
-        temperatures (`Sequence[float]`): 0: greedy.
-        max_new_tokens (`int`): of every call.
+        temperatures (`Sequence[float]`): temperatures to measure at; 0 is greedy.
+        max_new_tokens (`int`): most new tokens of every call.
         rounds (`int`): timed calls of each contender with each prompt.
-        seed (`int`): of the random numbers.
+        seed (`int`): seed of sampled calls.
     """
 
     temperatures: Sequence[float] = (0.0,)
@@ -43,13 +43,13 @@ class Method:
 @dataclass(kw_only=True)
 class Report:
     """
-    What was measured.
+    Results of a benchmark.
 
     Args:
         setting (`dict`): target, draft, machine, versions, method.
-        gate (`Gate`, *optional*): the comparison in float32; None: it was left out.
-        figures (`list[Figures]`): empty if the gate did not let the rest pass.
-        differences (`list[Difference]`): where greedy texts in the dtype that was timed differ from plain ones.
+        gate (`Gate`, *optional*): comparison of texts in float32; None if it was left out.
+        figures (`list[Figures]`): figures of the timed calls; empty if the gate failed.
+        differences (`list[Difference]`): first differences of greedy texts from plain ones, in the timed dtype.
     """
 
     setting: dict[str, Any]
@@ -59,11 +59,11 @@ class Report:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether no text was found to differ in float32."""
+        """Whether the float32 comparison found no difference, or was left out."""
         return self.gate is None or self.gate.is_passed
 
     def measurements(self, contender: str) -> list[Measurement]:
-        """The figures of one contender, as model cards take them."""
+        """The figures of one contender, as `Measurement`s for a model card."""
         plain = {(f.task, f.temperature): f.tokens_per_second for f in self.figures if f.contender == REFERENCE}
         return [
             Measurement(
@@ -82,7 +82,7 @@ class Report:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report as a dictionary for JSON."""
         return {
             "benchmark": "hf-specdec bench",
             **self.setting,
@@ -100,10 +100,14 @@ def gate(
     advance: Callable[[], None] = lambda: None,
 ) -> Gate:
     """
-    Compares greedy texts in float32: of our contenders, with plain `generate`'s.
+    Compares greedy texts of this library's contenders with plain `generate`'s, in float32.
 
     Args:
-        model (`PreTrainedModel`): in float32.
+        model (`PreTrainedModel`): the target in float32.
+        prompts (`Sequence[EncodedPrompt]`): the prompts.
+        contenders (`Sequence[Contender]`): all contenders; baselines are skipped.
+        method (`Method`): `max_new_tokens` is used.
+        advance (`Callable`): called after every call, `num_gate_calls` times.
     """
     ours = [contender for contender in contenders if contender.is_ours]
     return check(model, prompts, ours, max_new_tokens=method.max_new_tokens, advance=advance)
@@ -117,7 +121,7 @@ def measure(
     method: Method,
     advance: Callable[[], None] = lambda: None,
 ) -> None:
-    """Times the contenders at every temperature, and adds what came of it to a report."""
+    """Times the contenders at every temperature, and adds figures and greedy differences to `report`."""
     for temperature in method.temperatures:
         calls = compare(
             model,
@@ -138,12 +142,12 @@ def measure(
 
 
 def num_gate_calls(num_prompts: int, contenders: Sequence[Contender]) -> int:
-    """How often `gate` calls `advance`."""
+    """Number of times that `gate` calls `advance`."""
     return num_prompts * (1 + sum(contender.is_ours for contender in contenders))
 
 
 def num_timed_calls(num_prompts: int, contenders: Sequence[Contender], method: Method) -> int:
-    """How often `measure` calls `advance`."""
+    """Number of times that `measure` calls `advance`."""
     return len(method.temperatures) * num_calls(num_prompts, contenders, method.rounds)
 
 
@@ -154,7 +158,7 @@ def trace(
     method: Method,
     folder: Path,
 ) -> Path:
-    """Writes a profiler trace of the first of our contenders; returns its path."""
+    """Writes a profiler trace of the first contender of this library into `folder`; returns the file's path."""
     ours = next(contender for contender in contenders if contender.is_ours)
     path = folder / "trace.json.gz"
     trace_call(model, prompts[0], ours, path, temperature=method.temperatures[0])

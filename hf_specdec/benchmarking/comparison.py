@@ -1,4 +1,4 @@
-"""Timed calls, in turn."""
+"""Timed `generate` calls of several contenders, in turn."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .prompts import EncodedPrompt
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
     """
-    One `generate` call.
+    One timed `generate` call.
 
     Args:
-        contender (`str`), task (`str`), prompt (`int`), round (`int`): what was called, with which prompt, and when.
+        contender (`str`), task (`str`), prompt (`int`), round (`int`): contender, task, prompt number and round.
         tokens (`list[int]`): the new tokens.
-        seconds (`float`): of the whole call, prefill included.
-        metrics (`SpeculationMetrics`, *optional*): if it was ours.
+        seconds (`float`): time of the whole call, prefill included.
+        metrics (`SpeculationMetrics`, *optional*): metrics of a call that speculated with this library.
     """
 
     contender: str
@@ -37,14 +37,14 @@ class Call:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of this call alone."""
+        """New tokens per second of this call, prefill included."""
         return len(self.tokens) / self.seconds
 
 
 def generate(
     model: PreTrainedModel, contender: Contender, prompt: EncodedPrompt, **options: Any
 ) -> tuple[list[int], float]:
-    """The new tokens of one call, and its seconds. They are on the host at the end, so that the device is done."""
+    """The new tokens of one call, and its seconds; copying the tokens to the host waits for the device."""
     with contender.settings() as settings:
         synchronize(model.device)
         start = time.perf_counter()
@@ -65,12 +65,18 @@ def compare(
     advance: Callable[[], None] = lambda: None,
 ) -> list[Call]:
     """
-    Times every contender with every prompt, in turn: each round begins with another contender. Before, each is warmed
-    up with the longest prompt, which is the one that static caches grow to.
+    Times every contender with every prompt, in turn; each round begins with another contender.
+
+    Every contender is first warmed up with the longest prompt, because static caches grow to its length.
 
     Args:
-        temperature (`float`): 0: greedy.
-        seed (`int`): of the random numbers; every call of a round has its own.
+        model (`PreTrainedModel`): the target.
+        prompts (`Sequence[EncodedPrompt]`): the prompts.
+        contenders (`Sequence[Contender]`): the contenders.
+        temperature (`float`): temperature of all calls; 0 is greedy.
+        max_new_tokens (`int`): most new tokens of every call.
+        rounds (`int`): timed calls of each contender with each prompt.
+        seed (`int`): first seed; every prompt of every round has its own seed.
         advance (`Callable`): called after every call, `num_calls` times.
     """
     options = sampling_options(temperature) | {"max_new_tokens": max_new_tokens}
@@ -103,11 +109,11 @@ def compare(
 
 
 def num_calls(num_prompts: int, contenders: Sequence[Contender], rounds: int) -> int:
-    """How many calls `compare` makes."""
+    """Number of calls that `compare` makes, warm-up included."""
     return sum(contender.warm_up_calls + rounds * num_prompts for contender in contenders)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for the accelerator, if it is one."""
+    """Waits for a device that is an accelerator; does nothing for a CPU."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()

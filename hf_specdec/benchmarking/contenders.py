@@ -1,4 +1,4 @@
-"""What is compared: ways to call `generate`."""
+"""Contenders of a benchmark: ways to call `generate`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..trees import DynamicTree, TokenTree, Tree, as_tree
 
 
 GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-"""A greedy call, whatever the model's own defaults are."""
+"""Arguments of a greedy `generate` call, whatever the model's own defaults are."""
 
 BASELINES = ("eager", "static", "assisted", "lookup")
 """
-Ways to generate that transformers itself has: plain; with a static cache and a compiled forward (compiled on
-accelerators alone); its assisted generation with a chain of 5 of the same draft; its prompt lookup of 10 tokens.
+Generation methods of transformers itself: plain; a static cache with a compiled forward (compiled on accelerators
+only); assisted generation with chains of 5 tokens of the same draft; prompt lookup of 10 tokens.
 """
 CHAIN_LENGTH = 5
 LOOKUP_LENGTH = 10
 
 
 def sampling_options(temperature: float) -> dict[str, Any]:
-    """The arguments of `generate` for a temperature; 0: greedy."""
+    """The arguments of `generate` for a temperature; 0 is greedy."""
     return GREEDY if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
 
 
@@ -38,10 +38,10 @@ class Contender:
     One way to call `generate`.
 
     Args:
-        name (`str`): what it is called in tables.
-        options (`dict`): its arguments of `generate`.
-        tree (`str`, *optional*): the tree, if it is ours; None: a baseline.
-        warm_up_calls (`int`): calls before it is timed; two where the first compiles.
+        name (`str`): name in tables.
+        options (`dict`): arguments of `generate`.
+        tree (`str`, *optional*): tree of a contender that speculates with this library; None for a baseline.
+        warm_up_calls (`int`): calls before timing; two where the first compiles.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Contender:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it speculates with this library."""
+        """Whether the contender speculates with this library."""
         return self.tree is not None
 
     @contextmanager
     def settings(self) -> Iterator[dict[str, Any]]:
-        """Its arguments; while inside, a draft of transformers' own proposes chains of a fixed length."""
+        """Yields the arguments of `generate`; the draft of an "assisted" baseline proposes chains of fixed length."""
         assistant = self.options.get("assistant_model")
         if self.is_ours or assistant is None:
             yield dict(self.options)
@@ -78,7 +78,7 @@ def _fixed_chains(config: GenerationConfig) -> GenerationConfig:
 
 def baseline(name: str, draft: Any) -> Contender:
     """
-    One of `BASELINES`.
+    The contender of a name in `BASELINES`.
 
     Raises:
         ValueError: for another name, and for "assisted" without a draft model.
@@ -99,11 +99,11 @@ def baseline(name: str, draft: Any) -> Contender:
 
 def speculative(draft: Any, tree: str, compiles: bool = False) -> Contender:
     """
-    Ours.
+    A contender that speculates with this library.
 
     Args:
-        draft: what `assistant_model=` takes.
-        tree (`str`): as `parse_tree` reads it.
+        draft: a value of `assistant_model=`.
+        tree (`str`): a tree in the notation of `parse_tree`.
         compiles (`bool`, *optional*, defaults to `False`): see `SpeculativeConfig.compile`.
     """
     config = SpeculativeConfig(tree=parse_tree(tree), compile=compiles)
@@ -112,7 +112,7 @@ def speculative(draft: Any, tree: str, compiles: bool = False) -> Contender:
 
 
 def speculative_with_all(draft: Any, trees: Sequence[str]) -> list[Contender]:
-    """Ours with several trees. Those whose short names are the same are numbered."""
+    """Contenders of this library, one per tree. Contenders with equal short names are numbered."""
     found: list[Contender] = []
     for tree in trees:
         contender = speculative(draft, tree)
@@ -123,11 +123,14 @@ def speculative_with_all(draft: Any, trees: Sequence[str]) -> list[Contender]:
 
 def parse_tree(text: str) -> Tree | None:
     """
-    Reads a tree as it is written on a command line: `default` (None: the draft's own), `auto`, rank paths such as
-    `[(0,), (1,), (0, 0)]`, `chain:5`, `branching:4,2,1`, or `dynamic:5,4,16` (depth, children, nodes).
+    Parses a tree from the command line.
+
+    Args:
+        text (`str`): `default` (returns None: the draft's own tree), `auto`, rank paths such as
+            `[(0,), (1,), (0, 0)]`, `chain:5`, `branching:4,2,1`, or `dynamic:5,4,16` (depth, children, nodes).
 
     Raises:
-        ValueError: if it is none of these, or no valid tree.
+        ValueError: if the text has another form, or is no valid tree.
     """
     kind, colon, rest = text.strip().partition(":")
     if kind == "default":
@@ -143,7 +146,7 @@ def parse_tree(text: str) -> Tree | None:
             depth, top_k, num_nodes = numbers
             return DynamicTree(depth=depth, top_k=top_k, num_nodes=num_nodes)
     except ValueError as error:
-        if "`" in str(error):  # the tree's own
+        if "`" in str(error):  # the error comes from the tree's constructor and names its argument
             raise
         raise _unreadable(text) from error
     if kind == "branching":
@@ -159,7 +162,7 @@ def _unreadable(text: str) -> ValueError:
 
 
 def shorten(tree: str, length: int = 28) -> str:
-    """A tree's text for tables: long ones by their size."""
+    """A tree's text for tables; a text longer than `length` is replaced by the tree's size, or cut."""
     if len(tree) <= length:
         return tree
     parsed = parse_tree(tree)

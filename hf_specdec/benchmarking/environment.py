@@ -1,4 +1,4 @@
-"""What a measurement was made with."""
+"""The machine and software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 
 def environment(device: str) -> dict[str, Any]:
-    """The machine and the versions, as JSON."""
+    """The machine and the versions, as a dictionary for JSON."""
     found = {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine(),
         "threads": torch.get_num_threads(),

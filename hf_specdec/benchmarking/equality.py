@@ -1,4 +1,4 @@
-"""Whether greedy texts are those of plain `generate`, and how close the model was to another where they are not."""
+"""Comparison of greedy texts with plain `generate`'s, and the logit gap where they first differ."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .prompts import EncodedPrompt
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """
-    Where a text first differs from plain `generate`'s.
+    The first difference of a text from plain `generate`'s.
 
     Args:
-        contender (`str`), task (`str`), prompt (`int`): which text.
-        position (`int`): the first new token that differs.
-        gap (`float`): the model's best logit there minus its second best, in the dtype of the texts.
+        contender (`str`), task (`str`), prompt (`int`): contender, task and prompt number of the text.
+        position (`int`): index of the first new token that differs.
+        gap (`float`): the model's best logit at `position` minus its second best, in the model's dtype.
     """
 
     contender: str
@@ -32,19 +32,19 @@ class Difference:
     gap: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The difference as a dictionary for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Gate:
     """
-    What came of the comparison in float32.
+    Result of the comparison in float32.
 
     Args:
-        identical (`dict[str, int]`): for each contender, how many texts were identical.
-        num_prompts (`int`): of how many.
-        differences (`list[Difference]`): the others.
+        identical (`dict[str, int]`): number of identical texts by contender.
+        num_prompts (`int`): number of texts of each contender.
+        differences (`list[Difference]`): the first difference of every other text.
     """
 
     identical: dict[str, int]
@@ -53,11 +53,11 @@ class Gate:
 
     @property
     def is_passed(self) -> bool:
-        """Whether all were."""
+        """Whether all texts were identical."""
         return not self.differences
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The result as a dictionary for JSON."""
         return {
             "dtype": "float32",
             "identical": self.identical,
@@ -78,8 +78,11 @@ def check(
     Compares the greedy texts of every contender with plain `generate`'s.
 
     Args:
-        model (`PreTrainedModel`): in float32.
-        advance (`Callable`): called after every call, of which there are prompts · (contenders + 1).
+        model (`PreTrainedModel`): the target in float32.
+        prompts (`Sequence[EncodedPrompt]`): the prompts.
+        contenders (`Sequence[Contender]`): contenders to compare with plain `generate`.
+        max_new_tokens (`int`): most new tokens of every call.
+        advance (`Callable`): called after every call, prompts · (contenders + 1) times.
     """
     options = GREEDY | {"max_new_tokens": max_new_tokens}
     identical, differences = dict.fromkeys((contender.name for contender in contenders), 0), []
@@ -98,7 +101,7 @@ def check(
 def differences_of(
     model: PreTrainedModel, prompts: Sequence[EncodedPrompt], calls: Sequence[Call], reference: str
 ) -> list[Difference]:
-    """Of the greedy `calls`, those texts that differ from the contender `reference`'s; each prompt's last counts."""
+    """The greedy texts of `calls` that differ from those of contender `reference`; each prompt's last round counts."""
     texts = {(call.contender, call.prompt): call.tokens for call in calls}
     return [
         _difference(model, prompts[index], texts[reference, index], tokens, contender, index)

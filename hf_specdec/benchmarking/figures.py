@@ -1,4 +1,4 @@
-"""Figures of timed calls: speed, speed-up, acceptance, and where the time of a step goes."""
+"""Figures of timed calls: speed, speed-up, acceptance, and the time of a step's phases."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from .comparison import Call
 
 
 ALL_TASKS = "all"
-"""The name of what is taken over all tasks."""
+"""Task name of figures over all tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """
-    What one contender reached with the prompts of one task.
+    Figures of one contender on the prompts of one task.
 
     Args:
-        task (`str`), contender (`str`), temperature (`float`): what was measured.
+        task (`str`), contender (`str`), temperature (`float`): task, contender and temperature of the calls.
         tokens (`int`), seconds (`float`): sums over all timed calls.
         p20 (`float`), p50 (`float`), p80 (`float`): percentiles of the single calls' tokens per second.
-        speed_up (`float`): tokens / seconds over that of plain `generate`.
-        mean_acceptance_length (`float`, *optional*), acceptance_per_position (`list[float]`, *optional*): pooled over
-            all drafts; None for baselines.
+        speed_up (`float`): tokens / seconds divided by plain `generate`'s.
+        mean_acceptance_length (`float`, *optional*), acceptance_per_position (`list[float]`, *optional*): acceptance
+            pooled over all drafts; None for baselines.
         step_ms (`dict[str, float]`, *optional*): milliseconds of a step: `draft`, `verify`, `rest`, or `whole`.
-        identical (`int`, *optional*), texts (`int`): how many of the texts were plain `generate`'s; None if sampled.
+        identical (`int`, *optional*): texts of the last round that equal plain `generate`'s; None if sampled.
+        texts (`int`): texts of the last round.
     """
 
     task: str
@@ -48,11 +49,11 @@ class Figures:
 
     @property
     def tokens_per_second(self) -> float:
-        """Total tokens / total seconds."""
+        """Total tokens / total seconds of the figures' calls."""
         return self.tokens / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The figures as a dictionary for JSON."""
         return asdict(self) | {"tokens_per_second": self.tokens_per_second}
 
 
@@ -67,9 +68,10 @@ def figures(
     The figures of every task and contender, and of all tasks together, in the order of the calls.
 
     Args:
-        temperature (`float`): of the calls; at 0 their texts are compared with the reference's.
-        reference (`str`): the contender that speed-ups are over.
-        step_ms (`dict`, *optional*): steps' milliseconds by contender, where they are not to come from the calls.
+        calls (`Sequence[Call]`): the timed calls.
+        temperature (`float`): temperature of the calls; at 0 the texts are compared with the reference's.
+        reference (`str`): name of the contender that speed-ups are relative to.
+        step_ms (`dict`, *optional*): milliseconds of a step by contender and phase, in place of those of the calls.
     """
     tasks = list(dict.fromkeys(call.task for call in calls))
     contenders = list(dict.fromkeys(call.contender for call in calls))
@@ -101,12 +103,12 @@ def figures(
 
 
 def rate(calls: Sequence[Call]) -> float:
-    """Total tokens / total seconds."""
+    """Tokens per second of calls: total tokens / total seconds."""
     return sum(len(call.tokens) for call in calls) / sum(call.seconds for call in calls)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """`p20`, `p50` and `p80`, with linear interpolation between the values."""
+    """The percentiles `p20`, `p50` and `p80` of values, with linear interpolation."""
     if len(values) == 1:
         return dict.fromkeys(("p20", "p50", "p80"), values[0])
     cuts = statistics.quantiles(values, n=10, method="inclusive")
@@ -125,7 +127,7 @@ def _speculation(all_metrics: Sequence[SpeculationMetrics], step_ms: dict[str, f
 
 
 def pool(all_metrics: Iterable[SpeculationMetrics]) -> SpeculationMetrics:
-    """The counts of several calls together."""
+    """The metrics of several calls, added up."""
     pooled = SpeculationMetrics()
     for metrics in all_metrics:
         pooled.num_drafts += metrics.num_drafts
@@ -143,8 +145,8 @@ def pool(all_metrics: Iterable[SpeculationMetrics]) -> SpeculationMetrics:
 
 def milliseconds_of_step(all_metrics: Sequence[SpeculationMetrics]) -> dict[str, float]:
     """
-    Milliseconds per step that drafting, the target's forward, and the rest took, or of steps that ran as a whole on
-    the device; the prefill is left out.
+    Milliseconds per step, without the prefill: of drafting, the target's forward and the rest, or of the whole step
+    where the device runs it as one.
     """
     seconds = pool(all_metrics).seconds
     steps = max(sum(len(metrics.accepted_per_step[0]) for metrics in all_metrics), 1)

@@ -1,4 +1,4 @@
-"""Targets and drafts by name: a Hub id or a folder."""
+"""Loading of targets and drafts by name: a Hub id or a folder."""
 
 from __future__ import annotations
 
@@ -18,40 +18,47 @@ from ..smollm2 import smollm2_folder
 
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
-"""The target where none is named."""
+"""Name of the default target."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def default_device() -> str:
-    """`cuda` where there is one, else `cpu`."""
+    """The device `cuda` where PyTorch finds one, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_target(name: str | None, dtype: torch.dtype, device: str, device_map: str | None = None) -> PreTrainedModel:
     """
-    A language model; SmolLM2-135M-Instruct if no name is given. `device_map` puts it where transformers says, instead
-    of on one device.
+    Loads a language model in evaluation mode; SmolLM2-135M-Instruct if `name` is None.
+
+    Args:
+        name (`str`, *optional*): Hub id or folder.
+        dtype (`torch.dtype`): dtype of the weights.
+        device (`str`): device of the model, unless `device_map` is given.
+        device_map (`str`, *optional*): placement over several devices, as in transformers.
 
     Raises:
-        ImportError, OSError, ValueError: if there is nothing that can be read.
+        ImportError, OSError, ValueError: if no model can be read.
     """
     model = AutoModelForCausalLM.from_pretrained(name or str(smollm2_folder()), dtype=dtype, device_map=device_map)
     return (model if device_map is not None else model.to(device)).eval()
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a target."""
+    """The tokenizer of a target; SmolLM2's if `name` is None."""
     return AutoTokenizer.from_pretrained(name or str(smollm2_folder()))
 
 
 def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
     """
-    What `assistant_model=` takes: `ngram`, or an EAGLE head, Medusa heads or a language model, told by its weights.
-    Heads are given no dtype: they run in the target's.
+    Loads a value of `assistant_model=`: for `ngram` an `NgramDraft`, else the EAGLE head, Medusa heads or language
+    model of that name, see `kind_of_draft`.
+
+    Heads are loaded without `dtype`, because they run in the target's.
 
     Raises:
-        ImportError, OSError, ValueError: if there is nothing that can be read.
+        ImportError, OSError, ValueError: if no draft can be read.
     """
     if name == "ngram":
         return NgramDraft()
@@ -64,7 +71,10 @@ def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
 
 def kind_of_draft(name: str) -> str:
     """
-    `eagle`, `medusa` or `model`: whole language models have several layers or names that begin with `model.layers.`.
+    The kind of a draft, by its config and the names of its weights: `eagle`, `medusa` or `model`.
+
+    Medusa heads have `medusa_num_heads` or their `model_type` in the config; EAGLE heads their `model_type`, or a
+    weight named `fc.weight`; any other draft is a language model.
 
     Raises:
         OSError: if there is no such folder or repository, or it holds no weights.
@@ -80,7 +90,7 @@ def kind_of_draft(name: str) -> str:
 
 
 def _keys(path: Path) -> set[str]:
-    """Names of the tensors in a file, or in those that it is the index of."""
+    """Names of the tensors in a weight file, or in all files of a weight index."""
     if path.name.endswith(".index.json"):
         return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
     if path.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and a trace of some steps."""
+"""Time of the phases of a step, and profiler traces."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TRACED_TOKENS = 24
 @contextmanager
 def synchronized_phases(device: torch.device) -> Iterator[None]:
     """
-    While inside, `SpeculationMetrics.seconds` are those of the device: every phase waits for it before it ends. On a
-    CPU they are so anyway.
+    Makes every phase of `SpeculationMetrics.seconds` wait for the device before it ends, so that phases include device
+    time. Nothing changes on a CPU.
     """
     original = SpeculationMetrics.phase
 
@@ -51,8 +51,10 @@ def split_of_steps(
     max_new_tokens: int,
 ) -> dict[str, dict[str, float]]:
     """
-    Milliseconds per step by contender and phase, on an accelerator; waiting makes these steps a little slower than
-    those that are timed. On a CPU nothing, since timed calls know.
+    Milliseconds per step by contender and phase, on an accelerator.
+
+    Waiting at the end of every phase makes these steps a little slower than the timed ones. Returns nothing on a CPU,
+    where the timed calls have the phases.
     """
     if model.device.type == "cpu":
         return {}
@@ -70,18 +72,20 @@ def split_of_steps(
 def trace_call(
     model: PreTrainedModel, prompt: EncodedPrompt, contender: Contender, path: Path, *, temperature: float = 0.0
 ) -> None:
-    """Writes a trace of a short call."""
+    """Writes a profiler trace of a call with `TRACED_TOKENS` new tokens."""
     options = sampling_options(temperature) | {"max_new_tokens": TRACED_TOKENS}
     write_trace(lambda: generate(model, contender, prompt, **options), path, model.device)
 
 
 def write_trace(function: Callable[[], object], path: Path, device: torch.device) -> None:
     """
-    Calls a function once to warm it up, and once more for a torch profiler trace, which chrome://tracing and Perfetto
-    show.
+    Calls a function once for warm-up, and once more under the torch profiler; chrome://tracing and Perfetto show the
+    trace.
 
     Args:
-        path (`Path`): the file, .json or .json.gz; its folder is made if there is none.
+        function (`Callable`): the function.
+        path (`Path`): file of the trace, .json or .json.gz; its folder is created if it does not exist.
+        device (`torch.device`): device to record.
     """
     function()
     synchronize(device)
@@ -93,6 +97,6 @@ def write_trace(function: Callable[[], object], path: Path, device: torch.device
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
-    """What to record on a device."""
+    """Profiler activities to record on a device."""
     on_cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     return [ProfilerActivity.CPU, *on_cuda]

@@ -1,4 +1,4 @@
-"""The figures as a picture: speed-up by task, acceptance by depth, and where the time of a step goes."""
+"""Plots of a benchmark report: speed-up by task, acceptance by depth, and the phases of a step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PHASES = {"draft": "#E69F00", "verify": "#0072B2", "rest": "#BBBBBB", "whole": "
 
 def save_plot(report: Report, path: Path) -> None:
     """
-    Writes the picture, a row of panels for each temperature.
+    Writes the plots of a report into one image, a row of panels for each temperature.
 
     Raises:
         OSError: if the file cannot be written.
-        ValueError: if matplotlib does not know the format that the file's name ends in.
+        ValueError: if matplotlib does not know the format of the file's suffix.
     """
     temperatures = list(dict.fromkeys(found.temperature for found in report.figures))
     num_tasks = len({found.task for found in report.figures})
@@ -60,7 +60,7 @@ def _draw_speed_ups(axes: Axes, found: Sequence[Figures], mode: str) -> None:
         values = [figures.speed_up for figures in found if figures.contender == name]
         places = [place + (index - (len(contenders) - 1) / 2) * width for place in range(len(tasks))]
         bars = axes.bar(places, values, width * 0.92, label=name, color=colour)
-        # Many bars are narrow: their labels stand upright.
+        # Labels of many narrow bars are rotated to fit.
         upright = 90 if len(tasks) * len(contenders) > 22 else 0
         halo = [withStroke(linewidth=3, foreground="white")]
         axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=2, rotation=upright, path_effects=halo)
@@ -75,7 +75,7 @@ def _draw_speed_ups(axes: Axes, found: Sequence[Figures], mode: str) -> None:
 
 
 def _colours(contenders: Sequence[str], found: Sequence[Figures]) -> list[str]:
-    """Ours in colours, baselines in shades of grey."""
+    """The colour of each contender: a colour for this library's trees, a shade of grey for baselines."""
     ours = _names_of_ours(found)
     greys = iter(GREYS)
     return [COLOURS[ours.index(name) % len(COLOURS)] if name in ours else next(greys) for name in contenders]
@@ -86,7 +86,7 @@ def _names_of_ours(found: Sequence[Figures]) -> list[str]:
 
 
 def _draw_acceptance(axes: Axes, found: Sequence[Figures]) -> None:
-    """One line for each tree; for an only tree, one for each task."""
+    """Draws one line for each tree; if there is one tree only, one line for each task."""
     ours = [figures for figures in found if figures.acceptance_per_position is not None]
     only = len(_names_of_ours(found)) == 1
     if not only:

@@ -1,4 +1,4 @@
-"""The prompts that are measured with: built-in sets, or a file."""
+"""Prompts of a benchmark: built-in sets, or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 TASKS = ("chat", "code", "summarise", "translate", "maths", "rag")
-"""The built-in sets, which were written for this project."""
+"""Names of the built-in prompt sets, which were written for this project."""
 
 _BUILT_IN = Path(__file__).parent / "prompts.jsonl"
 
@@ -20,10 +20,10 @@ _BUILT_IN = Path(__file__).parent / "prompts.jsonl"
 @dataclass(frozen=True)
 class Prompt:
     """
-    What is asked.
+    A prompt as text.
 
     Args:
-        task (`str`): the kind of text, by which figures are grouped.
+        task (`str`): kind of text, by which figures are grouped.
         text (`str`): the user's turn.
     """
 
@@ -34,11 +34,11 @@ class Prompt:
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
     """
-    A prompt as the model reads it.
+    A prompt as tokens.
 
     Args:
-        task (`str`): the kind of text, by which figures are grouped.
-        inputs (`BatchEncoding`): `input_ids` `[1, tokens]` int64, and what else `generate` takes.
+        task (`str`): kind of text, by which figures are grouped.
+        inputs (`BatchEncoding`): `input_ids` `[1, tokens]` int64, and the tokenizer's other inputs of `generate`.
     """
 
     task: str
@@ -46,20 +46,20 @@ class EncodedPrompt:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return self.inputs["input_ids"].shape[1]
 
 
 def built_in(tasks: Sequence[str] = TASKS, num_prompts: int | None = None) -> list[Prompt]:
     """
-    Prompts that come with the package.
+    The prompts that come with the package.
 
     Args:
-        tasks (`Sequence[str]`): which of `TASKS`.
-        num_prompts (`int`, *optional*): most prompts of each.
+        tasks (`Sequence[str]`): names from `TASKS`.
+        num_prompts (`int`, *optional*): most prompts of each task.
 
     Raises:
-        ValueError: for a task that there is none of.
+        ValueError: for a name that is not in `TASKS`.
     """
     unknown = [task for task in tasks if task not in TASKS]
     if unknown:
@@ -69,12 +69,12 @@ def built_in(tasks: Sequence[str] = TASKS, num_prompts: int | None = None) -> li
 
 def read(path: Path) -> list[Prompt]:
     """
-    Reads prompts from a file: one a line, or, if its name ends in .jsonl, one object a line with `prompt` and
-    optionally `task`. The task is the file's name where none is given.
+    Reads prompts from a file: one prompt per line, or, in a .jsonl file, one object per line with `prompt` and
+    optionally `task`. The default task is the file's name without its suffix.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if it holds no prompts, or a line is not such an object.
+        ValueError: if the file holds no prompts, or a line of a .jsonl file is not an object with a `prompt`.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     found = [
@@ -101,7 +101,7 @@ def _object(path: Path, number: int, line: str) -> Prompt:
 def first_of_each(
     prompts: Iterable[Prompt], num_prompts: int | None, tasks: Sequence[str] | None = None
 ) -> list[Prompt]:
-    """At most `num_prompts` prompts of each task, of the given `tasks` alone."""
+    """At most `num_prompts` prompts of each task, of the given `tasks` only."""
     counts: dict[str, int] = {}
     kept = []
     for prompt in prompts:
@@ -114,7 +114,7 @@ def first_of_each(
 def encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], device: str | torch.device
 ) -> list[EncodedPrompt]:
-    """The prompts on a device, through the tokenizer's chat template if it has one."""
+    """Tokenizes prompts onto a device, with the tokenizer's chat template if it has one."""
     return [EncodedPrompt(prompt.task, _encode(tokenizer, prompt.text).to(device)) for prompt in prompts]
 
 

@@ -1,4 +1,4 @@
-"""Reports for a terminal."""
+"""Benchmark reports as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .figures import ALL_TASKS, Figures
 
 
 def table(report: Report) -> Table:
-    """Speed, speed-up and acceptance by task and contender."""
+    """The table of speed, speed-up and acceptance by task and contender."""
     temperatures = {found.temperature for found in report.figures}
     right: dict[str, Any] = {"justify": "right", "no_wrap": True}
     found = Table(
@@ -57,7 +57,7 @@ def _cells(row: Figures, differences: Sequence[Difference]) -> list[str]:
 
 
 def per_depth(shares: Sequence[float], most: int = 6) -> str:
-    """Shares by depth in few characters."""
+    """Shares by depth in few characters, such as ".75 .50 …"; at most `most` of them."""
     text = " ".join(f"{share:.2f}".removeprefix("0") for share in shares[:most])
     return text + (" …" if len(shares) > most else "")
 
@@ -76,7 +76,7 @@ def _identical(row: Figures, differences: Sequence[Difference]) -> str:
 
 
 def differences_table(differences: Sequence[Difference]) -> Table:
-    """Where texts first differ, and how close the two best logits were there."""
+    """The table of the first difference of each text, with the gap of the two best logits there."""
     found = Table("call", "task", "prompt", "first differing token", "best logit − second", box=None, pad_edge=False)
     for difference in differences:
         cells = (difference.prompt, difference.position, f"{difference.gap:.3g}")

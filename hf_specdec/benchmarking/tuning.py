@@ -1,10 +1,11 @@
 """
 `hf-specdec tune` without its command line: the best static tree for a target, a draft and a machine.
 
-How often the child of rank r at depth d is accepted is counted while trees are verified that are grown towards what is
-accepted. What steps cost is measured with trees of depth 1 and n nodes, and with chains of depth d: a tree is then
-taken to cost what its nodes and its depth do. The arithmetic that finds the best tree is that of `tree="auto"`
-(`hf_specdec.trees.auto`), which is Sequoia's (arXiv 2402.12374). The best trees of several sizes are then timed.
+Acceptance of the child of rank r at depth d is counted while trees are verified; each pass over the prompts uses the
+likeliest tree by the counts so far. Step times are measured with trees of depth 1 and n nodes, and with chains of
+depth d; the time of a tree is estimated as the cost of its nodes plus the cost of its depth. The best tree is found as
+by `tree="auto"` (`hf_specdec.trees.auto`), with the arithmetic of Sequoia (arXiv 2402.12374). Finally the best trees of
+several sizes are timed.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from .prompts import EncodedPrompt
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Draft nodes for which steps are timed and trees are tried, as far as they are within the limits."""
+"""Numbers of draft nodes for which steps are timed and trees are tried, as far as the limits allow."""
 PASSES = 3
-"""How often the prompts are gone through to count acceptance, each time with a better tree."""
+"""Passes over the prompts that count acceptance, each with a better tree."""
 TIMED_TOKENS = 32
-"""New tokens of a call that times steps."""
+"""Most new tokens of a call that times steps."""
 
 
 class EvenAcceptance(AcceptanceTable):
-    """Counts of many texts: old ones are worth as much as new ones."""
+    """Acceptance counts without decay: old texts weigh as much as new ones."""
 
     DECAY = 1.0
 
     def observe(self, draft: DraftTree | None, paths: list[list[int] | None]) -> None:
-        """Counts a step of an `ObservedDrafter`."""
+        """Counts a step; the observer of an `ObservedDrafter`."""
         if draft is not None:
             self.add(draft, paths)
 
@@ -49,14 +50,14 @@ class EvenAcceptance(AcceptanceTable):
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """
-    A tree that was tried.
+    A tree that was timed.
 
     Args:
-        tree (`TokenTree`, *optional*): None: no tree.
-        expected (`float`): tokens per second after the prefill, by the arithmetic.
-        expected_length (`float`): tokens per step, by the arithmetic.
-        measured (`float`): tokens per second after the prefill, as timed.
-        measured_length (`float`): tokens per step, as counted.
+        tree (`TokenTree`, *optional*): the tree; None for plain `generate`.
+        expected (`float`): predicted tokens per second after the prefill.
+        expected_length (`float`): predicted tokens per step.
+        measured (`float`): timed tokens per second after the prefill.
+        measured_length (`float`): counted tokens per step.
     """
 
     tree: TokenTree | None
@@ -66,7 +67,7 @@ class Candidate:
     measured_length: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The candidate as a dictionary for JSON."""
         return {
             "tree": None if self.tree is None else str(self.tree),
             "num_nodes": 0 if self.tree is None else self.tree.num_nodes,
@@ -80,12 +81,13 @@ class Candidate:
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """
-    What came of it.
+    Result of a `Tuner`.
 
     Args:
-        candidates (`list[Candidate]`): no tree first, then trees by their size.
-        chances (`list[list[float]]`): `[depth][rank]`, acceptance once the parent is accepted.
-        step_ms (`dict`): milliseconds by `nodes` (the step but for the drafting of a tree's depth) and `depth`.
+        candidates (`list[Candidate]`): plain `generate` first, then trees by size.
+        chances (`list[list[float]]`): `[depth][rank]`, probability that a child is accepted if its parent is.
+        step_ms (`dict`): milliseconds of a step, `nodes` by number of draft nodes, and `depth`, the time of drafting
+            to a depth beyond the time by nodes.
     """
 
     candidates: list[Candidate]
@@ -94,11 +96,11 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The fastest, as timed."""
+        """The fastest candidate, as timed."""
         return max(self.candidates, key=lambda candidate: candidate.measured)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The result as a dictionary for JSON."""
         return {
             "best": self.best.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
@@ -110,14 +112,17 @@ class Tuning:
 @dataclass(kw_only=True)
 class Tuner:
     """
+    Finds the best static tree for a target, a draft and prompts on this machine.
+
     Args:
         model (`PreTrainedModel`): the target.
-        draft: what `assistant_model=` takes.
+        draft: a value of `assistant_model=`.
         prompts (`Sequence[EncodedPrompt]`): the texts to tune for.
-        limits (`AutoTree`): how large a tree may be.
-        temperature (`float`): 0: greedy.
-        max_new_tokens (`int`), rounds (`int`), seed (`int`): of the calls.
-        advance (`Callable`): called after every call, `num_calls` times.
+        limits (`AutoTree`): limits of a tree's size.
+        temperature (`float`): temperature of all calls; 0 is greedy.
+        max_new_tokens (`int`), seed (`int`): most new tokens and first seed of the calls.
+        rounds (`int`): timed calls of the candidates with each prompt.
+        advance (`Callable`): called after every call, at most `num_calls` times.
     """
 
     model: PreTrainedModel
@@ -140,7 +145,7 @@ class Tuner:
 
     @property
     def num_calls(self) -> int:
-        """How often `advance` is called, at most."""
+        """Largest number of times that `run` calls `advance`."""
         prompts = len(self.prompts)
         timed = [Contender("")] * (1 + len(self._wide) + len(self._chains))
         tried = [Contender("")] * (1 + len(self.sizes))
@@ -148,11 +153,13 @@ class Tuner:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of draft nodes within the limits."""
+        """Numbers of draft nodes to time and try: the `SIZES` below the limit, and the limit."""
         return [size for size in SIZES if size < self.limits.max_nodes] + [self.limits.max_nodes]
 
     def check(self) -> None:
         """
+        Tries one short speculative call.
+
         Raises:
             ValueError: if the draft cannot draft for the target.
         """
@@ -161,7 +168,7 @@ class Tuner:
 
     def run(self) -> Tuning:
         """
-        Counts, times, reckons and tries.
+        Counts acceptance, times steps, computes the best tree of each size, and times these trees.
 
         Raises:
             ValueError: if the target ends every text after one token.
@@ -172,7 +179,7 @@ class Tuner:
         chances = self.table.chances()
         plans = [best_plan(chances, times, self.limits, size) for size in self.sizes]
         trees = list(dict.fromkeys(plan.tree for plan in plans if plan.tree is not None))
-        # Where no tree promises to pay, short chains are tried nevertheless.
+        # Short chains are tried even if no tree is expected to be faster than plain `generate`.
         trees = trees or [TokenTree.chain(1), *self._chains[:1]]
         depths, nodes = range(self.limits.max_depth + 1), self.sizes
         step_ms = {
@@ -184,7 +191,7 @@ class Tuner:
     # ----------------------------------------------------------------------------------------------------- acceptance
 
     def count_acceptance(self) -> None:
-        """Fills the table, with trees that are as large as allowed and likely by what was counted so far."""
+        """Fills the acceptance table, with the likeliest tree of the largest allowed size by the counts so far."""
         recorder = ObservedDrafter(self.drafter, self.table.observe)
         options = sampling_options(self.temperature) | {"max_new_tokens": self.max_new_tokens}
         for number in range(PASSES):
@@ -208,7 +215,12 @@ class Tuner:
         return [TokenTree.chain(depth) for depth in depths if 1 < depth <= deepest]
 
     def step_times(self) -> StepTimes:
-        """What steps cost by depth and by number of nodes, from whole steps of wide trees and of chains."""
+        """
+        Step times by depth and by number of nodes, from whole steps of trees of depth 1 and of chains.
+
+        Raises:
+            ValueError: if the target ends every text after one token.
+        """
         trees = [*self._wide, *self._chains]
         plain, *others = self._compare(trees, TIMED_TOKENS, rounds=1)
         rates = [seconds / tokens for tokens, seconds in map(self._after_prefill, plain) if tokens > 0]
@@ -242,7 +254,7 @@ class Tuner:
         return found
 
     def _compare(self, trees: Sequence[TokenTree], max_new_tokens: int, rounds: int) -> list[list[Call]]:
-        """The calls of plain `generate`, and of every tree."""
+        """Timed calls of plain `generate` (the first list) and of every tree."""
         contenders = [Contender("plain")]
         contenders += [replace(speculative(self.draft, str(tree)), name=str(tree)) for tree in trees]
         calls = compare(
@@ -258,7 +270,7 @@ class Tuner:
         return [[call for call in calls if call.contender == contender.name] for contender in contenders]
 
     def time_prefill(self) -> None:
-        """Times plain calls for one token of every prompt, the longest twice: the first call of all is slow."""
+        """Times a plain call for one token of every prompt, after a warm-up call with the longest prompt."""
         options = sampling_options(self.temperature) | {"max_new_tokens": 1}
         generate(self.model, Contender("plain"), max(self.prompts, key=lambda prompt: prompt.length), **options)
         self._prefill = []
@@ -267,25 +279,27 @@ class Tuner:
             self.advance()
 
     def _after_prefill(self, call: Call) -> tuple[int, float]:
-        """The tokens behind the first, and their seconds."""
+        """Number of tokens after the first, and the seconds without the prefill."""
         return len(call.tokens) - 1, call.seconds - self._prefill[call.prompt]
 
 
 def seconds_per_step(call: Call) -> float:
-    """Of a speculative call, without the prefill."""
-    metrics: Any = call.metrics  # which speculative calls have
+    """Seconds per step of a speculative call, without the prefill."""
+    metrics: Any = call.metrics  # not None for speculative calls
     return (call.seconds - metrics.seconds["prefill"]) / max(len(metrics.accepted_per_step[0]), 1)
 
 
 def combine(per_token: float, per_step: dict[TokenTree, float]) -> StepTimes:
     """
-    Step times by nodes and by depth from those of whole steps. Only sums of the two are measured: what one node more
-    costs comes from trees of depth 1, and drafting to depth d is what a chain takes beyond its nodes. Neither falls.
+    Step times by nodes and by depth, from times of whole steps.
+
+    Only sums of the two are measured: the cost of more nodes comes from trees of depth 1, and the cost of drafting to
+    depth d is the time of a chain beyond the cost of its nodes. Both are made non-decreasing.
 
     Args:
         per_token (`float`): seconds of a step without a tree.
-        per_step (`dict[TokenTree, float]`): seconds of steps with trees of depth 1 and with chains; the tree of one
-            node must be among them.
+        per_step (`dict[TokenTree, float]`): seconds of a step by tree, for trees of depth 1 and for chains; the tree
+            of one node must be included.
     """
     times = StepTimes()
     one = per_step[TokenTree.chain(1)]

@@ -1,4 +1,4 @@
-"""Model cards: what was measured, the sections that all cards have, and the card of a draft model."""
+"""Model cards: measurements, common sections, and the card of a draft model."""
 
 from .draft_model import draft_model_card
 from .measurement import Measurement

@@ -28,12 +28,12 @@ def draft_model_card(
     The card of a draft model: a language model that proposes tokens to a larger one.
 
     Args:
-        draft (`PreTrainedModel`): the draft model. Of its config, `recipe` is used, if it has one.
-        target (`str`): what it is for. A name that can be no Hub repository is not published.
-        repo_id (`str`, *optional*): where it will be.
-        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, also for the model-index.
-        tags (`Sequence[str]`, *optional*): added to ours.
-        fields: others of `ModelCardData`, such as `license` and `language`.
+        draft (`PreTrainedModel`): the draft model. The `recipe` of its config becomes a section, if there is one.
+        target (`str`): Hub id of the target. A name that cannot be a Hub repository is not published.
+        repo_id (`str`, *optional*): Hub id under which the draft model will be published.
+        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, for a table and the model-index.
+        tags (`Sequence[str]`, *optional*): further tags.
+        fields: other fields of `ModelCardData`, such as `license` and `language`.
     """
     name = (repo_id or "Draft model").split("/")[-1]
     load = f'draft = AutoModelForCausalLM.from_pretrained("{repo_id or "this repository"}", dtype="auto")'

@@ -1,4 +1,4 @@
-"""What was measured with a draft, as model cards take it."""
+"""Measurements of a draft for model cards."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """
-    What was measured with a draft, on one set of prompts with one tree.
+    Acceptance and speed of a draft on one set of prompts with one tree.
 
     Args:
-        dataset (`str`): the prompts, such as "MT-bench".
-        tree (`str`): the tree, as `tree=` takes it, or its description.
+        dataset (`str`): name of the prompts, such as "MT-bench".
+        tree (`str`): the tree as in `tree=`, or its description.
         mean_acceptance_length (`float`): tokens per step, the bonus token included.
-        acceptance_per_position (`tuple[float, ...]`, *optional*): share of the drafts of which a path of 1, 2, …
-            tokens was accepted.
+        acceptance_per_position (`tuple[float, ...]`, *optional*): share of the drafts whose accepted path reaches
+            depth 1, 2, …
         draft_acceptance_rate (`float`, *optional*): accepted / drafted tokens.
-        tokens_per_second (`float`, *optional*): with the draft.
-        plain_tokens_per_second (`float`, *optional*): of plain `generate` in the same setting.
-        temperature (`float`, *optional*, defaults to 0.0): 0: greedy.
-        draft_sampling (`str`, *optional*), verification (`str`, *optional*): as in `SpeculativeConfig`.
-        batch_size (`int`, *optional*, defaults to 1): texts at a time.
-        dtype (`str`, *optional*): of the target.
-        hardware (`str`, *optional*): what it ran on.
-        dataset_id (`str`, *optional*): the prompts' Hub id.
+        tokens_per_second (`float`, *optional*): speed with the draft.
+        plain_tokens_per_second (`float`, *optional*): speed of plain `generate` in the same setting.
+        temperature (`float`, *optional*, defaults to 0.0): temperature; 0 is greedy.
+        draft_sampling (`str`, *optional*), verification (`str`, *optional*): values of `SpeculativeConfig`.
+        batch_size (`int`, *optional*, defaults to 1): texts generated at a time.
+        dtype (`str`, *optional*): dtype of the target.
+        hardware (`str`, *optional*): machine of the measurement.
+        dataset_id (`str`, *optional*): Hub id of the prompts.
     """
 
     dataset: str
@@ -69,13 +69,13 @@ class Measurement:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What has to be equal for figures to be compared."""
+        """The conditions that must be equal for figures to be comparable, by name."""
         setting = {"tree": self.tree, "temperature": self.temperature, "batch_size": self.batch_size}
         names = ("draft_sampling", "verification", "dtype", "hardware")
         return setting | {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def eval_results(self) -> list[EvalResult]:
-        """The figures, for the card's model-index."""
+        """The figures as results for the card's model-index."""
         figures = [
             ("mean_acceptance_length", "Mean acceptance length (bonus token included)", self.mean_acceptance_length),
             ("draft_acceptance_rate", "Draft acceptance rate", self.draft_acceptance_rate),

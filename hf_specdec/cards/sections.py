@@ -1,4 +1,4 @@
-"""What the cards of heads and of draft models have in common."""
+"""Sections that the cards of heads and of draft models share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .measurement import Measurement
 
 
 NO_NAME = "the target"
-"""What a target is called that has no repository."""
+"""Placeholder for the name of a target without a Hub repository."""
 
-# Columns of the table of measurements; those that no row has are left out.
+# Columns of the table of measurements; a column without values is left out.
 _COLUMNS = {
     "prompts": lambda found: found.dataset,
     "tree": lambda found: found.tree,
@@ -37,11 +37,13 @@ def build_card(
     sections: Sequence[str], *, name: str, measurements: Sequence[Measurement] = (), **fields: Any
 ) -> ModelCard:
     """
-    A card of the sections that are not empty.
+    A model card of the sections that are not empty.
 
     Args:
-        name (`str`): what was measured, in the model-index.
-        fields: of `ModelCardData`.
+        sections (`Sequence[str]`): texts of the sections.
+        name (`str`): name of the model in the model-index.
+        measurements (`Sequence[Measurement]`): measurements for the model-index.
+        fields: fields of `ModelCardData`.
     """
     results = [result for measurement in measurements for result in measurement.eval_results()]
     data = ModelCardData(
@@ -55,7 +57,7 @@ def build_card(
 
 
 def published_name(target: str | None) -> str | None:
-    """A target's name if it can be a Hub repository; folders of the machine that trained must not be published."""
+    """A target's name if it can be a Hub repository, else None: the training machine's folders are not published."""
     if not target or os.path.exists(target):
         return None
     try:
@@ -66,7 +68,7 @@ def published_name(target: str | None) -> str | None:
 
 
 def title(name: str, kind: str, target: str | None) -> str:
-    """The name, and what it is for. `kind` is such as "An EAGLE-3 head"."""
+    """The heading and introduction of a card. `kind` is a noun such as "An EAGLE-3 head"."""
     target = published_name(target)
     of = f"[{target}](https://huggingface.co/{target})" if target else "its target model"
     return (
@@ -77,7 +79,7 @@ def title(name: str, kind: str, target: str | None) -> str:
 
 
 def usage(target: str | None, load: str, options: str) -> str:
-    """How to generate with it: `load` is the line that reads it, `options` are items of those of `generate`."""
+    """The section "How to use"; `load` is the line that loads the draft, `options` are entries of `generate`'s."""
     return f"""## How to use
 
 ```bash
@@ -103,7 +105,7 @@ print(hf_specdec.last_metrics().mean_acceptance_length)
 
 
 def measured(measurements: Sequence[Measurement]) -> str:
-    """A table for each machine, dtype and batch size, in the order of the measurements."""
+    """The section "Measured": a table for each machine, dtype and batch size, in the order of the measurements."""
     if not measurements:
         return ""
     parts = ["## Measured"]
@@ -117,13 +119,13 @@ def measured(measurements: Sequence[Measurement]) -> str:
 
 
 def facts(heading: str, values: Mapping[str, Any]) -> str:
-    """A table of names and values; empty without values."""
+    """A section with a table of names and values; empty without values."""
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in values.items()]
     return "\n".join([f"## {heading}", "", "| | |", "|---|---|", *rows]) if rows else ""
 
 
 def recipe(values: Mapping[str, Any] | None) -> str:
-    """How it was trained; lists with spaces between their values."""
+    """The section "Training" from a config's `recipe`; values of lists are separated by spaces."""
     return facts(
         "Training",
         {

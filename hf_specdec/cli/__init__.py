@@ -1,4 +1,4 @@
-"""The command line `hf-specdec`. Typer and rich come with the `demo` extra and are imported here alone."""
+"""The command line `hf-specdec`. Typer and rich come with the `demo` extra; the library itself does not need them."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Runs the command line, or says how to install what it needs."""
+    """Runs the command line, or exits with the command that installs missing packages."""
     missing = [package for package in ("typer", "rich") if importlib.util.find_spec(package) is None]
     if missing:
         sys.exit(f"hf-specdec needs {' and '.join(missing)}. Install with `pip install 'hf-specdec[demo]'`.")
@@ -48,5 +48,5 @@ def build_app() -> "Typer":
 
 
 def _keep_subcommands() -> None:
-    # Without a callback, typer drops the name of an only command.
+    # Without a callback, typer drops the command's name if an application has one command only.
     pass

@@ -1,4 +1,4 @@
-"""What the commands that measure have in common: their arguments, checked, and their progress bar."""
+"""Checked arguments and the progress bar that several commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..benchmarking import prompts as prompt_sets
 
 
 def or_bad_parameter(hint: str, function: Any, *arguments: Any) -> Any:
-    """Calls a function; what it refuses becomes an error of the command line."""
+    """Calls a function; its errors become `typer.BadParameter` with `hint` as the parameter."""
     try:
         return function(*arguments)
     except (ImportError, OSError, TypeError, ValueError) as error:
@@ -23,7 +23,7 @@ def or_bad_parameter(hint: str, function: Any, *arguments: Any) -> Any:
 
 
 def checked_device(device: str | None) -> str:
-    """The device that is asked for, or the best there is."""
+    """The device given on the command line, or the default device; `typer.BadParameter` if there is no such device."""
     device = device or loading.default_device()
     try:
         kind = torch.device(device).type
@@ -37,7 +37,7 @@ def checked_device(device: str | None) -> str:
 
 
 def checked_dtype(dtype: str | None, device: str) -> str:
-    """The dtype that is asked for; by default float32 on a CPU, else bfloat16."""
+    """The dtype given on the command line; by default float32 on a CPU, else bfloat16."""
     dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
     if dtype not in loading.DTYPES:
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(loading.DTYPES)}.", param_hint="--dtype")
@@ -45,7 +45,7 @@ def checked_dtype(dtype: str | None, device: str) -> str:
 
 
 def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int | None) -> list[prompt_sets.Prompt]:
-    """Those of the file, or of the built-in sets."""
+    """The prompts of the file at `path`, or of the built-in sets `tasks` (two of each by default)."""
     if path is None:
         return or_bad_parameter("--task", prompt_sets.built_in, tasks or prompt_sets.TASKS, num_prompts or 2)
     if tasks:
@@ -54,8 +54,8 @@ def checked_prompts(path: Path | None, tasks: list[str] | None, num_prompts: int
 
 
 def progress_bar() -> Progress:
-    """On stderr, and gone at the end."""
+    """A progress bar on stderr that disappears at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    # Drawn seldom: the thread that draws takes time from what is measured.
+    # One refresh per second: the drawing thread takes time from the measured calls.
     return Progress(*columns, *times, console=Console(stderr=True), transient=True, refresh_per_second=1)

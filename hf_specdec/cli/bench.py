@@ -1,4 +1,4 @@
-"""`hf-specdec bench`: what a draft and its trees are worth, beside what transformers has itself."""
+"""`hf-specdec bench`: speed and acceptance of a draft and its trees, beside transformers' own methods."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def bench(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be compared."""
+    """The checked arguments of a benchmark."""
 
     target: str | None
     draft: str
@@ -156,7 +156,7 @@ class Request:
     method: benchmark.Method
 
     def measure(self, progress: Progress, *, gate: bool, profile: Path | None) -> benchmark.Report:
-        """Compares texts, then times."""
+        """Compares texts in float32 if `gate`, then times the contenders unless a text differs."""
         tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, self.target)
         prompts = prompt_sets.encode(tokenizer, self.texts, self.device)
         report = benchmark.Report(setting=self.setting, gate=None)
@@ -168,7 +168,7 @@ class Request:
         if not report.is_lossless:
             return report
         if gate and self.dtype != "float32":
-            del model, contenders  # before others are read
+            del model, contenders  # free memory before loading in another dtype
             model, contenders = self.load(self.dtype, prompts[0])
         total = benchmark.num_timed_calls(len(prompts), contenders, self.method)
         bar = progress.add_task("Timing", total=total)
@@ -178,7 +178,10 @@ class Request:
         return report
 
     def load(self, dtype: str, prompt: prompt_sets.EncodedPrompt) -> tuple[PreTrainedModel, list[ways.Contender]]:
-        """The target, and what is compared on it; ours have written two tokens, so that what does not fit shows."""
+        """
+        The target and the contenders. Every tree has generated two tokens, so that a draft that does not fit raises
+        `typer.BadParameter` early.
+        """
         model = or_bad_parameter("TARGET", loading.load_target, self.target, loading.DTYPES[dtype], self.device)
         draft = or_bad_parameter("--draft", loading.load_draft, self.draft, loading.DTYPES[dtype], self.device)
         contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
@@ -193,7 +196,7 @@ class Request:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What was measured how, as JSON; folders by their last name."""
+        """Models, machine and method as a dictionary for JSON; folders are named by their last part."""
         method = self.method
         return {
             "target": Path(self.target).name if self.target else loading.SMOLLM2,
@@ -225,7 +228,7 @@ WITH_SUITE = ("suite", "only", "tiny", "target", "draft", "device", "threads", "
 
 
 def _refuse_others(context: typer.Context) -> None:
-    """The suite has its own prompts, trees and baselines."""
+    """Refuses options that `--suite` does not take: the suite has its own prompts, trees and baselines."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name)
         if parameter.name not in WITH_SUITE and source is not None and source.name != "DEFAULT":

@@ -1,4 +1,4 @@
-"""`hf-specdec convert`: a head of any published format, written in another."""
+"""`hf-specdec convert`: writes a head of any published format in another format."""
 
 import json
 from pathlib import Path
@@ -69,4 +69,4 @@ def _parse(option: str) -> tuple[str, Any]:
     try:
         return name, json.loads(value)
     except ValueError:
-        return name, value  # a word
+        return name, value  # not JSON: a plain string

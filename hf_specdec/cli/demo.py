@@ -17,7 +17,7 @@ from ..benchmarking.loading import DTYPES, load_draft, load_target, load_tokeniz
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 
-# A summary quotes its source, which is what drafting from the prompt lives on.
+# A summary quotes its source, so n-gram drafts from the prompt are accepted often.
 DEFAULT_PROMPT = """Summarize the following text in three sentences:
 
 The tide mill at Carrow stands where the river meets the sea. Twice a day the incoming tide fills a pond behind a \
@@ -105,7 +105,7 @@ def demo(
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
-    """The prompt as the user's turn where the model chats, else as it is: `[1, tokens]`."""
+    """Tokens of the prompt, `[1, tokens]`: as the user's turn if there is a chat template, else as plain text."""
     if tokenizer.chat_template is None:
         return tokenizer(prompt, return_tensors="pt")
     messages = [{"role": "user", "content": prompt}]
@@ -113,7 +113,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
 
 
 def _generate(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Run:
-    """One greedy call, timed. Its last token is on the host when it returns, as the streamer reads every one."""
+    """Times one greedy call. The device is done when it returns, because the tokens are copied to the host."""
     start = time.perf_counter()
     output = model.generate(**inputs, **GREEDY, **options)
     tokens = output[0, inputs["input_ids"].shape[1] :].cpu()

@@ -1,4 +1,4 @@
-"""`hf-specdec doctor`: why a head accepts little, and what to do about it."""
+"""`hf-specdec doctor`: finds out why a head is accepted rarely, and how to fix it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _prompts(path: Path) -> tuple[str, ...]:
 
 
 def report(diagnosis: Diagnosis, console: Console) -> None:
-    """Prints what the doctor found, the verdict last."""
+    """Prints a diagnosis, with the verdict last."""
     config = diagnosis.config
     console.print(f"{diagnosis.head}: {diagnosis.format}, EAGLE-{config.eagle_version}", markup=False)
     vocabulary = f"{config.num_draft_tokens} of {config.vocab_size} tokens"

@@ -1,4 +1,4 @@
-"""`hf-specdec serve`: transformers' OpenAI-compatible server, with requests that speculate behind it."""
+"""`hf-specdec serve`: transformers' OpenAI-compatible server, with speculative decoding."""
 
 from __future__ import annotations
 

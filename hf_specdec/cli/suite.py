@@ -24,7 +24,7 @@ def run_suite(
     rounds: int,
     profile: Path | None,
 ) -> None:
-    """Measures, prints a table and one line of JSON. Exits with 1 if a target could not be measured."""
+    """Measures the suite, prints a table and one line of JSON. Exits with 1 if a target failed."""
     if name != "gpu":
         raise typer.BadParameter(f"{name!r} is no suite. There is: gpu.", param_hint="--suite")
     if not device.startswith("cuda") and not tiny:
@@ -102,7 +102,7 @@ def _table(entries: list[targets.Entry]) -> Table:
 
 
 def _details(entry: targets.Entry) -> dict[str, str]:
-    """What was timed, median and 20th to 80th percentile, by name."""
+    """Timings of a target by name: median, 20th and 80th percentile as text."""
     found = {}
     for name, times in entry.figures.get("ms", {}).items():
         found[f"{name}, ms"] = _spread(times) if isinstance(times, dict) else f"{times:.2f}"

@@ -1,4 +1,4 @@
-"""`hf-specdec train`: an EAGLE head or a small draft model for a target."""
+"""`hf-specdec train`: trains an EAGLE head or a small draft model for a target."""
 
 import os
 from typing import Annotated
@@ -169,7 +169,7 @@ def train(
     except (ImportError, OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     end_processes()
-    if os.environ.get("RANK", "0") != "0":  # the first process speaks for all
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if not result.finished:
         where = f"at step {result.step} of {result.total_steps}" if result.total_steps else "while the target wrote"

@@ -1,8 +1,8 @@
 """
-What is wrong with a head: how it was read, and how often it agrees with its target under that and other readings.
+Diagnosis of a head: how its checkpoint was read, and how often it agrees with its target under other readings.
 
-Published heads of one form differ in conventions that no error betrays (which hidden states, which norms, whose rotary
-embedding); a wrong one costs acceptance only. The doctor tries the alternatives on text that the target writes.
+Published heads of one format differ in conventions that raise no error (which hidden states, which norms, whose rotary
+embedding); a wrong convention only lowers acceptance. The doctor tries alternatives on text that the target writes.
 """
 
 from .diagnosis import Agreement, Diagnosis

@@ -1,4 +1,4 @@
-"""What is wrong with a head: the findings, the verdict and the fix."""
+"""Diagnosis of a head: findings, verdict and fix."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from ..eagle import EagleConfig
 
 
 CLEARLY_BETTER = 1.05
-"""An alternative is recommended from this ratio of acceptance lengths on; noise on a few hundred tokens is below."""
+"""
+Ratio of accepted draft tokens per step above which (by 0.02 at least) an alternative reading is recommended; noise on
+a few hundred tokens is below it.
+"""
 WEAK = 1.25
-"""A chain's acceptance length below which a head is not worth its time."""
+"""Acceptance length of a chain below which a head is not worth its time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
     """
-    How a head does under one reading.
+    Agreement of a head with its target under one reading.
 
     Args:
-        name (`str`): the reading.
-        changes (`dict`): the arguments of `EagleHead.from_pretrained` for it.
-        boundaries (`list[int]`): the target's hidden states it reads.
-        top1 (`list[float]`): for every depth, how often the head's best token is the target's, along its own text.
-        acceptance_length (`float`): tokens per step of a greedy chain as deep, the bonus included, if it started
-            behind every token of the text.
+        name (`str`): name of the reading.
+        changes (`dict`): arguments of `EagleHead.from_pretrained` for the reading.
+        boundaries (`list[int]`): the target's hidden states that the head reads.
+        top1 (`list[float]`): by depth, share of the tokens of the target's text that are the head's best token.
+        acceptance_length (`float`): mean tokens per step, the bonus token included, of greedy chains of that depth
+            from every token of the text.
     """
 
     name: str
@@ -38,7 +41,7 @@ class Agreement:
 
     @classmethod
     def from_hits(cls, hits: torch.Tensor, **fields: Any) -> Agreement:
-        """From `hits` `[rows, depths]` bool: for chains behind every token, at which depths they are the text."""
+        """The agreement from `hits` `[rows, depths]` bool of chains from every token, see `hits_on`."""
         hits = hits.double()
         length = 1 + hits.cumprod(dim=1).sum(dim=1).mean()
         return cls(top1=hits.mean(dim=0).tolist(), acceptance_length=float(length), **fields)
@@ -47,19 +50,19 @@ class Agreement:
 @dataclass(eq=False)
 class Diagnosis:
     """
-    What the doctor found.
+    Findings of `diagnose`.
 
     Args:
-        head (`str`), target (`str`): their names.
-        format (`str`): the published format.
-        config (`EagleConfig`): the head, as read.
-        conventions (`dict[str, str]`): what was assumed, and why.
+        head (`str`), target (`str`): names of head and target.
+        format (`str`): published format of the head.
+        config (`EagleConfig`): config of the head, as read.
+        conventions (`dict[str, str]`): assumed conventions, with reasons.
         keys (`dict[str, list[str]]`): "used" and "ignored" keys of the checkpoint.
-        agreements (`list[Agreement]`): as read, then every alternative that was tried.
-        num_tokens (`int`): tokens of the text.
+        agreements (`list[Agreement]`): the agreement as read, then that of every alternative reading.
+        num_tokens (`int`): number of tokens that the target wrote.
         tree_acceptance_length (`float`, *optional*): tokens per step of real generation with the head's default tree,
             under the best reading.
-        problem (`str`, *optional*): why the head cannot draft for the target at all.
+        problem (`str`, *optional*): reason why the head cannot draft for the target at all.
     """
 
     head: str
@@ -81,18 +84,18 @@ class Diagnosis:
     def best(self) -> Agreement:
         """The reading to use: as read, unless an alternative is clearly better."""
         best = max(self.agreements, key=lambda agreement: agreement.acceptance_length)
-        # The gain over plain decoding counts: the bonus token is everybody's.
+        # The ratio is taken without the bonus token, which plain decoding has too.
         is_clear = best.acceptance_length - 1 > (self.as_read.acceptance_length - 1) * CLEARLY_BETTER + 0.02
         return best if is_clear and best.acceptance_length >= WEAK else self.as_read
 
     @property
     def is_good(self) -> bool:
-        """Whether the head can be used as it is."""
+        """Whether the head, as read, fits the target and is worth its time."""
         return self.problem is None and self.best is self.as_read and self.best.acceptance_length >= WEAK
 
     @property
     def verdict(self) -> str:
-        """One sentence, and the fix."""
+        """The diagnosis in words, with the fix if there is one."""
         if self.problem is not None:
             return f"The head does not fit the target. {self.problem}"
         best = self.best
@@ -111,6 +114,6 @@ class Diagnosis:
 
     @property
     def fix(self) -> str:
-        """How to load the head under the best reading, as code."""
+        """Code that loads the head under the best reading."""
         arguments = "".join(f", {name}={value!r}" for name, value in self.best.changes.items())
         return f"`EagleHead.from_pretrained({self.head!r}{arguments})`"

@@ -1,4 +1,4 @@
-"""`diagnose`: the target writes, the head guesses, under every reading."""
+"""`diagnose`: agreement of a head with its target's own text, under every reading of the checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPTS = (
     "Summarize the rules of chess for somebody who has never played.",
     "def quicksort(values):",
 )
-"""What the target answers if the user gives no text: chat and code."""
+"""Default prompts for the target: chat and code."""
 
 
 @torch.no_grad()
@@ -44,28 +44,28 @@ def diagnose(
     **changes: Any,
 ) -> Diagnosis:
     """
-    Examines a head.
+    Examines a head on text that the target writes.
 
     Args:
-        target (`PreTrainedModel`): the model it is to draft for; it may lie on several devices or be offloaded
+        target (`PreTrainedModel`): the target of the head; it may be placed on several devices or offloaded
             (`device_map=`).
-        tokenizer (`PreTrainedTokenizerBase`): the target's.
+        tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer.
         head (`str`): folder or Hub repository of the head.
-        options (`HubOptions`, *optional*): where to look for it.
-        prompts (`Sequence[str]`, *optional*): what the target answers, greedily; through its chat template if it has
-            one.
-        max_new_tokens (`int`, *optional*, defaults to 96): tokens of each answer.
-        depth (`int`, *optional*, defaults to 5): depths to look at.
-        changes: fields of `EagleConfig` to read otherwise, as of `EagleHead.from_pretrained`.
+        options (`HubOptions`, *optional*): revision, token and other options of the Hub for the head.
+        prompts (`Sequence[str]`, *optional*): prompts that the target answers greedily, with the tokenizer's chat
+            template if it has one.
+        max_new_tokens (`int`, *optional*, defaults to 96): most tokens of each answer.
+        depth (`int`, *optional*, defaults to 5): number of depths to examine.
+        changes: fields of `EagleConfig` that override the checkpoint's, as in `EagleHead.from_pretrained`.
 
     Raises:
-        OSError: as `EagleHead.from_pretrained`, if the checkpoint is not there.
-        ValueError: if it cannot be read, there are no prompts, or the answers are shorter than `depth`.
+        OSError: if the checkpoint does not exist, as in `EagleHead.from_pretrained`.
+        ValueError: if the checkpoint cannot be read, there are no prompts, or no answer is longer than `depth`.
     """
     if isinstance(prompts, str) or not prompts:
         raise ValueError(f"`prompts` must hold texts for the target to answer, but is {prompts!r}. Give at least one.")
     options = options or HubOptions()
-    # In the target's dtype from the start: a conversion would round the frequencies of the rotary embedding.
+    # The head is loaded in the target's dtype: a later conversion would round the rotary embedding's frequencies.
     model = EagleHead.from_pretrained(head, **options.as_arguments(), dtype=target.dtype, **changes)
     diagnosis = Diagnosis(
         head=head,
@@ -96,7 +96,7 @@ def _keys(head: str, options: HubOptions) -> dict[str, list[str]]:
 
 
 def _agreements(head: EagleHead, target: PreTrainedModel, texts: list[Text], depth: int) -> list[Agreement]:
-    """One of each reading, the head as it was read first."""
+    """The agreement of each reading, the head as read first."""
     tried = readings(head.config, target.config)
     heads = [reread(head, changes) for _, changes in tried]
     hits = [hits_on(text, heads, target, depth) for text in texts if text.num_new_tokens > depth]

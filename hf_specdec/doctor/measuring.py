@@ -1,4 +1,4 @@
-"""How often a head agrees with its target, along text that the target writes."""
+"""Agreement of a head with its target, along text that the target writes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Text:
     A prompt and the target's greedy answer.
 
     Args:
-        ids (`torch.Tensor` of shape `[tokens]`, int64): both.
-        prompt_length (`int`): tokens of the prompt.
+        ids (`torch.Tensor` of shape `[tokens]`, int64): tokens of the prompt and the answer.
+        prompt_length (`int`): number of tokens of the prompt.
     """
 
     ids: torch.Tensor
@@ -35,7 +35,7 @@ class Text:
 
 
 def write(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, max_new_tokens: int) -> Text:
-    """Lets the target answer, through its chat template if it has one."""
+    """The target's greedy answer to a prompt, with the tokenizer's chat template if it has one."""
     if tokenizer.chat_template is None:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     else:
@@ -50,17 +50,19 @@ def write(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
 
 def hits_on(text: Text, heads: list[EagleHead], target: PreTrainedModel, depth: int) -> list[torch.Tensor]:
     """
-    Chains that start behind every token of the target's, drafting the tokens of the text: where the head's best token
-    is the target's. A greedy chain behind row r accepts as many tokens as row r begins with hits.
+    Hits of chains that start after every new token and draft the tokens of the text: whether the head's best token is
+    the target's.
+
+    A greedy chain of row r accepts as many tokens as the row has hits before its first miss.
 
     Args:
-        text (`Text`): of more than `depth` new tokens.
-        heads (`list[EagleHead]`): on one device and of one dtype.
-        target (`PreTrainedModel`): forwarded once for all of them.
+        text (`Text`): a text with more than `depth` new tokens.
+        heads (`list[EagleHead]`): heads on one device and of one dtype.
+        target (`PreTrainedModel`): the target, forwarded once for all heads.
         depth (`int`): length of the chains.
 
     Returns:
-        `list[torch.Tensor]`: of each head `[rows, depth]` bool; row r is the chain whose root is the new token r.
+        `list[torch.Tensor]`: for each head `[rows, depth]` bool; row r is the chain whose root is new token r.
     """
     device, dtype = heads[0].device, heads[0].dtype
     num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
@@ -90,7 +92,7 @@ def _hits(head: EagleHead, features: torch.Tensor, text: Text, target: PreTraine
 
 
 def tree_acceptance_length(head: EagleHead, target: PreTrainedModel, texts: list[Text]) -> float:
-    """Tokens per step, the bonus included, of generating the texts again with the head's default tree."""
+    """Tokens per step, the bonus token included, when the texts are generated again with the head's default tree."""
     accepted = drafts = 0
     for text in texts:
         ids = text.ids[None, : text.prompt_length]

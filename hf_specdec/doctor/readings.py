@@ -1,4 +1,4 @@
-"""The readings of a head that are tried, and the same weights under another reading."""
+"""Readings of a head: alternative conventions for its weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..eagle.layers import layers_of
 
 def readings(config: EagleConfig, target: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
     """
-    What to try: the head as read first, then one change at a time.
+    The readings to try: the head as read first, then one change at a time.
 
     Args:
-        config (`EagleConfig`): the head.
-        target (`PreTrainedConfig`): the config of its target.
+        config (`EagleConfig`): config of the head.
+        target (`PreTrainedConfig`): config of its target.
 
     Returns:
-        `list[tuple[str, dict]]`: names, and arguments of `EagleHead.from_pretrained`.
+        `list[tuple[str, dict]]`: name of each reading, and its arguments of `EagleHead.from_pretrained`.
     """
     tried: list[tuple[str, dict[str, Any]]] = [("as read", {})]
     target = target.get_text_config(decoder=True)
@@ -34,7 +34,7 @@ def readings(config: EagleConfig, target: PreTrainedConfig) -> list[tuple[str, d
     if config.eagle_version == 3:
         for flag in ("norm_before_residual", "norm_output", "norm_hidden_twice"):
             if flag == "norm_hidden_twice" and not config.norm_embeddings:
-                continue  # there is no norm to pass twice
+                continue  # the head has no such norm to apply twice
             value = not getattr(config, flag)
             tried.append((f"{flag}={value}", {flag: value}))
     theta = (config.text_config.rope_parameters or {}).get("rope_theta")
@@ -46,11 +46,11 @@ def readings(config: EagleConfig, target: PreTrainedConfig) -> list[tuple[str, d
 
 def reread(head: EagleHead, changes: dict[str, Any]) -> EagleHead:
     """
-    The same weights, shared, under another reading.
+    A head under another reading, which shares the weights of `head`.
 
     Args:
         head (`EagleHead`): the head.
-        changes (`dict`): as of `EagleConfig.changed`.
+        changes (`dict`): arguments of `EagleConfig.changed`; `head` itself is returned if empty.
     """
     if not changes:
         return head
@@ -58,7 +58,7 @@ def reread(head: EagleHead, changes: dict[str, Any]) -> EagleHead:
     with torch.device("meta"):
         other = EagleHead(config)
     other.load_state_dict(head.state_dict(), assign=True)
-    # Its buffers are in no state dict, and follow the config.
+    # The rotary embedding's buffers are not in the state dict, and depend on the config.
     other.rotary_emb = layers_of(config.text_config).rotary(config=other.config.text_config).to(head.device)
     other.follows_target_dtype = head.follows_target_dtype
     return other.train(head.training)

@@ -31,8 +31,8 @@ def attention_of_one(
     """
     Grouped attention for one query per row, registered with transformers' `AttentionInterface`.
 
-    Several queries per row go through "sdpa". Shapes: query `[batch, heads, queries, head_dim]`, key and value
-    `[batch, kv heads, slots, head_dim]`, mask `[batch, 1, queries, slots]`, output `[batch, queries, heads, head_dim]`.
+    Shapes: query `[batch, heads, queries, head_dim]`, key and value `[batch, kv heads, slots, head_dim]`, mask
+    `[batch, 1, queries, slots]`, output `[batch, queries, heads, head_dim]`. Several queries per row use "sdpa".
     """
     if query.shape[2] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

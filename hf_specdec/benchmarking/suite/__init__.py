@@ -1,14 +1,14 @@
 """
-`hf-specdec bench --suite gpu`: the project's speed targets, measured.
+`hf-specdec bench --suite gpu`: measures the project's speed targets.
 
-| | what | to reach |
+| | figure | goal |
 |---|---|---|
-| P1 | verify 64 nodes, 8B shape, 1k context, over the model's matmuls alone | ≤ 1.25 |
-| P2 | part of a step that is not forwards (target's and draft's, captured alone) | ≤ 5 % |
-| P3 | 8B shape, a pair with 4.5 tokens a step, over eager / static / assisted | ≥ 12 / 4 / 5 |
-| P4 | SmolLM2 and a head, over eager / static | ≥ 20 / 3 |
-| P6, P7 | tree attention, rejection sampling: the kernels' own benchmarks | theirs |
-| P8 | tokens a step at T = 1, drawn and rejected over best and drawn from p, as many nodes | ≥ 1.10 |
+| P1 | time of verifying 64 nodes, 8B shape, 1k context, over the model's matmuls alone | ≤ 1.25 |
+| P2 | share of a step outside the forwards (the target's and the draft's, captured alone) | ≤ 5 % |
+| P3 | speed of the 8B shape, a pair with 4.5 tokens per step, over eager / static / assisted | ≥ 12 / 4 / 5 |
+| P4 | speed of SmolLM2 with a head, over eager / static | ≥ 20 / 3 |
+| P6, P7 | the kernels' own benchmarks of tree attention and rejection sampling | see `GOALS` |
+| P8 | tokens per step at T = 1, drawn trees with rejection over best-token trees with a draw from p | ≥ 1.10 |
 """
 
 from .run import GOALS, TARGETS, Entry, Options, run

@@ -1,4 +1,4 @@
-"""Single forwards, as steps make them, and the matmuls that they cannot do without."""
+"""Single forwards of a step, and the matmuls that are their lower bound."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def forward_behind(
     model: PreTrainedModel, ids: torch.Tensor, tree: TokenTree | None, compiles: bool = False
 ) -> Iterator[Callable[[], object]]:
     """
-    The forward of the root and a tree's nodes as whole steps make it, with random tokens, behind a context; may be
-    repeated, as nothing is committed.
+    Yields the forward of the root and a tree's nodes after a context, as steps run it, with random tokens.
+
+    The forward may be repeated, because it commits nothing.
 
     Args:
+        model (`PreTrainedModel`): the model.
         ids (`torch.Tensor` of shape `[1, tokens]`, int64): the context.
-        tree (`TokenTree`, *optional*): None: the root alone.
-        compiles (`bool`, *optional*, defaults to `False`): whether it is compiled.
+        tree (`TokenTree`, *optional*): the tree; None for the root alone.
+        compiles (`bool`, *optional*, defaults to `False`): whether the forward is compiled.
     """
     topology, length = Topology.of_tree(tree, model.device), ids.shape[1]
     nodes = topology.num_nodes + 1
@@ -52,8 +54,8 @@ def forward_behind(
 
 def matmuls(model: PreTrainedModel, num_tokens: int) -> Callable[[], object]:
     """
-    The multiplications by a model's own weight matrices for `num_tokens` tokens, and nothing else: random inputs, one
-    call each, the lm_head included.
+    A function that multiplies random inputs for `num_tokens` tokens by every weight matrix of a model, the lm_head
+    included, once each.
     """
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     weight = layers[0].weight

@@ -25,20 +25,22 @@ from .sizes import tree_of
 
 
 NODES = 59
-"""Draft tokens of the trees of P8."""
+"""Number of draft tokens of P8's trees."""
 SPEED_TASKS = ("chat", "code", "maths")
 
 
 @dataclass(kw_only=True)
 class Trained:
     """
+    A trained head with its target, loaded on first use.
+
     Args:
-        target (`str`, *optional*): Hub id or folder; None: SmolLM2.
+        target (`str`, *optional*): Hub id or folder of the target; None for SmolLM2.
         draft (`str`): Hub id or folder of the head.
-        dtype (`torch.dtype`), device (`str`): of both.
-        max_new_tokens (`int`), rounds (`int`): of timed calls.
-        gate_tokens (`int`): of the comparison in float32.
-        num_prompts (`int`, *optional*): most prompts of each task for P8; None: all.
+        dtype (`torch.dtype`), device (`str`): dtype and device of target and head.
+        max_new_tokens (`int`), rounds (`int`): new tokens and number of timed calls.
+        gate_tokens (`int`): new tokens of the comparison in float32.
+        num_prompts (`int`, *optional*): most prompts of each task for P8; None for all.
     """
 
     target: str | None
@@ -70,18 +72,18 @@ class Trained:
 
 
 def gate(trained: Trained) -> Gate:
-    """Compares the texts with the head's own tree with plain ones, in float32."""
+    """Compares the texts generated with the head's default tree with plain `generate`'s, in float32."""
     target = load_target(trained.target, torch.float32, trained.device)
     draft = load_draft(trained.draft, torch.float32, trained.device)
     return check(target, trained.prompts, [speculative(draft, "default")], max_new_tokens=trained.gate_tokens)
 
 
 TREES = ("default", "dynamic:6,8,31")
-"""Of P4 on a GPU, where wider trees cost little; the best one counts."""
+"""Trees of P4 on a GPU, where wider trees cost little; the best one counts."""
 
 
 def speed_of_head(trained: Trained, trace: Path | None = None) -> dict[str, Any]:
-    """P4: tokens per second over `generate` eager, and static and compiled."""
+    """P4: tokens per second over those of `generate` eager, and with a static cache and compiled."""
     contenders = [baseline("eager", None), baseline("static", None)]
     if trained.model.device.type == "cuda":
         contenders += [speculative(trained.assistant, tree, compiles) for tree in TREES for compiles in (False, True)]
@@ -113,8 +115,8 @@ def speed_of_head(trained: Trained, trace: Path | None = None) -> dict[str, Any]
 
 def drawn_over_best(trained: Trained) -> dict[str, Any]:
     """
-    P8: tokens per step at temperature 1, of drawn trees with recursive rejection over trees of the best tokens with
-    the next token drawn from the target. For each, the better of a static and a dynamic tree counts.
+    P8: tokens per step at temperature 1 of drawn trees with recursive rejection, over those of best-token trees with
+    the next token drawn from the target. The better of a static and a dynamic tree counts for each.
     """
     trees = {
         "static": tree_of(NODES, depth=6),
@@ -139,7 +141,7 @@ def drawn_over_best(trained: Trained) -> dict[str, Any]:
 
 
 def acceptance(trained: Trained, config: SpeculativeConfig) -> tuple[float, float]:
-    """Tokens per step at temperature 1 over built-in prompts in one batch, and the standard error of this mean."""
+    """Tokens per step at temperature 1, over the built-in prompts in one batch, and their standard error."""
     texts = [prompt.text for prompt in built_in(num_prompts=trained.num_prompts)]
     if trained.tokenizer.chat_template is None:
         inputs = trained.tokenizer(texts, return_tensors="pt", padding=True)

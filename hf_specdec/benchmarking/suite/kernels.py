@@ -1,4 +1,4 @@
-"""P6 and P7: the kernels' own benchmarks, each a script whose last line is JSON."""
+"""P6 and P7: the kernels' own benchmarks, each a script that prints JSON as its last line."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[3] / "kernels" / "hf-specdec-kernels" / "benchmarks"
 SECONDS = 180
-"""That a script may take."""
+"""Time limit of a script, in seconds."""
 
 
 def find_script(kernel: str, folder: Path = FOLDER) -> Path | None:
-    """The benchmark of a kernel; None if this installation has none."""
+    """The path of a kernel's benchmark script; None if this installation has none."""
     return next(iter(sorted(folder.glob(f"*{kernel}*.py"))), None)
 
 
 def run_script(script: Path) -> dict[str, Any]:
     """
-    Runs a benchmark in a process of its own.
+    Runs a benchmark script in a separate process.
 
     Returns:
-        `dict`: the JSON of its last line.
+        `dict`: the JSON object of the last line of its output.
 
     Raises:
-        RuntimeError: if it fails, takes too long, or its last line is no JSON object.
+        RuntimeError: if the script fails, takes more than `SECONDS`, or its last line is no JSON object.
     """
     try:
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=SECONDS)
@@ -47,7 +47,10 @@ def run_script(script: Path) -> dict[str, Any]:
 
 
 def values_of_tree_attention(found: dict[str, Any]) -> dict[str, float]:
-    """The worst of all batch sizes: share of the copy bandwidth, over the floor, and over peers that did run."""
+    """
+    The values of P6, each the worst over the batch sizes: share of the copy bandwidth, time over the floor, and
+    speed-ups over the peers that ran.
+    """
     rows = found["rows"]
     peers = {"over sdpa": "sdpa, K/V repeated", "over flex": "flex_attention"}
     faster = {
@@ -62,6 +65,6 @@ def values_of_tree_attention(found: dict[str, Any]) -> dict[str, float]:
 
 
 def values_of_rejection_sampling(found: dict[str, Any]) -> dict[str, float]:
-    """Batch 64, a sampled tree, at a temperature: over the time to read the target's logits once."""
+    """The value of P7: time at batch 64, with a sampled tree and a temperature, over one read of the target logits."""
     rows = [row for row in found["rows"] if row["batch"] == 64 and row.get("walk") == "rejection, temperature"]
     return {"over floor": max(row["over_floor"] for row in rows)}

@@ -1,8 +1,8 @@
 """
-A target of random weights, and a draft that agrees with it as often as is wished.
+A target with random weights, and a draft that agrees with it to an adjustable degree.
 
-The draft is the target's first two layers, with its embeddings, norm and lm_head. The output projections of all later
-layers are scaled by ε: at 0 both are one function, and the larger ε, the less they agree.
+The draft is the target's first two layers, with its embeddings, norm and lm_head. The output projections of the
+target's later layers are scaled by ε: at ε = 0 target and draft are one function; with larger ε they agree less.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ ACCEPTANCE_LENGTH, TOLERANCE = 4.5, 0.1
 TREE = tree_of(num_nodes=32, depth=5)
 
 FIRST_STEP = 2.0
-"""Between the values that bracket the ε that is looked for."""
+"""Ratio of successive values of ε while `bisect` looks for a bracket."""
 NARROW = 1.06
-"""A bracket whose ends are this far apart, or less, is not halved any more."""
+"""Ratio of a bracket's ends from which on `bisect` tries other prompts, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """
+    Result of a calibration.
+
     Args:
-        epsilon (`float`): the scale that was found.
-        prompts (`int`): the number of the random prompts that were taken with it.
-        acceptance_length (`float`): tokens per step with both.
-        tried (`list`): all that was tried, in this order of figures.
+        epsilon (`float`): the ε that was found.
+        prompts (`int`): number of the set of random prompts, see `Pair.draw_prompts`.
+        acceptance_length (`float`): tokens per step with this ε and these prompts.
+        tried (`list[tuple[float, int, float]]`): every (epsilon, prompts, acceptance length) that was tried.
     """
 
     epsilon: float
@@ -51,15 +53,17 @@ class Calibration:
 
     @property
     def is_met(self) -> bool:
-        """Whether it came within the tolerance."""
+        """Whether the acceptance length is within the tolerance of the wanted one."""
         return abs(self.acceptance_length - ACCEPTANCE_LENGTH) <= TOLERANCE
 
 
 class Pair:
     """
+    A random target, its draft and random prompts.
+
     Args:
-        sizes (`Sizes`): of the target, and of its prompts.
-        dtype (`torch.dtype`), device (`str`): of both.
+        sizes (`Sizes`): sizes of the target and of the prompts.
+        dtype (`torch.dtype`), device (`str`): dtype and device of target and draft.
     """
 
     def __init__(self, sizes: Sizes, dtype: torch.dtype, device: str):
@@ -69,7 +73,7 @@ class Pair:
         self.draw_prompts(0)
 
     def draw_prompts(self, number: int) -> None:
-        """Takes the random prompts of this number."""
+        """Replaces the prompts by the set of random prompts of this number."""
         first = number * self.sizes.num_prompts
         self.prompts = [self._prompt(seed) for seed in range(first, first + self.sizes.num_prompts)]
 
@@ -80,7 +84,7 @@ class Pair:
         return EncodedPrompt("random tokens", inputs.to(self.target.device))
 
     def scale(self, epsilon: float) -> None:
-        """Sets ε. Weights are rounded each time, which random ones do not mind."""
+        """Sets ε. Each call rounds the weights again, which does not matter for random weights."""
         with torch.no_grad():
             for layer in self.target.model.layers[DRAFT_LAYERS:]:
                 layer.self_attn.o_proj.weight.mul_(epsilon / self.epsilon)
@@ -88,7 +92,7 @@ class Pair:
         self.epsilon = epsilon
 
     def metrics(self, tree: TokenTree, max_new_tokens: int) -> SpeculationMetrics:
-        """What greedy calls on all prompts accept."""
+        """The pooled metrics of greedy calls on all prompts."""
         contender, found = speculative(self.draft, str(tree)), []
         for prompt in self.prompts:
             generate(self.target, contender, prompt, **GREEDY, max_new_tokens=max_new_tokens)
@@ -96,12 +100,12 @@ class Pair:
         return pool(found)
 
     def in_float32(self) -> tuple[PreTrainedModel, PreTrainedModel]:
-        """Copies of both, with the same weights in float32."""
+        """Copies of target and draft with their weights in float32."""
         return copy.deepcopy(self.target).float(), copy.deepcopy(self.draft).float()
 
 
 def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A model of the target's first layers, with its embeddings, norm and lm_head; its own copy."""
+    """A model of copies of the target's first layers, embeddings, norm and lm_head."""
     config = type(target.config).from_dict(target.config.to_dict() | {"num_hidden_layers": num_layers})
     with torch.device(target.device):
         draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype).eval()
@@ -111,8 +115,8 @@ def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
 
 def calibrate(pair: Pair) -> Calibration:
     """
-    Finds the ε, and random prompts, with which `TREE` gives 4.5 ± 0.1 tokens per step, on the texts that are timed
-    later.
+    Finds an ε and random prompts with which `TREE` gives 4.5 ± 0.1 tokens per step, on the texts that are timed later,
+    and sets them on `pair`.
     """
 
     def acceptance_length(epsilon: float, prompts: int) -> float:
@@ -134,14 +138,18 @@ def bisect(
     most: int = 18,
 ) -> Calibration:
     """
-    An ε with a wished acceptance length: a bracket around it, then halves of the bracket's logarithm. Greedy texts
-    change abruptly, and the acceptance with them: where the bracket has become narrow, other prompts are tried.
+    Finds an ε with a wanted acceptance length: first a bracket around it, then bisection of log ε.
+
+    Greedy texts change abruptly with ε, and so does the acceptance length: once the bracket is narrow, other prompts
+    are tried.
 
     Args:
-        acceptance_length (`Callable[[float, int], float]`): of an ε and the number of the prompts; falls with ε, but
-            for such jumps.
-        guess (`float`): the ε to begin with.
-        most (`int`): how much to try.
+        acceptance_length (`Callable[[float, int], float]`): acceptance length of an ε and a number of prompts; falls
+            with ε except for jumps.
+        wanted (`float`): the acceptance length to reach.
+        tolerance (`float`): largest distance from `wanted`.
+        guess (`float`): the first ε.
+        most (`int`): most evaluations of `acceptance_length`.
     """
     tried: list[tuple[float, int, float]] = []
     low, high, epsilon, prompts = 0.0, math.inf, guess, 0

@@ -1,4 +1,4 @@
-"""Runs the suite: gates first, then one target after the other; what fails says so and does not stop the rest."""
+"""Runs the suite, one target after another; a target that fails is reported and does not stop the others."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TARGETS = {
 @dataclass(frozen=True)
 class Goal:
     """
-    What a figure is to reach.
+    Goal of a figure.
 
     Args:
-        value (`float`): at least this.
-        at_most (`bool`): at most, rather.
-        is_share (`bool`): whether it is a share, else a multiple.
+        value (`float`): smallest figure that meets the goal.
+        at_most (`bool`): whether `value` is the largest figure instead.
+        is_share (`bool`): whether the figure is a share, shown in percent, rather than a multiple.
     """
 
     value: float
@@ -49,11 +49,11 @@ class Goal:
     is_share: bool = False
 
     def is_met(self, figure: float) -> bool:
-        """Whether a figure reaches it."""
+        """Whether a figure meets the goal."""
         return figure <= self.value if self.at_most else figure >= self.value
 
     def show(self, figure: float) -> str:
-        """A figure of this kind."""
+        """A figure as text, in percent or as a multiple."""
         return f"{100 * figure:.1f} %" if self.is_share else f"{figure:.2f}×"
 
     def __str__(self) -> str:
@@ -74,23 +74,25 @@ GOALS: dict[str, dict[str, Goal]] = {
     "P7": {"over floor": Goal(1.5, at_most=True)},
     "P8": {"drawn over best": Goal(1.10)},
 }
-"""By target and figure."""
+"""Goals by target and figure."""
 
 FIRST_EPSILON = 0.05
-"""That of the pair until it is calibrated."""
+"""The pair's ε before calibration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """
+    Options of the suite.
+
     Args:
-        only (`tuple[str, …]`): which of `TARGETS`.
-        target (`str`, *optional*): of P4 and P8; None: SmolLM2.
-        head (`str`, *optional*): of P4 and P8, which are skipped without.
-        device (`str`): where to run.
-        tiny (`bool`): a trial on tiny models in float32; its figures say nothing.
-        rounds (`int`): timed calls of P3 and P4.
-        traces (`Path`, *optional*): a folder for profiler traces of P1's forward and of steps of P2 and P4.
+        only (`tuple[str, …]`): names from `TARGETS` to measure.
+        target (`str`, *optional*): target model of P4 and P8; None for SmolLM2.
+        head (`str`, *optional*): head of P4 and P8, which are skipped without one.
+        device (`str`): device to run on.
+        tiny (`bool`): whether to run a trial on tiny models in float32, with meaningless figures.
+        rounds (`int`): timed calls of P3 and P4 with each prompt.
+        traces (`Path`, *optional*): folder for profiler traces of P1's forward and of steps of P2 and P4.
     """
 
     only: tuple[str, ...]
@@ -103,29 +105,29 @@ class Options:
 
     @property
     def sizes(self) -> Sizes:
-        """Of the models."""
+        """Sizes of the models."""
         return TINY if self.tiny else LLAMA_8B
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is timed."""
+        """Dtype of the timed models."""
         return torch.float32 if self.tiny else torch.bfloat16
 
 
 @dataclass(kw_only=True)
 class Entry:
     """
-    What came of one target.
+    Result of one target of the suite.
 
     Args:
         name (`str`): "P1" …
         status (`str`): "measured", "failed" or "skipped".
-        values (`dict[str, float]`): the figures to be judged, by what they are over.
-        figures (`dict`): all that was measured.
-        note (`str`): why it failed or was skipped, or what to know about the figures.
-        caveat (`str`): why the figures do not count, however good they are.
-        seconds (`float`): that it took.
-        is_trial (`bool`): whether its figures say nothing.
+        values (`dict[str, float]`): figures to be judged, by the names in `GOALS`.
+        figures (`dict`): everything that was measured.
+        note (`str`): reason of a failure or skip, or a remark about the figures.
+        caveat (`str`): reason why the figures do not count, however good they are.
+        seconds (`float`): time of the measurement.
+        is_trial (`bool`): whether the figures are meaningless, because tiny models were measured.
     """
 
     name: str
@@ -139,26 +141,30 @@ class Entry:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the figures reach the target; None where nothing can be said."""
+        """Whether the figures meet all goals; None for a trial, or if nothing was measured."""
         if self.is_trial or self.status != "measured":
             return None
         goals = GOALS[self.name]
         return all(goals[key].is_met(value) for key, value in self.values.items()) and not self.caveat
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The result as a dictionary for JSON."""
         goals = {key: str(goal) for key, goal in GOALS[self.name].items()}
         return asdict(self) | {"what": TARGETS[self.name], "to_reach": goals, "is_met": self.is_met}
 
 
 class Skipped(Exception):
-    """Raised by a target that cannot be measured here; its text says why."""
+    """Raised by a target that cannot be measured on this machine; the message gives the reason."""
 
 
 class Suite:
     """
-    Models and texts that targets share are made when first asked for. Where a gate is red, none of its targets is
-    measured.
+    Models and texts that the suite's targets share, created on first use.
+
+    If the float32 comparison of a model fails, none of the targets that use it is measured.
+
+    Args:
+        options (`Options`): options of the suite.
     """
 
     def __init__(self, options: Options):
@@ -170,7 +176,7 @@ class Suite:
         pair = Pair(sizes, self.options.dtype, self.options.device)
         pair.scale(FIRST_EPSILON)
         if pair.metrics(TREE, sizes.gate_tokens).mean_acceptance_length < 1.5:
-            calibrate(pair)  # where nothing is accepted, the gate would not see a fault
+            calibrate(pair)  # if nothing is accepted, the comparison of texts cannot find a fault
         _check("random weights", steps.gate(pair))
         return pair
 
@@ -248,7 +254,7 @@ class Suite:
         return None if self.options.traces is None else self.options.traces / f"{name}.json.gz"
 
     def forget(self, name: str) -> None:
-        """Frees what only targets before this one needed."""
+        """Frees the 8B pair before a target that does not need it."""
         if name in ("P4", "P6", "P7", "P8") and "pair" in vars(self):
             del self.pair
             torch.compiler.reset()
@@ -268,10 +274,14 @@ def _check(what: str, gate: Gate) -> None:
 
 def run(options: Options, begins: Callable[[str], None] = lambda name: None) -> Iterator[Entry]:
     """
-    Measures one target after the other.
+    Measures one target after another.
 
     Args:
-        begins (`Callable[[str], None]`): told the name of the next.
+        options (`Options`): options of the suite.
+        begins (`Callable[[str], None]`): called with the name of each target before it is measured.
+
+    Yields:
+        `Entry`: the result of each target.
     """
     suite = Suite(options)
     for name in options.only:
@@ -279,12 +289,12 @@ def run(options: Options, begins: Callable[[str], None] = lambda name: None) -> 
         suite.forget(name)
         start = time.perf_counter()
         try:
-            # What is compiled for one target must not use up what the compiler allows the peers of the next.
+            # Compilations of one target must not exhaust the recompile limit for the peers of the next.
             with torch._dynamo.config.patch(recompile_limit=MOST_SHAPES):
                 entry = getattr(suite, name.lower())()
         except Skipped as reason:
             entry = Entry(name=name, status="skipped", note=str(reason))
-        except Exception as error:  # the others are to be measured nevertheless
+        except Exception as error:  # the other targets are still measured
             logger.warning(f"{name} failed.", exc_info=True)
             entry = Entry(name=name, status="failed", note=f"{type(error).__name__}: {error}")
         entry.seconds, entry.is_trial = time.perf_counter() - start, options.tiny

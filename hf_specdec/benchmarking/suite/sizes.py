@@ -1,4 +1,4 @@
-"""How large the models of the suite are, and how long its texts."""
+"""Sizes of the suite's random models and texts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from ...trees.auto_tables import likeliest_paths
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """
+    Sizes of a run of the suite.
+
     Args:
         shape (`dict`): fields of a `LlamaConfig`.
-        context (`int`): tokens behind which P1 verifies.
+        context (`int`): tokens of the context of P1's verification.
         prompt (`int`): tokens of the random prompts of P2 and P3.
         num_prompts (`int`): prompts of P2 and P3.
-        max_new_tokens (`int`): of timed calls.
-        gate_tokens (`int`): of the comparison in float32.
+        max_new_tokens (`int`): new tokens of timed calls.
+        gate_tokens (`int`): new tokens of the comparison in float32.
         repeats (`int`): timings of a forward.
-        is_trial (`bool`): whether the figures say nothing.
+        is_trial (`bool`): whether the run only tries the code, with meaningless figures.
     """
 
     shape: dict[str, Any]
@@ -54,7 +56,7 @@ LLAMA_8B = Sizes(
     gate_tokens=32,
     repeats=50,
 )
-"""The shape of Llama-3.1-8B."""
+"""Sizes with the model shape of Llama-3.1-8B."""
 
 TINY = Sizes(
     shape={
@@ -74,11 +76,11 @@ TINY = Sizes(
     repeats=5,
     is_trial=True,
 )
-"""Tries the code out anywhere, within seconds."""
+"""Sizes that try the code on any machine, within seconds."""
 
 
 def random_llama(shape: dict[str, Any], dtype: torch.dtype, device: str, seed: int = 0) -> PreTrainedModel:
-    """A Llama with random weights, made on the device; it has no end token."""
+    """A Llama with random weights, created on the device, without an end token."""
     config = LlamaConfig(**shape, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     devices = [torch.device(device).index or 0] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=devices), torch.device(device):
@@ -89,8 +91,8 @@ def random_llama(shape: dict[str, Any], dtype: torch.dtype, device: str, seed: i
 
 def tree_of(num_nodes: int, depth: int) -> TokenTree:
     """
-    A static tree for a good draft: its likeliest paths, if the child of rank 0, 1, … is accepted 0.75, 0.12, … of the
-    time.
+    A static tree for a good draft: the likeliest paths if the child of rank 0, 1, … is accepted with probability 0.75,
+    0.12, …
     """
     chances = [[0.75, 0.12, 0.05, 0.03, 0.02]] * depth
     return TokenTree(path for _, path in likeliest_paths(chances, num_nodes, depth))

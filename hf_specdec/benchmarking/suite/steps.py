@@ -1,4 +1,4 @@
-"""P1 to P3: a step of the 8B shape, from its matmuls up."""
+"""P1 to P3: verification, step overhead and speed of the 8B shape."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .timing import captured, milliseconds
 
 
 VERIFIED_NODES = 64
-"""Of P1, the root included."""
+"""Nodes of P1's forward, the root included."""
 
 
 def gate(pair: Pair) -> Gate:
-    """Compares the texts with the trees of P1 and P3 with plain ones, in float32."""
+    """Compares the texts generated with the trees of P1 and P3 with plain `generate`'s, in float32."""
     target, draft = pair.in_float32()
     trees = [_verified_tree(), TREE]
     contenders = [speculative(draft, str(tree)) for tree in trees]
@@ -37,7 +37,7 @@ def gate(pair: Pair) -> Gate:
 
 
 def verify_over_matmuls(pair: Pair, trace: Path | None = None) -> dict[str, Any]:
-    """P1: the forward over 64 nodes, captured, over the matmuls alone, captured."""
+    """P1: time of the forward over 64 nodes divided by the time of the matmuls alone, both captured."""
     target, sizes, device = pair.target, pair.sizes, pair.target.device
     ids, tree = torch.randint(target.config.vocab_size, (1, sizes.context), device=device), _verified_tree()
     with (
@@ -48,7 +48,7 @@ def verify_over_matmuls(pair: Pair, trace: Path | None = None) -> dict[str, Any]
         captures = {"forward": compiled, "forward, not compiled": forward, "matmuls": matmuls(target, VERIFIED_NODES)}
         replays = {name: captured(function, device) for name, function in captures.items()}
         times: dict[str, list[float]] = {name: [] for name in replays}
-        for _ in range(2):  # in turn
+        for _ in range(2):  # the replays are timed in turn
             for name, replay in replays.items():
                 times[name] += milliseconds(replay, device, sizes.repeats)
         if trace is not None:
@@ -62,20 +62,21 @@ def _verified_tree() -> TokenTree:
 
 
 def compiles_on(device: torch.device) -> bool:
-    """Whether steps are compiled there."""
+    """Whether the suite compiles steps on this device: on CUDA only."""
     return device.type == "cuda"
 
 
 def ours(pair: Pair, compiles: bool = True) -> Contender:
-    """The call of P2 and P3."""
+    """The speculative contender of P2 and P3."""
     return speculative(pair.draft, str(TREE), compiles and compiles_on(pair.target.device))
 
 
 def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | None = None) -> dict[str, Any]:
     """
-    P2: the part of a whole step that is not the forwards of target and draft, captured alone. A step is what a text of
-    full length takes longer than one of half the length, over the steps that it has more; what is left of a call, its
-    beginning and end, is reported beside it.
+    P2: the share of a step that is not spent in the forwards of target and draft, each captured alone.
+
+    The time of a step is the difference in time of a call of full length and a call of half the length, divided by the
+    difference in steps. The rest of a call, its beginning and end, is reported too.
     """
     contender, steps, rest = ours(pair), [], []
     lengths = pair.sizes.max_new_tokens // 2, pair.sizes.max_new_tokens
@@ -96,7 +97,7 @@ def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | No
 
 
 def _decode(pair: Pair, contender: Contender, prompt: Any, num_tokens: int) -> tuple[float, int]:
-    """Milliseconds of a call besides its prefill, and its steps."""
+    """Milliseconds of a call without its prefill, and the call's number of steps."""
     _, seconds = generate(pair.target, contender, prompt, **GREEDY | {"max_new_tokens": num_tokens})
     metrics = metrics_of_last_call()
     return 1000 * (seconds - metrics.seconds["prefill"]), len(metrics.accepted_per_step[0])
@@ -104,10 +105,11 @@ def _decode(pair: Pair, contender: Contender, prompt: Any, num_tokens: int) -> t
 
 def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:
     """
-    Milliseconds of the target's forward and of all the draft's in one step, each captured alone.
+    Milliseconds of the target's forward, and of all the draft's forwards together, in one step, each captured alone.
 
     Args:
-        num_new (`int`): tokens that the draft has to catch up with: those of the last step.
+        pair (`Pair`): target and draft.
+        num_new (`int`): tokens of the last step, which the draft's first forward takes.
     """
     sizes = pair.sizes
     ids = torch.randint(pair.target.config.vocab_size, (1, sizes.prompt), device=pair.target.device)
@@ -118,7 +120,7 @@ def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:
                 milliseconds(captured(forward, model.device), model.device, max(sizes.repeats // 2, 3))
             )
 
-    # A level's forward is of those nodes that have children.
+    # The draft's forward of a level has only the nodes with children.
     levels = [
         sum(1 for node, depth in enumerate(TREE.depths) if depth == level and TREE.children[node])
         for level in range(1, TREE.depth)
@@ -128,12 +130,12 @@ def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:
 
 
 def chain_of(num_nodes: int) -> TokenTree | None:
-    """The tree of a forward over so many nodes, the root included."""
+    """The chain whose forward has `num_nodes` nodes, the root included; None for the root alone."""
     return TokenTree.chain(num_nodes - 1) if num_nodes > 1 else None
 
 
 def graph_launches_per_step(pair: Pair) -> float | None:
-    """How many CUDA graphs a step launches; None where there are none."""
+    """CUDA graph launches per step; None without CUDA."""
     if pair.target.device.type != "cuda":
         return None
     options = GREEDY | {"max_new_tokens": 32}
@@ -144,7 +146,7 @@ def graph_launches_per_step(pair: Pair) -> float | None:
 
 
 def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str, Any]:
-    """P3: tokens per second over `generate` eager, static and compiled, and assisted."""
+    """P3: tokens per second over those of `generate` eager, with a static cache and compiled, and assisted."""
     contenders = [baseline(name, pair.draft) for name in ("eager", "static", "assisted")]
     contenders += [ours(pair, compiles=False), ours(pair)] if compiles_on(pair.target.device) else [ours(pair)]
     calls = compare(

@@ -12,8 +12,9 @@ from ..comparison import synchronize
 
 def captured(function: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """
-    The function as a CUDA graph, on what its tensors hold by then; elsewhere the function itself. It must not wait for
-    the device.
+    The replay of a function captured as a CUDA graph; without CUDA the function itself.
+
+    The function must not wait for the device. A replay reads what the captured tensors hold at that time.
     """
     if device.type != "cuda":
         return function
@@ -30,7 +31,7 @@ def captured(function: Callable[[], object], device: torch.device) -> Callable[[
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """What each of `repeats` calls took, the device's part included, after a few that warm up."""
+    """Milliseconds of each of `repeats` calls, device time included, after three calls for warm-up."""
     for _ in range(3):
         function()
     times = []
