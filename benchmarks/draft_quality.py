@@ -52,18 +52,18 @@ DATASETS = {
 
 class Results:
     """
-    What was measured, as it comes.
+    Measurements, printed and written as they are made.
 
     Args:
-        about (`dict`): what the measurements have in common.
-        path (`Path`, *optional*): a file that always has all of them.
+        about (`dict`): fields that the measurements have in common, for the JSON document.
+        path (`Path`, *optional*): file of the JSON document, replaced after every measurement.
     """
 
     def __init__(self, about: dict[str, Any], path: Path | None):
         self.document, self.path = about | {"measurements": []}, path
 
     def add(self, found: Measurement) -> None:
-        """Prints a measurement, and writes all."""
+        """Adds and prints a measurement, and writes all measurements to the file."""
         self.document["measurements"].append(asdict(found))
         depths = " ".join(f"{share:.2f}" for share in (found.acceptance_per_position or ())[:8])
         how = f"T={found.temperature:g} {found.tree}, {found.draft_sampling}, {found.verification}"
@@ -82,7 +82,7 @@ class Results:
 
 
 def settings(is_medusa: bool) -> Iterator[tuple[str, float, SpeculativeConfig]]:
-    """What acceptance is measured of: a tree's name, the temperature, and how is speculated."""
+    """The settings in which acceptance is measured: a tree's name, the temperature, and the speculative config."""
     most = 4 if is_medusa else 8
     best = {"draft_sampling": "greedy", "verification": "target"}
     drawn = {"draft_sampling": "sample", "verification": "rejection"}
@@ -96,7 +96,7 @@ def settings(is_medusa: bool) -> Iterator[tuple[str, float, SpeculativeConfig]]:
 
 
 def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: float, config: Any, length: int) -> Any:
-    """The metrics of one setting over batches of prompts."""
+    """The pooled metrics of one setting over batches of prompts."""
     found = []
     for inputs in batches:
         torch.manual_seed(0)
@@ -107,7 +107,7 @@ def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: floa
 
 
 def speeds(model: Any, assistant: Any, texts: list[EncodedPrompt], length: int, rounds: int) -> Iterator[Measurement]:
-    """Greedy calls with several trees and without, in turn, one prompt at a time."""
+    """Measurements of greedy calls with several trees, in turn with plain `generate`, one prompt at a time."""
     contenders = [baseline("eager", assistant)]
     for name, tree in {"its own": None, **TREES}.items():
         if not (isinstance(assistant, MedusaHeads) and tree is CHAIN):
@@ -132,14 +132,14 @@ def speeds(model: Any, assistant: Any, texts: list[EncodedPrompt], length: int, 
 
 
 def hardware(device: str) -> str:
-    """The machine, as cards name it."""
+    """The name of the machine for model cards."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
 def count_identical(model: Any, assistant: Any, inputs_of_prompts: list[Any], length: int) -> int:
-    """How many greedy texts are those of plain `generate`."""
+    """The number of greedy texts that equal plain `generate`'s."""
     options, config = {**GREEDY, "max_new_tokens": length}, SpeculativeConfig()
     return sum(
         model.generate(**inputs, **options).equal(
@@ -150,7 +150,7 @@ def count_identical(model: Any, assistant: Any, inputs_of_prompts: list[Any], le
 
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """Those of the command line."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--target", help="Hub id or folder; SmolLM2-135M-Instruct from the package registry by default"

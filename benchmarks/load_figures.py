@@ -1,4 +1,4 @@
-"""What a load says: throughput, latencies and acceptance, for the scripts that put one on a server or a manager."""
+"""Figures of a load on a server or a manager: throughput, latencies and acceptance."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Timing:
-    """One request, in seconds from its start. `tokens` are those that came in `pieces`."""
+    """One request: number of generated tokens, and the times of its pieces of text in seconds from the start."""
 
     tokens: int
     pieces: list[float]
 
     @property
     def ttft(self) -> float:
-        """Time to the first token."""
+        """Time to the first token, in seconds."""
         return self.pieces[0]
 
     @property
     def tpot(self) -> float:
-        """Time per token after the first."""
+        """Time per token after the first, in seconds."""
         return (self.pieces[-1] - self.pieces[0]) / max(self.tokens - 1, 1)
 
     @property
     def itl(self) -> list[float]:
-        """Times between two pieces of text."""
+        """Times between successive pieces of text, in seconds."""
         return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
 
 
@@ -39,9 +39,10 @@ def summary(
     The figures of one load.
 
     Args:
-        seconds (`float`): how long it took.
-        timings (`list[Timing]`): its requests.
-        before, after (`dict`): the counters of speculation, under vLLM's names; empty where there are none.
+        seconds (`float`): duration of the load.
+        timings (`list[Timing]`): timings of its requests.
+        before, after (`dict`): counters of speculation before and after the load, under vLLM's names; empty if there
+            are none.
     """
     change = {name: value - before.get(name, 0.0) for name, value in after.items()}
     drafts, drafted = change.get("num_drafts", 0.0), change.get("num_draft_tokens", 0.0)
@@ -69,15 +70,19 @@ def summary(
 
 
 def new_table() -> Table:
-    """For `add_row`."""
+    """An empty table for the rows of `add_row`."""
     spans = "TTFT p50/p99", "TPOT p50/p99", "ITL p50/p99"
     return Table("contender", "T", "open", "tok/s", "over first", "req/s", *spans, "length")
 
 
 def add_row(table: Table, figures: dict[str, Any]) -> None:
     """
-    A `summary`, with its `contender`, `temperature` and `concurrency`, and perhaps its multiple of the `over_first`
-    contender's throughput. Times are in milliseconds.
+    Adds a row for a `summary`, with times in milliseconds.
+
+    Args:
+        table (`Table`): a table of `new_table`.
+        figures (`dict`): a `summary` with `contender`, `temperature`, `concurrency`, and optionally `over_first`, the
+            throughput over the first contender's.
     """
     spans = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
     length = figures["mean_acceptance_length"]

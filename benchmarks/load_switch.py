@@ -40,14 +40,14 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 
 WAYS = {"by load": None, "never": 0, "always": sys.maxsize}
-"""The managers, by the number of requests with more of which they do not speculate; None: `--limit`."""
+"""Value of `disable_by_batch_size` by manager: with more running requests it does not speculate; None: `--limit`."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """
-    What a manager did since the sample before (`speculates`: whether any step had a draft), and how many requests it
-    has now. `time` is in seconds from the start.
+    A manager's activity since the previous sample (`speculates`: whether any step had a draft), and its number of
+    requests. `time` is in seconds from the start.
     """
 
     time: float
@@ -61,12 +61,12 @@ class Sample:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens per step with a draft; None where there was none."""
+        """Tokens per step with a draft; None if no step had one."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
 
 def put_load(manager: Any, prompts: list[list[int]], options: argparse.Namespace) -> list[Sample]:
-    """Keeps as many requests open as the phase says, and looks at the manager every `--interval` seconds."""
+    """Keeps each phase's number of requests open, and samples the manager's state every `--interval` seconds."""
     samples: list[Sample] = []
     running: set[str] = set()
     asked, start = 0, time.perf_counter()
@@ -75,7 +75,7 @@ def put_load(manager: Any, prompts: list[list[int]], options: argparse.Namespace
     while (phase := int((time.perf_counter() - start) / options.phase_seconds)) < len(options.open):
         while len(running) < options.open[phase]:
             prompt = prompts[asked % len(prompts)]
-            length = options.output_len * (2 + asked % 3) // 3  # of one length, they would all end at once
+            length = options.output_len * (2 + asked % 3) // 3  # with equal lengths, all requests would end at once
             running.add(manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1))
             asked += 1
         result = manager.get_result(timeout=options.interval / 4)
@@ -105,7 +105,7 @@ def put_load(manager: Any, prompts: list[list[int]], options: argparse.Namespace
 
 
 def run(way: str, model: PreTrainedModel, draft: Any, options: argparse.Namespace) -> list[Sample]:
-    """The load on one manager."""
+    """Puts the load on one manager; returns the samples."""
     own = argparse.Namespace(**vars(options))
     own.disable_by_batch_size = options.limit if WAYS[way] is None else WAYS[way]
     prompts = prompts_of(options, model.config.get_text_config().vocab_size, 64)
@@ -117,7 +117,7 @@ def run(way: str, model: PreTrainedModel, draft: Any, options: argparse.Namespac
 
 
 def by_phase(samples: list[Sample], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Medians of every phase, of whose beginning a quarter is left out: the requests of the one before end there."""
+    """Medians of every phase, without its first quarter, in which requests of the previous phase end."""
     figures = []
     for phase, wanted in enumerate(options.open):
         start = (phase + 0.25) * options.phase_seconds
@@ -135,7 +135,7 @@ def by_phase(samples: list[Sample], options: argparse.Namespace) -> list[dict[st
 
 
 def plot(found: dict[str, list[Sample]], options: argparse.Namespace) -> None:
-    """The picture, into `--output`."""
+    """Draws running requests, throughput and acceptance over time into `--output`."""
     figure, (requests, throughput, acceptance) = plt.subplots(3, sharex=True, figsize=(9, 8), layout="constrained")
     switching = found["by load"]
     times = [sample.time for sample in switching]

@@ -63,7 +63,7 @@ CONTENDERS = ("plain", "off", "auto", "tree", "transformers")
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: a contender under a load."""
+    """One measurement: a contender under a load."""
 
     temperature: float
     concurrency: int
@@ -72,7 +72,7 @@ class Cell:
 
 @dataclass
 class Open:
-    """A request that is not over, and the times of its results so far, in seconds from its start."""
+    """An unfinished request: its tokens so far, and the times of its results in seconds from its start."""
 
     prompt: int
     start: float
@@ -82,7 +82,7 @@ class Open:
 
 @dataclass
 class Outcome:
-    """What a load has brought: timings, and the texts of requests that ended, by the number of the prompt."""
+    """Results of a load: timings, and the texts of finished requests by the number of the prompt."""
 
     seconds: float = 0.0
     timings: list[Timing] = field(default_factory=list)
@@ -103,8 +103,16 @@ def put_load(
     varies: bool = False,
 ) -> Outcome:
     """
-    Asks for all prompts, with so many open at a time, until all are done or it is `deadline` (of
-    `time.perf_counter`). `sampling` are options of the requests; `varies`: their lengths differ.
+    Puts a load on a manager until all requests are finished or the deadline is reached.
+
+    Args:
+        manager: a running manager.
+        prompts (`list[list[int]]`): token ids, one request each.
+        length (`int`): new tokens of a request.
+        concurrency (`int`): requests open at a time.
+        deadline (`float`): time of `time.perf_counter()`.
+        sampling (`dict`, *optional*): sampling options of the requests.
+        varies (`bool`): whether lengths vary from half to one and a half times `length`.
     """
     outcome, waiting, running = Outcome(), list(enumerate(prompts))[::-1], {}
 
@@ -152,7 +160,7 @@ def fatal_error(manager: Any) -> Any:
 
 
 def counters(manager: Any) -> dict[str, float]:
-    """The counters of speculation, under vLLM's names; empty for a manager without."""
+    """The manager's counters of speculation, under vLLM's names; empty for a manager of transformers."""
     if not isinstance(manager, SpeculativeBatchingManager):
         return {}
     counts = manager.state.speculation
@@ -165,7 +173,7 @@ def counters(manager: Any) -> dict[str, float]:
 
 
 def sampling_at(temperature: float) -> dict[str, Any]:
-    """Options for it."""
+    """The sampling options of `generate` for a temperature; 0 is greedy."""
     return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
 
 
@@ -173,11 +181,11 @@ def sampling_at(temperature: float) -> dict[str, Any]:
 def running_manager(
     contender: str, model: PreTrainedModel, draft: Any, temperature: float, options: argparse.Namespace
 ) -> Iterator[Any]:
-    """A contender's manager while inside, for requests that say nothing of sampling at this temperature."""
+    """Runs a contender's manager inside the context; requests without sampling options use this temperature."""
     config = GenerationConfig(
         **sampling_at(temperature), top_k=0, max_new_tokens=options.output_len, eos_token_id=-1, pad_token_id=0
     )
-    # The second name is that of transformers before 5.23.
+    # Transformers before 5.23 calls the option `block_size`.
     size = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
     memory = {} if options.num_blocks is None else {"num_blocks": options.num_blocks, size: BLOCK_SIZE}
     if options.max_requests is not None:
@@ -202,7 +210,7 @@ def running_manager(
     finally:
         stops_hard = "hard_stop" in inspect.signature(manager.stop).parameters
         manager.stop(block=True, timeout=60, **({"hard_stop": True} if stops_hard else {}))
-        if model.config._attn_implementation != attention:  # transformers' manager leaves its own
+        if model.config._attn_implementation != attention:  # transformers' manager does not restore the model's
             model.set_attn_implementation(attention)
         del manager
         gc.collect()
@@ -224,12 +232,12 @@ def load_models(options: argparse.Namespace) -> tuple[PreTrainedModel, Any]:
 
 
 def longest_prompt(options: argparse.Namespace, vocab_size: int) -> int:
-    """Tokens."""
+    """The number of tokens of the longest prompt."""
     return max(map(len, prompts_of(options, vocab_size, 64)))
 
 
 def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list[list[int]]:
-    """The prompts' tokens: the same for every contender."""
+    """The token ids of `count` prompts, equal for every contender."""
     if options.prompts == "real":
         tokenizer = loading.load_tokenizer(options.target)
         built_in = [[{"role": "user", "content": prompt.text}] for prompt in prompt_sets.built_in()]
@@ -275,8 +283,10 @@ def parse_arguments() -> argparse.Namespace:
 
 class Managers:
     """
-    Those that serve the loads: ours one for all of them, transformers', whose requests cannot say how they are
-    sampled, one for each temperature, with none of the others there: it switches the model's attention.
+    Managers that serve the loads: one for each contender of this library, and one per temperature for transformers,
+    whose requests take no sampling options.
+
+    Transformers' manager runs without any other manager, because it switches the model's attention.
     """
 
     def __init__(self, model: PreTrainedModel, draft: Any, options: argparse.Namespace):
@@ -292,7 +302,7 @@ class Managers:
         self._stack.close()
 
     def of(self, contender: str, temperature: float) -> Any:
-        """One that runs, and has done all that it does first."""
+        """A running manager of a contender, which has served a first request."""
         is_theirs = contender == "transformers"
         key = contender, temperature if is_theirs else 0.0
         if key not in self._running:
@@ -314,7 +324,7 @@ def measure(
     seconds: float,
     options: argparse.Namespace,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """One manager under one load, for so many seconds at most."""
+    """Measures one manager under one load, for at most `seconds` after warm-up."""
     sampling = sampling_at(temperature) if isinstance(manager, SpeculativeBatchingManager) else None
     torch.manual_seed(0)
     few = prompts[: min(concurrency, 8)]
@@ -332,7 +342,7 @@ def measure(
 
 
 def wait_for_none(manager: Any) -> None:
-    """Until requests that were cancelled are gone, and their results taken."""
+    """Takes results until none has come for 0.2 s, so that cancelled requests are gone."""
     while manager.get_result(timeout=0.2) is not None:
         pass
 
@@ -367,7 +377,7 @@ def main() -> None:
                 prompts = prompts_of(options, vocab_size, max(4, cell.concurrency * options.requests_per_place))
                 share = left / (len(cells) - number)
                 outcome, figures = measure(manager, prompts, cell.temperature, cell.concurrency, share, options)
-            except Exception as error:  # whatever a contender does: the others are measured all the same
+            except Exception as error:  # the other contenders are still measured
                 case["error"] = f"{type(error).__name__}: {error}"
             else:
                 if cell.temperature == 0:
@@ -390,7 +400,7 @@ def main() -> None:
 
 
 def median_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the round of median throughput, with that of all; its error if none came to an end."""
+    """The figures of the round of median throughput, with the throughput of all rounds; an error if all failed."""
     done = sorted((one for one in rounds if "error" not in one), key=lambda one: one["tokens_per_second"])
     if not done:
         return dict(rounds[0])

@@ -28,7 +28,7 @@ from hf_specdec.benchmarking.environment import environment
 
 
 def one_call(model: PreTrainedModel, choice: random.Random, options: argparse.Namespace, **how: Any) -> None:
-    """A greedy call with a random prompt."""
+    """Makes a greedy call with a prompt of random length and a random number of new tokens."""
     vocab_size = model.config.get_text_config().vocab_size
     prompt = choice.choices(range(5, vocab_size), k=choice.randint(1, options.longest_prompt))
     ids = torch.tensor([prompt], device=model.device)
@@ -43,7 +43,7 @@ def one_call(model: PreTrainedModel, choice: random.Random, options: argparse.Na
 
 
 def allocated() -> dict[str, float]:
-    """MiB: in use, the most in use since the last time, and held by torch."""
+    """Memory in MiB: allocated, the peak since the previous call of this function, and reserved by torch."""
     gc.collect()
     torch.cuda.synchronize()
     found = {

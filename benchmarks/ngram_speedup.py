@@ -73,7 +73,7 @@ def main() -> None:
                 plain, seconds = timed(model, inputs, **length)
                 plain_times.append(seconds)
                 drafted, seconds = timed(model, inputs, **speculative, **length)
-                # Half precision may end elsewhere: compare the time per token.
+                # In half precision the texts may differ in length, so times are compared per token.
                 tree_times.append(seconds * len(plain) / len(drafted))
             metrics = hf_specdec.last_metrics()
             drafts, accepted = drafts + metrics.num_drafts, accepted + metrics.num_accepted_tokens

@@ -1,4 +1,4 @@
-"""The prompts that benchmarks are run on. No training data of ours contains them."""
+"""Prompts of the benchmarks, none of which is in this project's training data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PASSAGES = (
 
 
 def chat(number: int) -> list[str]:
-    """Questions, written for these benchmarks."""
+    """Chat questions, written for these benchmarks."""
     return list(CHAT[:number])
 
 
@@ -68,7 +68,7 @@ def code(number: int) -> list[str]:
 
 
 def edit_code(number: int) -> list[str]:
-    """Code that comes back with comments: much is copied."""
+    """Requests to repeat HumanEval functions with added comments, so that most of the answer is copied."""
     instruction = (
         "Add a comment above every line that assigns a variable, and print the whole code again:\n\n```python\n{}```"
     )
@@ -77,13 +77,13 @@ def edit_code(number: int) -> list[str]:
 
 
 def summarise(number: int) -> list[str]:
-    """Passages, written for these benchmarks, to be summed up in their own words."""
+    """Requests to summarise passages, written for these benchmarks, in the passages' wording."""
     instruction = "Summarise the following text. Keep its wording where you can.\n\n{}"
     return [instruction.format(passage) for passage in PASSAGES[:number]]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, contents: str | list[str], **options: Any) -> BatchEncoding:
-    """One or several questions as the user's turn where the model chats, else as they are; padded on the left."""
+    """Tokenizes one or several questions, as user turns if there is a chat template, padded on the left."""
     several = isinstance(contents, list)
     texts = contents if several else [contents]
     tokenizer.padding_side = "left"

@@ -49,7 +49,7 @@ from hf_specdec.smollm2 import smollm2_folder
 
 
 def commands(options: argparse.Namespace) -> dict[str, list[str]]:
-    """How each contender is started; the port comes last."""
+    """The command that starts each contender's server, without host and port."""
     ours = [sys.executable, "-m", "hf_specdec.cli", "serve", options.target]
     ours += ["--device", options.device, "--dtype", options.dtype, "--max-requests", str(options.max_requests)]
     if options.compile:
@@ -70,7 +70,7 @@ def commands(options: argparse.Namespace) -> dict[str, list[str]]:
 
 @contextmanager
 def running(command: list[str]) -> Iterator[str]:
-    """Runs a server while inside; gives its address."""
+    """Runs a server inside the context; yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -86,7 +86,7 @@ def running(command: list[str]) -> Iterator[str]:
                     raise RuntimeError(f"{' '.join(command)} did not start.")
                 time.sleep(0.2)
             yield address
-        except Exception:  # raised again: by then what the server has said is gone
+        except Exception:  # raised again after the log is printed, which is lost otherwise
             log.seek(0)
             print(f"{' '.join(command)} said at last:\n{log.read()[-8000:]}", file=sys.stderr)
             raise
@@ -96,7 +96,7 @@ def running(command: list[str]) -> Iterator[str]:
 
 
 def read(address: str) -> str | None:
-    """What a GET of an address returns; None if nobody answers, or there is no such page."""
+    """The body of a GET response; None if there is no server or no such page."""
     try:
         with urllib.request.urlopen(address, timeout=10) as response:
             return response.read().decode()
@@ -105,7 +105,7 @@ def read(address: str) -> str | None:
 
 
 def counters(address: str) -> dict[str, float]:
-    """The counters of speculation, by position, too; empty for a server without."""
+    """The server's counters of speculation, those by position included; empty for a server without them."""
     found = {}
     for line in (read(f"{address}/metrics") or "").splitlines():
         name, _, value = line.rpartition(" ")
@@ -122,7 +122,7 @@ def counters(address: str) -> dict[str, float]:
 
 
 async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: float, length: int) -> Timing:
-    """One request. Its events are read here, since the client would make an object of each."""
+    """Times one request. Events are parsed here, because the client would create an object for each."""
     generation = {"max_new_tokens": length, "eos_token_id": -1, "do_sample": temperature > 0, "top_k": 0}
     start, pieces, tokens, unread = time.perf_counter(), [], 0, b""
     async with client.completions.with_streaming_response.create(
@@ -153,7 +153,7 @@ async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: 
 async def load(
     address: str, model: str, prompts: list[str], temperature: float, length: int, concurrency: int
 ) -> tuple[float, list[Timing]]:
-    """Asks for everything at once, with so many open at a time; the seconds it took, and every request's timing."""
+    """Sends all prompts, at most `concurrency` at a time; returns the seconds taken and every request's timing."""
     client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=None)
     places = asyncio.Semaphore(concurrency)
 
@@ -169,7 +169,7 @@ async def load(
 
 
 def texts(options: argparse.Namespace, count: int) -> list[str]:
-    """The prompts: the same for every contender."""
+    """The texts of `count` prompts, equal for every contender."""
     if options.prompts == "real":
         built_in = [prompt.text for prompt in prompt_sets.built_in()]
         return [built_in[number % len(built_in)] for number in range(count)]

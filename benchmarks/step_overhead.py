@@ -41,7 +41,7 @@ def synchronize() -> None:
 
 
 class ForwardTimer:
-    """Adds up the time spent in a model's forwards, the device's part included."""
+    """Adds up the time spent in a model's forwards, device time included."""
 
     def __init__(self, model: PreTrainedModel):
         self.seconds = 0.0
@@ -64,7 +64,7 @@ class ForwardTimer:
 
 
 def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A draft of the target's vocabulary, quick and of no use: its first layers."""
+    """A fast draft model of the target's first layers, untrained as a draft."""
     config = type(target.config).from_dict(target.config.to_dict() | {"num_hidden_layers": num_layers})
     draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype).eval().to(target.device)
     draft.load_state_dict(target.state_dict(), strict=False)

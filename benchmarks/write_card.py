@@ -26,10 +26,10 @@ from hf_specdec.smollm2 import SMOLLM2_HUB_ID
 
 def read_measurements(path: Path) -> list[Measurement]:
     """
-    What is in a file of `draft_quality.py`.
+    Reads the measurements in a file of `draft_quality.py --json`.
 
     Raises:
-        ValueError: if it is no such file, or if greedy texts differed from plain `generate`'s.
+        ValueError: if the file is no such document, or if greedy texts differed from plain `generate`'s.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ def read_measurements(path: Path) -> list[Measurement]:
 
 
 def make_card(arguments: argparse.Namespace, measurements: Sequence[Measurement]) -> ModelCard:
-    """The card of what is in the folder."""
+    """The model card of the head or draft model in the folder."""
     fields = {"measurements": measurements, "license": arguments.license, "language": arguments.language}
     if arguments.head is not None:
         head = EagleHead.from_pretrained(arguments.head)

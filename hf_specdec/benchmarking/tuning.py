@@ -4,7 +4,7 @@
 Acceptance of the child of rank r at depth d is counted while trees are verified; each pass over the prompts uses the
 likeliest tree by the counts so far. Step times are measured with trees of depth 1 and n nodes, and with chains of
 depth d; the time of a tree is estimated as the cost of its nodes plus the cost of its depth. The best tree is found as
-by `tree="auto"` (`hf_specdec.trees.auto`), with the arithmetic of Sequoia (arXiv 2402.12374). Finally the best trees of
+by `tree="auto"` (`hf_specdec.trees.auto`), with Sequoia's arithmetic (arXiv 2402.12374). Finally the best trees of
 several sizes are timed.
 """
 

@@ -100,7 +100,10 @@ class Template:
         return parts
 
     def answer(self, messages: list[dict[str, str]] | None, text: str | None = None) -> list[Part]:
-        """One part: the target answers `messages`, or continues `text` if `messages` is None."""
+        """
+        A single part: the target answers `messages`, or continues plain text, which is `text` or, without a chat
+        template, the content of the last message.
+        """
         if messages is not None and self.chats:
             rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]

@@ -1,11 +1,11 @@
 """
-Builds the Hub kernel: what `kernels.get_local_kernel` reads, and what a kernel repository on the Hub holds.
+Builds the Hub kernel: the folder that `kernels.get_local_kernel` reads and that a kernel repository on the Hub holds.
 
     python build.py
 
-copies `torch-ext/hf_specdec_kernels` to `build/torch-universal`, with a name of its own for the operators, so that
-several versions can be loaded in one process, and the metadata that the `kernels` package asks for. There is nothing
-to compile: Triton does that where the kernels run.
+The script copies `torch-ext/hf_specdec_kernels` to `build/torch-universal`, with a unique namespace of the operators,
+so that several versions can be loaded in one process, and with the metadata that the `kernels` package needs. Nothing
+is compiled: Triton compiles the kernels where they run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ globals().update({{name: getattr(_module, name) for name in _module.__all__}})
 
 
 def build(target: Path) -> None:
-    """Writes the variant to `target`, replacing what is there."""
+    """Writes the build variant to the folder `target`, replacing its contents."""
     general = tomllib.loads((HERE / "build.toml").read_text())["general"]
     package = general["name"].replace("-", "_")
     source = HERE / "torch-ext" / package
@@ -64,7 +64,7 @@ def build(target: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Seven hexadecimal digits that stand for the Python files of a folder."""
+    """The first seven hexadecimal digits of a SHA-256 hash over the Python files of a folder."""
     hashed = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         hashed.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())

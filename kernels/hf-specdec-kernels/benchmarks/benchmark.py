@@ -1,5 +1,5 @@
 """
-P6 and P7 after each other; the last line is JSON.
+Runs the benchmarks of P6 and P7; the last line of the output is JSON.
 
     python benchmarks/benchmark.py
 """

@@ -1,13 +1,13 @@
 """
-P7: walks down trees of 64 draft nodes over a vocabulary of 128,256, bfloat16, at batch 64 and 1.
+P7: times walks down trees of 64 draft nodes over a vocabulary of 128,256, bfloat16, at batch 64 and 1.
 
     python benchmarks/benchmark_rejection_sampling.py
-    python benchmarks/benchmark_rejection_sampling.py --sweep    # other sizes of blocks instead, one to two minutes
+    python benchmarks/benchmark_rejection_sampling.py --sweep    # tries other block sizes, one to two minutes
 
-The floor is the time to read the target's logits once at the copy bandwidth measured here. Children are drawn without
+The floor is the time to read the target's logits once at the measured copy bandwidth. Children are drawn without
 replacement from a draft near the target; the mean acceptance length is printed. Peers: softmax and multinomial of all
-nodes in PyTorch (what a sampler that does not walk would do), and the argmax of all nodes. Equality with the naive
-version is checked first. The last line is JSON.
+nodes in PyTorch (as a sampler without walks would do), and the argmax of all nodes. Equality with the naive version is
+checked first. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parents_of(branching: tuple[int, ...]) -> list[int]:
 
 
 class Setting:
-    """Target and draft logits, and trees drawn from the draft."""
+    """Inputs of the walks: target and draft logits, and trees drawn from the draft."""
 
     def __init__(self, batch: int, vocab: int = VOCAB, sharpness: float = 3.0, distance: float = 1.0):
         parents = parents_of(BRANCHING)
@@ -48,7 +48,7 @@ class Setting:
         self.logits = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
         self.draft_logits = torch.empty_like(self.logits)
         self.tokens = torch.full((batch, self.nodes), -1, device="cuda")
-        for node in range(self.nodes):  # one node at a time: float32 of all of them would fill the device
+        for node in range(self.nodes):  # one node at a time: float32 logits of all nodes would fill the device
             scores = sharpness * torch.randn(batch, vocab, device="cuda")
             self.logits[:, node] = scores
             self.draft_logits[:, node] = scores + distance * torch.randn_like(scores)
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def calls(self) -> dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]]:
-        """Ours, the naive version, and the arguments."""
+        """The fast version, the naive version and the arguments of every walk, by name."""
         drawn = self.tree | {"uniforms": self.uniforms}
         drafted = drawn | {"draft_logits": self.draft_logits}
         warm = {"temperature": self.temperature}
@@ -93,8 +93,8 @@ class Setting:
 
 
 def check() -> None:
-    """Equality with the naive version, in all rows but one at most: float32 may round a draw over a boundary."""
-    for batch in (16, 4):  # sums of visited nodes alone, and of all beforehand
+    """Checks equality with the naive version in all rows but one: float32 may round one draw across a boundary."""
+    for batch in (16, 4):  # without and with the preparing kernel, which sums all nodes beforehand
         setting = Setting(batch)
         for name, (ours, naive, arguments) in setting.calls.items():
             found, expected = ours(**arguments), naive(**arguments)
@@ -105,7 +105,7 @@ def check() -> None:
 
 
 def measure(batch: int, bandwidth: float) -> list[dict[str, Any]]:
-    """One row of the table for every walk."""
+    """Times every walk and peer at a batch size; one row of the table for each."""
     setting = Setting(batch)
     floor = 1e3 * setting.bytes / bandwidth
     print(f"batch {batch}: reading the target's logits once takes {floor:.4f} ms")
@@ -130,7 +130,7 @@ def measure(batch: int, bandwidth: float) -> list[dict[str, Any]]:
 
 
 def sweep() -> list[dict[str, Any]]:
-    """Times of some walks with other sizes of blocks and numbers of blocks under way."""
+    """Times some walks with other block sizes and numbers of pipeline stages."""
     from hf_specdec_kernels.rejection_sampling import triton as launches
 
     rows = []

@@ -1,13 +1,13 @@
 """
-P6: tree attention, grouped queries 32 / 8, head dimension 128, bfloat16, 8,192 committed slots.
+P6: times tree attention with 32 query heads, 8 K/V heads, head dimension 128, bfloat16, 8,192 committed slots.
 
     python benchmarks/benchmark_tree_attention.py            # the table
-    python benchmarks/benchmark_tree_attention.py --sweep    # other tiles and splits instead, for about a minute
+    python benchmarks/benchmark_tree_attention.py --sweep    # tries other tiles and splits, for about a minute
     python benchmarks/benchmark_tree_attention.py --sweep 20 --batch 1
 
-Floors: the bytes of keys and values over the copy bandwidth measured here, and the FLOPs over 780 TFLOP/s. Peers: sdpa
-with a dense mask, as transformers calls it (K/V repeated) and with grouped queries, and compiled flex_attention.
-Equality is checked first. The last line is JSON.
+Floors: the bytes of keys and values over the measured copy bandwidth, and the FLOPs over 780 TFLOP/s. Peers: sdpa with
+a dense mask, as transformers calls it (K/V repeated) and with grouped queries, and compiled flex_attention. Equality
+with the naive version is checked first. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTINGS = [(batch, nodes) for batch in (1, 16) for nodes in (16, 64)]
 
 
 class Setting:
-    """Inputs of one row of the table: as many copies as the L2 cache calls for."""
+    """Inputs of one row of the table, in enough copies that no call finds its keys and values in the L2 cache."""
 
     def __init__(self, batch: int, nodes: int, dtype: torch.dtype = torch.bfloat16, context: int = CONTEXT):
         self.batch, self.nodes, self.context = batch, nodes, context
@@ -83,7 +83,7 @@ class Setting:
         return lambda key, value: compiled(query, key, value, block_mask=block_mask, enable_gqa=True)
 
     def floor(self, bandwidth: float) -> float:
-        """Milliseconds."""
+        """Lower bound of the time in milliseconds, from bytes and FLOPs; `bandwidth` in bytes per second."""
         return 1e3 * max(self.kv_bytes / bandwidth, self.flops / TENSOR_FLOPS)
 
 
@@ -97,7 +97,7 @@ def random_tree(nodes: int) -> torch.Tensor:
 
 
 def check() -> None:
-    """Equality with the naive version: close in float32, within rounding in bfloat16."""
+    """Checks equality with the naive version: close in float32, within rounding in bfloat16."""
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2)):
         setting = Setting(2, 24, dtype, context=1500)
         key, value = setting.caches[0]
@@ -109,7 +109,7 @@ def check() -> None:
 
 
 def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
-    """One row of the table."""
+    """Times tree attention and its peers in one setting; returns one row of the table."""
     ours = time_calls(setting.calls(setting.ours))
     floor = setting.floor(bandwidth)
     peers = {
@@ -146,14 +146,17 @@ NARROW = [(64, 64, 4, 4), (64, 64, 4, 3), (64, 32, 4, 6), (64, 64, 4, 2), (64, 6
 WIDE = [(128, 64, 8, 3), (128, 64, 8, 2, 2), (64, 64, 4, 2), (128, 64, 8, 3, 2), (64, 32, 4, 4), (256, 64, 16, 2)]
 WIDE += [(64, 64, 4, 3), (128, 64, 8, 2), (256, 64, 16, 3), (64, 64, 4, 2, 2), (256, 64, 8, 2)]
 """
-Tiles to try for 64 and 256 pairs per K/V head, the most promising first: pairs, keys of a block, warps, stages, and
-blocks of a step.
+Tiles to try for 64 and 256 (node, query head) pairs per K/V head, the most promising first: pairs of a program, keys
+of a block, warps, stages, and blocks of a step.
 """
 SPLITS = (1, 2, 4, 8, 12, 16, 24, 33)
 
 
 def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
-    """Tries tiles and splits for so long; prints the five fastest, and those with overlapping launches."""
+    """
+    Times tiles and splits for `seconds`, the fastest ones with overlapping launches too. Prints the five fastest, and
+    returns the fastest (None if nothing ran).
+    """
     from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
 
     out = setting.query.new_empty(setting.batch, setting.nodes, HEADS, HEAD_DIM)

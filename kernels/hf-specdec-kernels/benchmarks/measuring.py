@@ -1,6 +1,6 @@
 """
-Times on a GPU: calls are captured in one CUDA graph, each on a copy of the inputs of its own, so that no call finds in
-the L2 cache what it is going to read. The package is that of `torch-ext/`, installed or not.
+Timing on a GPU: calls are captured in one CUDA graph, each with its own copy of the inputs, so that no call finds its
+inputs in the L2 cache. Importing this module puts the package in `torch-ext/` on the path, installed or not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "torch-ext"))
 
 CACHE_TO_FLUSH = 256 * 2**20
-"""Bytes of inputs between two calls on the same ones: several times the L2 cache of any GPU of today."""
+"""Bytes of other inputs that are read before a call's inputs come again: several times any GPU's L2 cache."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Time:
 
 
 def copies_needed(num_bytes: int) -> int:
-    """How many copies of inputs of that size the calls should take turns on."""
+    """Number of copies of inputs of `num_bytes` that calls should take in turn."""
     return max(2, min(16, -(-CACHE_TO_FLUSH // max(num_bytes, 1)) + 1))
 
 
 def time_calls(calls: Sequence[Callable[[], Any]], replays: int = 40) -> Time:
-    """The time of one of `calls`, which do the same on different inputs, captured one after the other."""
+    """The time of one of `calls`, which do equal work on different inputs and are captured into one graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -66,14 +66,14 @@ def time_calls(calls: Sequence[Callable[[], Any]], replays: int = 40) -> Time:
 
 
 def copy_bandwidth(num_bytes: int = 2**30) -> float:
-    """Bytes per second of a large copy, what is read and what is written counted."""
-    source = torch.randint(0, 127, (num_bytes // 4,), dtype=torch.int32, device="cuda")  # bytes are copied slower
+    """Bytes per second of a large copy, counting both bytes read and bytes written."""
+    source = torch.randint(0, 127, (num_bytes // 4,), dtype=torch.int32, device="cuda")  # int8 is copied slower
     target = torch.empty_like(source)
     return 2 * num_bytes / (time_calls([lambda: target.copy_(source)] * 2).median * 1e-3)
 
 
 def environment() -> dict[str, str]:
-    """Device and versions."""
+    """Names of the device and software versions."""
     import triton
 
     return {
@@ -86,16 +86,16 @@ def environment() -> dict[str, str]:
 
 
 def require_cuda() -> None:
-    """Ends the script where there is no GPU."""
+    """Exits the script if there is no CUDA device."""
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
 
 
 def attempt(name: str, measure: Callable[[], Time]) -> Time | None:
-    """A peer's time, or None if it cannot run here; then the reason is printed."""
+    """The time of `measure`; None, with the error printed, if it cannot run on this machine."""
     try:
         return measure()
-    except Exception as error:  # a peer's failure is no reason to end
+    except Exception as error:  # a peer that fails must not end the benchmark
         print(
             f"  {name} did not run: {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
         )

@@ -1,5 +1,5 @@
 """
-Compiles the kernels for an H100/H200 (sm_90) on a machine without any GPU, and prints what the code needs: registers,
+Compiles the kernels for an H100/H200 (sm_90) on a machine without a GPU, and prints the resources of each: registers,
 bytes of local memory ("stack": spilled registers) and of shared memory. A kernel that needs more shared memory than
 the device has is an error.
 
@@ -31,7 +31,7 @@ LARGEST_SHARED_MEMORY = 227 * 1024
 
 
 def compile_only(kernel: Any, grid: Any) -> Callable:
-    """What `kernel[grid]` is in here: compiles and launches nothing."""
+    """Replacement for `kernel[grid]`: a function that compiles the kernel and prints its resources, without launch."""
 
     def compile_and_report(*args: Any, **kwargs: Any) -> None:
         compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
@@ -50,7 +50,7 @@ def compile_only(kernel: Any, grid: Any) -> Callable:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers, stack and the like of a compiled kernel."""
+    """Resource usage of a compiled kernel by cuobjdump's names, such as REG and STACK."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,6 +1,6 @@
 """
-Where there is no GPU, Triton's interpreter runs the kernels on the CPU. It has to be told before triton is imported.
-The package is that of `torch-ext/`, installed or not.
+Fixtures of the kernel tests. Without a GPU, Triton's interpreter runs the kernels on the CPU; its environment variable
+must be set before triton is imported. The tests import the package in `torch-ext/`, installed or not.
 """
 
 import os
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where the kernels run."""
+    """The device on which the kernels run."""
     return torch.device("cuda" if ON_GPU else "cpu")
 
 
@@ -36,7 +36,7 @@ def _fixed_seed():
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch):
-    """Memory that nobody has written holds NaN (or a large negative number), so that an unwritten result shows."""
+    """Fills new memory with NaN (integers with a large negative number), so that an unwritten result shows."""
     new_empty, empty = torch.Tensor.new_empty, torch.empty
 
     def poison(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 """
-Every kernel once, on small inputs, with all its options: for memory and race checks.
+Runs every kernel on small inputs with all its options, for memory and race checks.
 
     compute-sanitizer --tool memcheck python tests/run_under_sanitizer.py
     compute-sanitizer --tool racecheck python tests/run_under_sanitizer.py

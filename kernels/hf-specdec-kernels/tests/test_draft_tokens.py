@@ -1,4 +1,4 @@
-"""A draft's tokens in Triton against plain PyTorch: the same tokens in the same order, and their log-probabilities."""
+"""Draft tokens in Triton against plain PyTorch: equal tokens in equal order, and close log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compare(logits: torch.Tensor, count: int, temperature: torch.Tensor | None, 
 def arguments(
     shape: tuple[int, int, int], dtype: torch.dtype, drawn: bool, tempered: bool, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Logits, temperature and noise."""
+    """Random logits `shape`, temperature `[batch]` if `tempered`, and noise `shape` if `drawn`."""
     logits = (2 * torch.randn(shape)).to(dtype)
     temperature = (0.3 + torch.rand(shape[0])).to(device) if tempered else None
     noise = torch.empty(shape).exponential_().to(device) if drawn else None

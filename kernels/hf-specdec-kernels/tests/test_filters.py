@@ -1,4 +1,4 @@
-"""Top-k and top-p in Triton: exactly the tokens that plain PyTorch and transformers' warpers leave."""
+"""Top-k and top-p in Triton: exactly the tokens that plain PyTorch and transformers' warpers keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _filter_kernel(
     logits, bins, weights, totals, vocab, temperature, top_k, top_p,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the weights that are left, and what the search says of their sum."""
+    """Program (row): writes the weights of the tokens that the filters keep, and their sum as `filters` returns it."""
     row = tl.program_id(0)
     logits += row * vocab
     heat = tl.load(temperature + row)
@@ -39,7 +39,7 @@ def _filter_kernel(
 def filtered(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, bins: int = 16
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights that are left `[rows, vocab]`, and their sums."""
+    """The weights of the tokens that the filters keep, `[rows, vocab]`, and their sums `[rows]`."""
     rows, vocab = logits.shape
     weights = torch.full((rows, vocab), torch.nan, device=logits.device)
     totals = torch.full((rows,), torch.nan, device=logits.device)
@@ -64,7 +64,7 @@ SCORES = {
 
 
 def settings(vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Temperature, top-k and top-p of eight rows."""
+    """Temperature, top-k and top-p, each `[8]`, one value per row."""
     top_k = torch.tensor([0, 1, 5, vocab // 2 + 1, 0, 7, 64, vocab + 3], dtype=torch.int32)
     top_p = torch.tensor([0.9, 1.0, 0.53, 1.0, 0.9991, 0.951, 0.31, 1e-6])
     return torch.linspace(0.4, 1.6, 8).to(device), top_k.to(device), top_p.to(device)
@@ -98,7 +98,7 @@ def test_other_numbers_of_bins(bins: int, device: torch.device) -> None:
 
 @pytest.mark.parametrize("top_k, top_p", [(1, 1.0), (10, 1.0), (500, 0.8), (1000, 0.9), (40, 0.7), (1000, 0.01)])
 def test_transformers_leaves_the_same(top_k: int, top_p: float, device: torch.device) -> None:
-    """Of scores that are all different."""
+    """Triton and transformers keep equal tokens if all scores differ."""
     logits = (2.0 * torch.randn(4, 1000)).to(device)
     expected = TopKLogitsWarper(top_k)(None, logits)
     expected = TopPLogitsWarper(top_p)(None, expected) if top_p < 1 else expected
@@ -109,7 +109,7 @@ def test_transformers_leaves_the_same(top_k: int, top_p: float, device: torch.de
 
 @pytest.mark.parametrize("wrong", ["one key more", "ties not cut"])
 def test_a_wrong_threshold_is_found(wrong: str, device: torch.device) -> None:
-    """What the tests above compare tells a token more or less."""
+    """A set of kept tokens that is wrong at the threshold differs from the expected one: the tests above find it."""
     logits = (torch.randn(8, 300).mul(2).round() / 2).to(device)
     temperature, top_k, top_p = settings(300, device)
     expected = target_probabilities(logits, temperature, top_k, top_p) > 0

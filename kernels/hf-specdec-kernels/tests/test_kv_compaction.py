@@ -1,4 +1,4 @@
-"""KV compaction in Triton against a loop over slots: every slot of every cache is compared."""
+"""K/V compaction in Triton against a loop over slots; every slot of every cache is compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 
 
 def paths(batch: int, nodes: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Growing paths of random lengths, one row resting, one whole; behind their ends stands nonsense."""
+    """Ascending paths of random lengths: one row inactive, one of full length; entries after the ends are invalid."""
     accepted = torch.randint(0, depth + 1, (batch,))
     accepted[0], accepted[-1] = -1, depth
     path = torch.stack([(torch.randperm(nodes)[:depth] + 1).sort().values for _ in range(batch)])

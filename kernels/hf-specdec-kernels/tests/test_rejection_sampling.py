@@ -1,6 +1,6 @@
 """
-Walks in Triton against plain PyTorch. Both decide by the same random numbers, so that they must agree in every row:
-float32 and float64 differ where a number falls within 1e-6 of a boundary, which no seed here meets.
+Walks in Triton against plain PyTorch. Both use the same random numbers and must agree in every row: float32 and
+float64 differ only where a number is within 1e-6 of a boundary, which no seed here meets.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def assert_same(found: Walks, expected: Walks) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch):
-    """Blocks so small that several are needed, and sums of the nodes that are visited alone."""
+    """Sets a block size that needs several blocks per row, and switches the preparing kernel off."""
     monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.LARGEST_BLOCK", 64)
     monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.PREPARED_NODES", 0)
 
@@ -149,7 +149,7 @@ def test_sums_of_all_nodes_beforehand(name: str, device: torch.device, monkeypat
 
 
 def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
-    """q is 1, e^-800, e^-801: once the first is refused, the second has to pass with 0.5 / 0.73, not always."""
+    """q is 1, e^-800, e^-801: once the first child is refused, the second must pass with 0.5 / 0.73, not always."""
     ratio = 0.5 * (1 + torch.tensor(-1.0).exp().item())
     second = torch.tensor([ratio - 1e-3, ratio + 1e-3], dtype=torch.float64)
     arguments = {
@@ -169,7 +169,7 @@ def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
 
 @pytest.mark.parametrize("children", [1, 2])
 def test_a_refusal_that_leaves_nothing(children: int, device: torch.device) -> None:
-    """p and q are the same, and the number 1 refuses even so: p stays in force."""
+    """With p equal to q and the number 1, which refuses, the residual is empty and p is kept."""
     logits = torch.randn(1, children + 1, 70, device=device).expand(9, -1, -1).contiguous()
     arguments = {
         "logits": logits,
@@ -190,8 +190,8 @@ def test_a_refusal_that_leaves_nothing(children: int, device: torch.device) -> N
 @pytest.mark.parametrize("walk", ["rejection", pytest.param("target", marks=pytest.mark.gpu)])
 def test_output_is_distributed_as_p(walk: str, device: torch.device) -> None:
     """
-    One node with three children, many rows. A bias of total variation 0.2 is found in 400 samples (the interpreter is
-    slow), one of 0.02 in 40,000.
+    Chi-square test of the first token of many rows with three children each. It finds a bias of total variation 0.2 in
+    400 samples (the interpreter is slow), and a bias of 0.02 in 40,000.
     """
     samples, vocab, count = 40_000 if device.type == "cuda" else 400, 16, 3
     p, q = torch.tensor([[1.5], [2.5]]) * torch.randn(2, vocab, generator=torch.Generator().manual_seed(3))
@@ -243,7 +243,7 @@ def test_large_vocabularies(
     found = room(case, arguments, device)
     launch_rejection_walk(**arguments, **found._asdict())
     expected = rejection_walk_naive(**arguments)
-    # Sums over so many float32 numbers may move a boundary over one draw in ten thousand.
+    # Rounding of float32 sums over a large vocabulary may change one draw in ten thousand.
     agree = (found.path == expected.path).all(dim=1) & (found.next_tokens == expected.next_tokens)
     assert agree.sum() >= case.batch - 1
 
@@ -265,7 +265,10 @@ def test_replay_of_a_graph_with_other_numbers(device: torch.device) -> None:
 
 
 def test_trees_of_all_usual_sizes_share_kernels() -> None:
-    """To compile one takes seconds: what they are compiled for is the same, and what differs is not looked at."""
+    """
+    Constants are equal for trees of usual sizes, and arguments that differ are not specialised, because compiling a
+    kernel takes seconds.
+    """
     compiled = set()
     for num_nodes, depth in ((1, 0), (2, 1), (9, 4), (17, 15), (64, 8)):
         tokens, one = torch.zeros(300, num_nodes, dtype=torch.long), torch.ones(300)

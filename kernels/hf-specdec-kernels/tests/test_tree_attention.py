@@ -18,7 +18,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and options of one comparison; lengths and paddings are drawn, the last row's cache is full."""
+    """Sizes and options of one comparison; lengths and paddings are random, and the last row's cache is full."""
 
     batch: int = 2
     heads: int = 4
@@ -50,7 +50,7 @@ def inputs(case: Case, device: torch.device) -> dict:
     query = torch.randn(case.batch, case.queries, case.heads, case.head_dim).transpose(1, 2)
     key = torch.randn(case.batch, case.kv_heads, case.capacity, case.head_dim)
     value = torch.randn(case.batch, case.kv_heads, case.capacity, case.value_dim or case.head_dim)
-    # What was never written, or is padding, may be anything.
+    # Slots that were never written, and padding, may hold anything.
     slots = torch.arange(case.capacity)
     unwritten = slots >= lengths[:, None] + nodes
     if first_slots is not None:
@@ -95,7 +95,7 @@ def random_trees(rows: int, nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def paged(key: torch.Tensor, value: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Both caches in blocks of `size` slots, shuffled, and the table that finds them."""
+    """Keys and values in shuffled blocks of `size` slots, and their block table `[batch, blocks]` int32."""
     batch, kv_heads, capacity = key.shape[:3]
     blocks = -(-capacity // size)
     order = torch.randperm(batch * blocks)
@@ -157,7 +157,7 @@ def test_against_naive(name: str, num_splits: int, device: torch.device) -> None
     "name", ["usual", "one row of the length of its tree", "padding", "window", "soft cap", "pages"]
 )
 def test_steps_of_several_blocks(name: str, blocks_of_step: int, num_splits: int, device: torch.device) -> None:
-    """Lengths of which some are no multiple of a step, nor of a block."""
+    """Tree attention with several blocks per step, for lengths that are no multiple of a step or a block."""
     tiles = Tiles(16, 16, 4, 2, 1, blocks_of_step=blocks_of_step)
     case = replace(SMALL[name], num_splits=num_splits, tiles=tiles, dtype=torch.float16)
     for capacity in (case.capacity, 16 * blocks_of_step * 3 + case.queries):
@@ -192,7 +192,7 @@ def test_strided_output(device: torch.device) -> None:
 
 
 def test_tiles_fit_into_shared_memory() -> None:
-    """As they are on a device with 227 KiB; with fewer keys under way on others, down to those with 99."""
+    """Tiles are unchanged on a device with 227 KiB, and load fewer keys at once on devices down to 99 KiB."""
     tiles = choose_tiles(256, 128, torch.bfloat16)
     assert tiles.blocks_of_step == 2 and tiles.within(227 * 1024, 128, 2) == tiles
     for kib, blocks_of_step, num_stages in ((163, 1, 3), (99, 1, 2), (1, 1, 1)):
@@ -204,9 +204,9 @@ def test_tiles_fit_into_shared_memory() -> None:
 def test_splits_fill_the_device() -> None:
     small, medium, large = (choose_tiles(pairs, 128, torch.bfloat16) for pairs in (32, 64, 256))
     assert not fills_twice(8 * 8192, 132) and fills_twice(16 * 8 * 8192, 132)
-    # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 shares make 128 programs.
+    # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 splits make 128 programs.
     assert choose_num_splits(8, 128, 132, small) == 16
-    # Batch 16: two programs for every multiprocessor, one, or two waves of one.
+    # Batch 16: two programs per multiprocessor, one program, or two waves of one.
     assert choose_num_splits(128, 128, 132, small) == 2 and choose_num_splits(128, 128, 132, medium) == 1
     assert choose_num_splits(256, 128, 132, large) == 1
     assert choose_num_splits(8, 1, 132, small) == 1
@@ -263,7 +263,7 @@ def test_replay_of_a_graph_with_other_lengths(device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs Hopper")
 def test_overlapping_launches(device: torch.device) -> None:
-    """Captured one after the other: a second launch that did not wait would read the shares of the last call."""
+    """Calls captured in sequence: a second launch that does not wait would read an earlier call's partial results."""
     case = Case(batch=2, queries=16, head_dim=128, capacity=3000, dtype=torch.bfloat16)
     calls = [inputs(case, device) for _ in range(4)]
     tiles = Tiles(64, 64, 4, 3, 1, overlap=True)
@@ -287,7 +287,7 @@ def test_overlapping_launches(device: torch.device) -> None:
 
 @pytest.mark.gpu
 def test_offsets_beyond_32_bits(device: torch.device) -> None:
-    """Slots so far apart that the last one lies past 2³¹ elements, in a view that lets rows and heads share memory."""
+    """Offsets past 2³¹ elements, from a slot stride of 2²⁵ in a view whose elements overlap."""
     slots, stride, head_dim = 70, 2**25, 64
     memory = torch.zeros(slots * stride, dtype=torch.bfloat16, device=device)
     key = memory.as_strided((1, 1, slots, head_dim), (1, 1, stride, 1))

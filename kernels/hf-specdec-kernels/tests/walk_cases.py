@@ -1,4 +1,4 @@
-"""Random trees, logits and draws for the tests of the walks."""
+"""Random trees, logits and random numbers for the tests of the walks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 @dataclass(frozen=True)
 class Case:
     """
-    What a random call looks like.
+    Sizes and options of a random call of a walk.
 
     Args:
         sharpness (`float`): standard deviation of the target's logits.
-        distance (`float`): that of the draft's around them.
-        draft_vocab (`int`, *optional*): the draft knows so many tokens only.
-        support (`int`, *optional*): all but so many tokens are impossible under q.
-        ties (`bool`): logits are rounded to halves.
+        distance (`float`): standard deviation of the draft's logits around the target's.
+        draft_vocab (`int`, *optional*): size of the draft vocabulary.
+        support (`int`, *optional*): number of tokens that are possible under q.
+        ties (`bool`): whether logits are rounded to halves.
     """
 
     batch: int = 10
@@ -41,13 +41,13 @@ class Case:
 
 
 def tree_arguments(case: Case, device: torch.device) -> dict:
-    """Arguments that all walks have."""
+    """The arguments that all walks take."""
     logits = case.sharpness * torch.randn(case.batch, case.nodes, case.vocab)
     if case.ties:
         logits = (2 * logits).round() / 2
     parents = torch.stack([random_parents(case.nodes) for _ in range(case.batch if case.own_trees else 1)])
     tokens = torch.randint(0, case.vocab, (case.batch, case.nodes))
-    # Along the argmax, so that walks go far.
+    # Half of the tokens are the parent's argmax, so that walks go far.
     follow = torch.rand(case.batch, case.nodes) < 0.5
     best = logits.argmax(-1).gather(1, parents.expand(case.batch, -1))
     tokens = torch.where(follow, best, tokens)
@@ -65,7 +65,7 @@ def tree_arguments(case: Case, device: torch.device) -> dict:
 
 
 def filter_arguments(case: Case, device: torch.device) -> dict:
-    """Temperature, top-k and top-p: one per row, some that do nothing."""
+    """Temperature, top-k and top-p, one per row, some without effect."""
     top_k = torch.randint(0, case.vocab + 2, (case.batch,))
     top_p = torch.where(torch.rand(case.batch) < 0.2, 1.0, 0.1 + 0.9 * torch.rand(case.batch))
     return {
@@ -76,7 +76,7 @@ def filter_arguments(case: Case, device: torch.device) -> dict:
 
 
 def draft_arguments(case: Case, device: torch.device, tree: dict) -> dict:
-    """A draft near the target, and in `tree` children drawn from it without replacement, in order."""
+    """The arguments of a draft near the target; replaces the tokens in `tree` by children drawn from it, in order."""
     size = case.draft_vocab or case.vocab
     vocabulary = torch.randperm(case.vocab)[:size].sort().values
     scores = tree["logits"].cpu().float()[..., vocabulary] + case.distance * torch.randn(case.batch, case.nodes, size)
@@ -99,7 +99,7 @@ def draft_arguments(case: Case, device: torch.device, tree: dict) -> dict:
             if rank < most and order.values[row, parent, rank] > -torch.inf:
                 tokens[row, node] = vocabulary[order.indices[row, parent, rank]]
     if case.void:
-        # Fewer children than were drawn: the last ones may go, as long as nobody looked at them.
+        # The last children may be dropped, as long as the choice does not depend on their tokens.
         tokens[:, case.nodes - 2 :] = -1
     tree["tokens"] = tokens.to(device)
     index = None

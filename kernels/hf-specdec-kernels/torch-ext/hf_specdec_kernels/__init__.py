@@ -1,8 +1,9 @@
 """
 GPU kernels of tree speculative decoding.
 
-Every operator is a pair: `naive.py`, plain PyTorch, which is what runs on a CPU, and `triton.py`. They are registered
-with `torch.library`, so that `torch.compile` sees through them; importing this package needs torch alone.
+Every operator has two versions: `naive.py`, plain PyTorch, which runs on a CPU, and `triton.py`, which runs on CUDA.
+Operators are registered with `torch.library`, so that `torch.compile` can trace them; importing this package needs
+only torch.
 """
 
 from .draft_tokens import draft_tokens

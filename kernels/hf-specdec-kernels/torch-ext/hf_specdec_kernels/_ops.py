@@ -1,6 +1,6 @@
 """
-The name under which the operators are registered. A build for the Hub has another file in this place, whose name is
-unique to it, so that several versions can be loaded side by side.
+Namespace in which the operators are registered. In a build for the Hub (see `build.py`) this file has a name unique to
+the build, so that several versions can be loaded in one process.
 """
 
 import torch
@@ -12,5 +12,5 @@ ops = getattr(torch.ops, NAMESPACE)
 
 
 def add_op_namespace_prefix(op_name: str) -> str:
-    """The full name of an operator."""
+    """The name of an operator with its namespace."""
     return f"{NAMESPACE}::{op_name}"

@@ -1,4 +1,4 @@
-"""Checks of arguments. None of them reads a device value, so that all of them may run while a graph is captured."""
+"""Checks of arguments. No check reads a device value, so all of them may run while a CUDA graph is captured."""
 
 from __future__ import annotations
 

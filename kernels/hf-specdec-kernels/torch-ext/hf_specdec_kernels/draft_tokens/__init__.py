@@ -1,4 +1,4 @@
-"""The tokens that a draft proposes behind each node of a level."""
+"""The tokens that a draft proposes as children of each node of a level."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ def draft_tokens(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    The `count` best tokens of q, the softmax of a draft's logits; or, with `noise`, as many drawn from it without
-    replacement, in the order of the draws (Gumbel-top-k, arXiv 1903.06059). Nothing is sorted, nothing as large as the
-    logits is written. Nothing is read on the host, and the launch depends on shapes alone.
+    The `count` best tokens of q, the softmax of a draft's logits; or, with `noise`, `count` tokens drawn from q
+    without replacement, in the order of the draws (Gumbel-top-k, arXiv 1903.06059).
+
+    On CUDA nothing is sorted, no tensor as large as the logits is written, nothing is read on the host, and the launch
+    depends on shapes only.
 
     Args:
-        logits (`torch.Tensor` of shape `[batch, queries, vocab]`): float32, float16 or bfloat16, -inf outside the
-            support. The last stride is 1.
-        count (`int`): at most 64.
-        temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): the logits are divided by it; positive.
+        logits (`torch.Tensor` of shape `[batch, queries, vocab]`): the draft's logits, float32, float16 or bfloat16,
+            -inf outside the support. The last stride is 1.
+        count (`int`): number of tokens per query, at most 64.
+        temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): positive divisor of the logits.
         noise (`torch.Tensor` of shape `[batch, queries, vocab]`, float32, *optional*): exponential random numbers, as
             `torch.empty_like(logits, dtype=torch.float32).exponential_()` draws them.
-        out (`tuple`, *optional*): where to write the result, contiguous.
+        out (`tuple`, *optional*): contiguous tensors for the two results.
 
     Returns:
-        `tuple`: tokens `[batch, queries, count]` int64, the best (or first drawn) first, of equals the lowest; -1
-        where q has no more. And their log-probabilities under q, `[batch, queries, count]` float32, -inf there.
+        `tuple`: tokens `[batch, queries, count]` int64, the best (or first drawn) first, the lowest id first among
+        equals, -1 after the last possible token; and their log-probabilities under q, `[batch, queries, count]`
+        float32, -inf after the last possible token.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.

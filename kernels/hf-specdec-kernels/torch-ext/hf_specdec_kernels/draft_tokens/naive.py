@@ -1,4 +1,4 @@
-"""A draft's tokens in plain PyTorch."""
+"""Draft tokens in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def draft_tokens_naive(
     temperature: torch.Tensor | None = None,
     noise: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `hf_specdec_kernels.draft_tokens` computes; the arguments are described there."""
+    """Reference implementation of `hf_specdec_kernels.draft_tokens`, with the arguments described there."""
     scores = logits.float()
     if temperature is not None:
         scores = scores / temperature[:, None, None]

@@ -1,6 +1,6 @@
 """
-A draft's tokens in Triton: the best of every part of the vocabulary, side by side, and then the best of those. A part
-is held in registers, from which its best token is taken again and again.
+Draft tokens in Triton: one kernel finds the best tokens of every part of the vocabulary in parallel, a second one the
+best of these candidates. A part is held in registers, from which its best token is removed `count` times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _best_of_part_kernel(
     vocab, count, queries, logits_stride_b, logits_stride_q, noise_stride_b, noise_stride_q,
     TEMPERED: tl.constexpr, NOISE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of a row, part): `count` candidates, and the part's share of the normaliser."""
+    """Program (query of a row, part): writes `count` candidates, and the part's share of the softmax's normaliser."""
     query = tl.program_id(0)
     part = tl.program_id(1)
     row = (query // queries).to(tl.int64)
@@ -52,7 +52,7 @@ def _best_of_parts_kernel(
     parts, count, queries, logits_stride_b, logits_stride_q,
     TEMPERED: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of a row): the best of the parts' candidates, and their log-probabilities."""
+    """Program (query of a row): writes the best of the parts' candidates, and their log-probabilities."""
     query = tl.program_id(0)
     row = (query // queries).to(tl.int64)
     logits += row * logits_stride_b + (query % queries) * logits_stride_q
@@ -87,7 +87,10 @@ def launch_draft_tokens(
     tokens: torch.Tensor,
     log_probabilities: torch.Tensor,
 ) -> None:
-    """Writes to `tokens` and `log_probabilities`; the arguments are those of `hf_specdec_kernels.draft_tokens`."""
+    """
+    Launches the kernels, which write to `tokens` and `log_probabilities`; the other arguments are those of
+    `hf_specdec_kernels.draft_tokens`.
+    """
     batch, queries, vocab = logits.shape
     if batch * queries == 0:
         return

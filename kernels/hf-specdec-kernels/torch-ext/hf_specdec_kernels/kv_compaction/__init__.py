@@ -1,4 +1,4 @@
-"""Moving the accepted path of a tree down behind the committed slots."""
+"""K/V compaction: moves the slots of a tree's accepted path directly after the committed slots."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["kv_compaction", "kv_compaction_naive", "pointer_table"]
 
 def pointer_table(caches: Sequence[torch.Tensor]) -> torch.Tensor:
     """
-    The addresses of some caches, `[caches]` int64 on their device: made once, as long as the caches stay where they
-    are. (It copies from the host, so that it cannot be called while a graph is captured.)
+    The addresses of caches, `[caches]` int64 on their device; valid as long as the caches stay at these addresses.
+
+    The function copies from the host, so it cannot be called while a CUDA graph is captured.
     """
     return torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64, device=caches[0].device)
 
@@ -32,21 +33,23 @@ def kv_compaction(
     block_tables: torch.Tensor | None = None,
 ) -> None:
     """
-    Moves slots `lengths[b] + path[b, i]` to `lengths[b] + i` for `i <= accepted[b]`, in all caches (keys and values of
-    all layers) by one launch, in place. Nothing is read on the host; lengths stay as they are.
+    Moves slots `lengths[b] + path[b, i]` to `lengths[b] + i` for `i <= accepted[b]`, in place.
+
+    On CUDA one launch moves the keys and values of all layers, and nothing is read on the host. `lengths` stay as they
+    are.
 
     Args:
         caches (`list` of `torch.Tensor`): the keys and values of all layers, all of one shape, `[batch, kv_heads,
-            capacity, dim]`, and one layout: any strides, but the last is 1; with `block_tables`, `[num_blocks,
-            kv_heads, block_size, dim]`. Layers of another shape need a call of their own.
-        pointers (`torch.Tensor` of shape `[caches]`, int64): their `pointer_table`.
+            capacity, dim]`, and of equal strides, the last of which is 1; with `block_tables`, `[num_blocks, kv_heads,
+            block_size, dim]`. Layers of another shape need a separate call.
+        pointers (`torch.Tensor` of shape `[caches]`, int64): `pointer_table` of the caches.
         lengths (`torch.Tensor` of shape `[batch]`, int32 or int64): committed slots before the step.
-        path (`torch.Tensor` of shape `[batch, depth + 1]`, int32 or int64): nodes of the accepted path, growing; the
-            first is the root, 0. What stands behind `accepted` does not matter.
+        path (`torch.Tensor` of shape `[batch, depth + 1]`, int32 or int64): nodes of the accepted path, ascending; the
+            first is the root, 0. Entries after `accepted` are ignored.
         accepted (`torch.Tensor` of shape `[batch]`, int32 or int64): accepted nodes without the root; -1 moves
             nothing.
-        block_tables (`torch.Tensor` of shape `[batch, max_blocks]`, int32 or int64, *optional*): for a paged cache,
-            the block that holds slots `i * block_size` and following of every row.
+        block_tables (`torch.Tensor` of shape `[batch, max_blocks]`, int32 or int64, *optional*): block table of a
+            paged cache; entry i of a row is the block with its slots from `i * block_size` on.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.

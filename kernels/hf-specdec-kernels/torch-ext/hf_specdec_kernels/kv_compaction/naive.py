@@ -1,4 +1,4 @@
-"""KV compaction in plain PyTorch: slot by slot."""
+"""K/V compaction in plain PyTorch, slot by slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def kv_compaction_naive(
     accepted: torch.Tensor,
     block_tables: torch.Tensor | None = None,
 ) -> None:
-    """What `hf_specdec_kernels.kv_compaction` does; the arguments are described there. Reads values on the host."""
+    """
+    Reference implementation of `hf_specdec_kernels.kv_compaction`, with the arguments described there; reads values on
+    the host.
+    """
     for row, (length, last) in enumerate(zip(lengths.tolist(), accepted.tolist(), strict=True)):
         for place in range(last + 1):
             source, target = length + int(path[row, place]), length + place

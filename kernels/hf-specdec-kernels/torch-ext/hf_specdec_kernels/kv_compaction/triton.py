@@ -1,4 +1,4 @@
-"""KV compaction in Triton: one program for each cache, row and K/V head."""
+"""K/V compaction in Triton: one program for each cache, row and K/V head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 BLOCK_SLOTS = 16
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
-"""What values are moved as, by its size in bytes."""
+"""Integer types in which values are moved, by size in bytes."""
 
 
 @triton.jit
@@ -21,8 +21,10 @@ def _kv_compaction_kernel(
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SLOTS: tl.constexpr, PAGE_SIZE: tl.constexpr, WORD: tl.constexpr,
 ):  # fmt: skip
     """
-    Takes BLOCK_SLOTS places of the path at a time: all are read before any is written, and since a path grows, what a
-    block writes lies below all that later blocks read.
+    Program (cache, row, K/V head): moves BLOCK_SLOTS slots of the path at a time.
+
+    All slots of a block are read before any is written; since a path ascends, later blocks read only slots above the
+    written ones.
     """
     row = tl.program_id(1)
     cache = tl.load(pointers + tl.program_id(0)).to(tl.pointer_type(WORD))
@@ -59,7 +61,7 @@ def launch_kv_compaction(
     accepted: torch.Tensor,
     block_tables: torch.Tensor | None,
 ) -> None:
-    """Works in place; the arguments are those of `hf_specdec_kernels.kv_compaction`."""
+    """Launches the kernel, in place; the arguments are those of `hf_specdec_kernels.kv_compaction`."""
     cache = caches[0]
     if path.shape[1] < 2 or cache.numel() == 0:
         return
@@ -80,7 +82,7 @@ def launch_kv_compaction(
 
 
 def _fits(cache: torch.Tensor, word: int) -> bool:
-    """Whether a cache can be moved in words of so many bytes."""
+    """Whether address, strides and row size of a cache are multiples of `word` bytes."""
     size = cache.element_size()
     extents = (cache.data_ptr(), *(stride * size for stride in cache.stride()[:3]), cache.shape[3] * size)
     return all(extent % word == 0 for extent in extents)

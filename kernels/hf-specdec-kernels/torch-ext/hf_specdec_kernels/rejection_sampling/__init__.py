@@ -1,4 +1,4 @@
-"""Walks down a tree of draft tokens, which decide what is kept."""
+"""Verification of draft trees: walks from the root that accept draft tokens and choose the next token."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ def greedy_walk(
     out: Walks | None = None,
 ) -> Walks:
     """
-    Walks every row down its tree along the target's argmax, the first of equals: a child that holds it is accepted,
-    else the walk ends with that token. Only the logits of visited nodes are read. Nothing is read on the host, and the
-    launch depends on shapes alone.
+    Verifies every row's tree greedily: walks from the root along the target's argmax (the lowest id among equals).
+
+    A child with the argmax token is accepted; without such a child the walk ends with that token. Only the logits of
+    visited nodes are read. On CUDA nothing is read on the host, and the launch depends on shapes only.
 
     Args:
-        logits (`torch.Tensor` of shape `[batch, nodes, vocab]`): the target's, float32, float16 or bfloat16; node 0 is
-            the root. The last stride is 1.
-        tokens (`torch.Tensor` of shape `[batch, nodes]`, int64): the token of every node, -1 where it does not count;
-            the root's does not matter.
+        logits (`torch.Tensor` of shape `[batch, nodes, vocab]`): the target's logits, float32, float16 or bfloat16;
+            node 0 is the root. The last stride is 1.
+        tokens (`torch.Tensor` of shape `[batch, nodes]`, int64): the token of every node, -1 for a void node; the
+            root's token is ignored.
         parents (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): the parent of every node, a lower number; the
             root's is 0. Siblings are tried in the order of their numbers.
-        max_depth (`int`): the deepest that a walk goes; nodes below are as if they were not there.
-        end_tokens (`torch.Tensor` of shape `[ends]`, int64, *optional*): a walk ends, without another token, when it
-            has accepted one of these.
-        active (`torch.Tensor` of shape `[batch]`, bool, *optional*): rows that walk; the others rest.
-        out (`Walks`, *optional*): where to write the result.
+        max_depth (`int`): largest depth of a walk; deeper nodes are ignored.
+        end_tokens (`torch.Tensor` of shape `[ends]`, int64, *optional*): tokens that end a walk, without a next token,
+            once accepted.
+        active (`torch.Tensor` of shape `[batch]`, bool, *optional*): rows that walk; all rows by default.
+        out (`Walks`, *optional*): contiguous tensors for the result.
 
     Returns:
         `Walks`: `path` `[batch, max_depth + 1]`, `accepted` `[batch]` and `next_tokens` `[batch]`.
@@ -78,25 +79,26 @@ def target_walk(
     out: Walks | None = None,
 ) -> Walks:
     """
-    Walks every row down its tree along tokens drawn from p, the softmax of the target's logits after temperature,
-    top-k and top-p (in this order, as in transformers): a child that holds the token drawn is accepted, else the walk
-    ends with it. Exact whatever the children are, as long as they were not chosen by the same random numbers.
+    Verifies every row's tree with tokens drawn from p, the softmax of the target's logits after temperature, top-k and
+    top-p (in this order, as in transformers).
 
-    The token at node i is the first one at which the running sum of p exceeds `uniforms[:, i]`.
+    A child with the drawn token is accepted; without such a child the walk ends with that token. The result is exact
+    for any children, as long as they were not chosen with the same random numbers. The token drawn at node i is the
+    first one at which the running sum of p exceeds `uniforms[:, i]`.
 
     Args:
-        logits, tokens, parents, max_depth, end_tokens, active, out: as in `greedy_walk`.
+        logits, tokens, parents, max_depth, end_tokens, active, out: see `greedy_walk`.
         uniforms (`torch.Tensor` of shape `[batch, nodes]`): random numbers in [0, 1), float64 or float32, drawn anew
             for every call, as by `torch.rand`.
-        temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): logits are divided by it; positive.
-        top_k (`torch.Tensor` of shape `[batch]`, int32 or int64, *optional*): only tokens as good as the k-th best are
-            possible; 0: all.
-        top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*): of these only the fewest best ones whose
-            probability reaches it; 1: all. Of equally good ones, those of a higher number, as a stable
-            sort leaves them.
+        temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): positive divisor of the logits.
+        top_k (`torch.Tensor` of shape `[batch]`, int32 or int64, *optional*): k; only tokens at least as likely as the
+            k-th best are possible; 0 for all.
+        top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*): only the fewest best tokens after top-k whose
+            probability reaches this value are possible; 1 for all. Among equally likely tokens, higher ids are kept,
+            as with a stable sort.
 
     Returns:
-        `Walks`: as in `greedy_walk`.
+        `Walks`: `path` `[batch, max_depth + 1]`, `accepted` `[batch]` and `next_tokens` `[batch]`.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
@@ -128,30 +130,33 @@ def rejection_walk(
     out: Walks | None = None,
 ) -> Walks:
     """
-    Walks every row down its tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406),
-    for children that were drawn from the draft's q, the softmax of its logits, without replacement and stand in the
-    order of the draws.
+    Verifies every row's tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406).
+
+    The children of a node must have been drawn without replacement from q, the softmax of the draft's logits, and be
+    numbered in the order of the draws.
 
     At a node with p₀ = p and q₀ = q, the i-th child x is accepted with probability min(1, pᵢ(x) / qᵢ(x)). On a refusal
-    pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), or pᵢ if that is numerically empty, and qᵢ₊₁ is qᵢ without x, renormalised. When
-    no child is accepted, the next token is drawn from the last p. Child i is accepted if `uniforms[:, i] * q < p`; the
-    draw at the end takes `uniforms[:, 0]`. Probabilities are float32, sums of them float32, the tests float64.
+    pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), or pᵢ if this residual is numerically empty, and qᵢ₊₁ is qᵢ without x,
+    renormalised. When no child is accepted, the next token is drawn from the last p. Node i is accepted if
+    `uniforms[:, i] * q < p`; the final draw uses `uniforms[:, 0]`. On CUDA, probabilities and their sums are float32
+    and the tests float64; on a CPU all are float64.
 
     Args:
-        logits, tokens, parents, max_depth, end_tokens, active, out: as in `greedy_walk`.
-        uniforms, temperature, top_k, top_p: as in `target_walk`.
-        draft_logits (`torch.Tensor` of shape `[batch, distributions, vocab or draft vocab]`): what the children were
-            drawn from, float32, float16 or bfloat16, -inf outside its support. The last stride is 1.
-        draft_index (`torch.Tensor` of shape `[1 or batch, nodes]`, int64, *optional*): for every node, which of the
-            distributions its children come from; -1 if none, and then they are not accepted. By default distribution i
-            is node i's.
-        draft_columns (`torch.Tensor` of shape `[vocab]`, int32 or int64, *optional*): for a draft of a smaller
-            vocabulary, the column of every token of the target, -1 if it has none; see `draft_columns`.
-        draft_temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): the draft's logits are divided by
-            it.
+        logits, tokens, parents, max_depth, end_tokens, active, out: see `greedy_walk`.
+        uniforms, temperature, top_k, top_p: see `target_walk`.
+        draft_logits (`torch.Tensor` of shape `[batch, distributions, vocab or draft vocab]`): the draft's logits from
+            which the children were drawn, float32, float16 or bfloat16, -inf outside the support. The last stride is
+            1.
+        draft_index (`torch.Tensor` of shape `[1 or batch, nodes]`, int64, *optional*): for every node, the number of
+            the distribution of its children; -1 if there is none, and then the children are not accepted. By default
+            distribution i belongs to node i.
+        draft_columns (`torch.Tensor` of shape `[vocab]`, int32 or int64, *optional*): for a smaller draft vocabulary,
+            the draft's column of every target token, -1 if there is none; see the function `draft_columns`.
+        draft_temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): positive divisor of the draft's
+            logits.
 
     Returns:
-        `Walks`: as in `greedy_walk`.
+        `Walks`: `path` `[batch, max_depth + 1]`, `accepted` `[batch]` and `next_tokens` `[batch]`.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
@@ -183,11 +188,11 @@ def rejection_walk(
 
 def draft_columns(vocabulary: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """
-    The inverse of a draft's vocabulary.
+    The inverse of a draft vocabulary: the draft's column of every target token.
 
     Args:
-        vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64): the target's token of every column.
-        vocab_size (`int`): the target's.
+        vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64): the target's token id of every column.
+        vocab_size (`int`): size of the target's vocabulary.
 
     Returns:
         `torch.Tensor`: `[vocab_size]` int64, the column of every token, or -1.
@@ -197,7 +202,7 @@ def draft_columns(vocabulary: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def _walks(logits: torch.Tensor, max_depth: int, out: Walks | None) -> Walks:
-    """Room for the result, if none was given."""
+    """The tensors for the result: `out` after checks, or new ones."""
     batch = logits.shape[0]
     shapes = ((batch, max_depth + 1), (batch,), (batch,))
     if out is None:

@@ -20,7 +20,7 @@ def check_tree(
 ) -> None:
     """
     Raises:
-        ValueError, TypeError: if the arguments that all walks have do not fit together.
+        ValueError, TypeError: if the arguments that all walks share do not fit together.
     """
     check_shape("logits", logits, None, None, None)
     _check_floats("logits", logits)

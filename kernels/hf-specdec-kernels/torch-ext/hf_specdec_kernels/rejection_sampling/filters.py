@@ -12,14 +12,16 @@ def target_probabilities(
     top_p: torch.Tensor | None,
 ) -> torch.Tensor:
     """
-    p for logits `[batch, vocab]`: `[batch, vocab]` float64.
+    The probabilities p of the target after temperature, top-k and top-p, `[batch, vocab]` float64.
 
-    The same tokens as transformers' `TemperatureLogitsWarper`, `TopKLogitsWarper` and `TopPLogitsWarper` leave, in
-    this order: top-k keeps all tokens as good as the k-th, top-p the fewest best ones whose probability reaches
-    `top_p`, and of equally good ones those of a higher number. (Which of them transformers keeps depends on the sort.)
+    The kept tokens are those of transformers' `TemperatureLogitsWarper`, `TopKLogitsWarper` and `TopPLogitsWarper`, in
+    this order: top-k keeps all tokens at least as likely as the k-th, top-p the fewest best tokens whose probability
+    reaches `top_p`, with higher ids preferred among equally likely tokens. (Which of equally likely tokens
+    transformers keeps depends on its sort.)
 
     Args:
-        temperature, top_k, top_p (`torch.Tensor` of shape `[batch]`, *optional*): as in `target_walk`.
+        logits (`torch.Tensor` of shape `[batch, vocab]`): the target's logits at one node per row.
+        temperature, top_k, top_p (`torch.Tensor` of shape `[batch]`, *optional*): see `target_walk`.
     """
     scores = logits.float()
     if temperature is not None:

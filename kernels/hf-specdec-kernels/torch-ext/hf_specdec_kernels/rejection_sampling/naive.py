@@ -1,4 +1,4 @@
-"""Walks down a tree in plain PyTorch: float64, all rows at once, node by node."""
+"""Verification walks in plain PyTorch: float64, all rows at once, node by node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def greedy_walk_naive(
     end_tokens: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
 ) -> Walks:
-    """What `hf_specdec_kernels.greedy_walk` computes; the arguments are described there."""
+    """Reference implementation of `hf_specdec_kernels.greedy_walk`, with the arguments described there."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
     while walk.walking.any():
         walk.choose(walk.at_node(logits).float().argmax(dim=-1))
@@ -35,7 +35,7 @@ def target_walk_naive(
     end_tokens: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
 ) -> Walks:
-    """What `hf_specdec_kernels.target_walk` computes; the arguments are described there."""
+    """Reference implementation of `hf_specdec_kernels.target_walk`, with the arguments described there."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
     while walk.walking.any():
         p = target_probabilities(walk.at_node(logits), temperature, top_k, top_p)
@@ -59,7 +59,7 @@ def rejection_walk_naive(
     end_tokens: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
 ) -> Walks:
-    """What `hf_specdec_kernels.rejection_walk` computes; the arguments are described there."""
+    """Reference implementation of `hf_specdec_kernels.rejection_walk`, with the arguments described there."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
     while walk.walking.any():
         p = target_probabilities(walk.at_node(logits), temperature, top_k, top_p)
@@ -70,7 +70,7 @@ def rejection_walk_naive(
             if not tested.any():
                 continue
             token = walk.tokens[:, child : child + 1].clamp(min=0)
-            # A child of a q that has no token left was not drawn from it.
+            # A child cannot have been drawn from a q without any token left.
             tested &= (log_q > -torch.inf).any(dim=-1)
             q = log_q.softmax(dim=-1).nan_to_num()
             passes = (uniforms[:, child, None].double() * q.gather(1, token) < p.gather(1, token))[:, 0]
@@ -78,7 +78,7 @@ def rejection_walk_naive(
             refused = (tested & ~passes)[:, None]
             residual = (p - q).clamp(min=0)
             total = residual.sum(dim=-1, keepdim=True)
-            # Where nothing is left, p and q differ by rounding alone, and p it is.
+            # Where the residual is empty, p and q differ by rounding only, and p is kept.
             p = torch.where(refused & (total > 0), residual / total, p)
             log_q = torch.where(refused, log_q.scatter(1, token, -torch.inf), log_q)
         walk.step(accepted, draw(p, uniforms[:, 0]))
@@ -92,7 +92,7 @@ def _draft_scores(
     draft_columns: torch.Tensor | None,
     draft_temperature: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log q (up to a constant) over the target's tokens, `[batch, vocab]` float64, and which rows have one."""
+    """log q (up to a constant) over the target's tokens, `[batch, vocab]` float64, and whether a row has a q."""
     place = walk.node if draft_index is None else walk.at_node(draft_index)
     has_q = (place >= 0) & (place < draft_logits.shape[1])
     scores = draft_logits[walk.rows, place.clamp(0, draft_logits.shape[1] - 1)].float()
@@ -107,11 +107,11 @@ def _draft_scores(
 
 def draw(p: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """
-    The first tokens at which the running sum of `p` (`[batch, vocab]` float64, not normalised) exceeds `uniforms`
-    (`[batch]`, in [0, 1)) times its whole: `[batch]` int64.
+    Draws a token per row by inverse transform sampling, `[batch]` int64: the first token at which the running sum of
+    `p` (`[batch, vocab]` float64, not normalised) exceeds `uniforms` (`[batch]`, in [0, 1)) times the sum of `p`.
     """
     running = p.cumsum(dim=-1)
     goal = uniforms.double()[:, None] * running[:, -1:]
     exceeds = (running > goal) & (p > 0)
-    last = p.shape[1] - 1 - (p > 0).flip(1).int().argmax(dim=1)  # if rounding lets none exceed
+    last = p.shape[1] - 1 - (p > 0).flip(1).int().argmax(dim=1)  # taken if rounding lets no running sum exceed
     return torch.where(exceeds.any(dim=1), exceeds.int().argmax(dim=1), last)

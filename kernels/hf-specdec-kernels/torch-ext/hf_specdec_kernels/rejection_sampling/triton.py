@@ -1,4 +1,4 @@
-"""Walks down a tree in Triton: what is launched, and with which sizes."""
+"""Verification walks in Triton: launches and their sizes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .triton_walks import rejection_walk_kernel, target_walk_kernel
 LARGEST_BLOCK = 16384
 BINS = 4096
 SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
-"""Low bits of float32 that values of these dtypes do not use."""
+"""Number of low bits of float32 that values of each dtype do not use."""
 STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
-"""Blocks under way at once, the one in work included; more do not fit into shared memory."""
+"""Pipeline stages by dtype: blocks in flight, the one in work included; more do not fit into shared memory."""
 FEWEST_NODES, FEWEST_DEPTHS = 64, 16
-"""Blocks of nodes and of a path are no smaller: trees of all usual sizes share kernels, which take long to compile."""
+"""Smallest block sizes over nodes and path, so that trees of usual sizes share kernels, which are slow to compile."""
 PREPARED_NODES = 264
-"""If all rows together have so many nodes at most, programs side by side compute the sums of every one beforehand."""
+"""Most nodes of a batch for which parallel programs compute the sums of all nodes before the walks."""
 
 
 def launch_target_walk(
@@ -39,8 +39,8 @@ def launch_target_walk(
     next_tokens: torch.Tensor,
 ) -> None:
     """
-    Writes to `path`, `accepted` and `next_tokens`; the arguments are those of `hf_specdec_kernels.target_walk`, and
-    without `uniforms` those of `greedy_walk`.
+    Launches `target_walk`, or without `uniforms` `greedy_walk`, which write to `path`, `accepted` and `next_tokens`;
+    the other arguments are those of `hf_specdec_kernels.target_walk`.
     """
     if logits.shape[0] == 0:
         return
@@ -78,7 +78,8 @@ def launch_rejection_walk(
     next_tokens: torch.Tensor,
 ) -> None:
     """
-    Writes to `path`, `accepted` and `next_tokens`; the arguments are those of `hf_specdec_kernels.rejection_walk`.
+    Launches `rejection_walk`, which writes to `path`, `accepted` and `next_tokens`; the other arguments are those of
+    `hf_specdec_kernels.rejection_walk`.
     """
     batch, _, vocab = logits.shape
     if batch == 0:
@@ -119,7 +120,7 @@ def _target(
     top_p: torch.Tensor | None,
     active: torch.Tensor | None,
 ) -> dict[str, Any]:
-    """What all kernels are told of the tree and the target, by name. What is absent is never read."""
+    """The arguments of tree and target that all kernels take, by name; placeholders for absent ones are never read."""
     batch, num_nodes, vocab = logits.shape
     filtered = top_k is not None or top_p is not None
     if filtered:
@@ -144,7 +145,7 @@ def _target(
         "TEMPERED": temperature is not None,
         "ACTIVE": active is not None,
         "SHIFT": SHIFTS[logits.dtype],
-        "BLOCK": block,  # the larger, the more loads are under way at once
+        "BLOCK": block,  # a larger block has more loads in flight
         "BINS": BINS,
         "STAGES": STAGES[logits.dtype],
         "BLOCK_NODES": max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
@@ -160,7 +161,7 @@ def _no_draft(tokens: torch.Tensor) -> dict[str, Any]:
 
 
 def _prepare(target: dict[str, Any], draft: dict[str, Any]) -> dict[str, Any]:
-    """The sums of all nodes if they are few, and room for the filters' search, as the walks take them."""
+    """The walks' arguments for sums of p and q, computed here if the nodes are few, and for the filters' bins."""
     logits, num_nodes = target["logits"], target["num_nodes"]
     batch = logits.shape[0]
     if batch * num_nodes > PREPARED_NODES:
@@ -175,14 +176,14 @@ def _prepare(target: dict[str, Any], draft: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unprepared(target: dict[str, Any], searches: int) -> dict[str, Any]:
-    """Room for so many searches at once."""
+    """The walks' arguments without sums computed beforehand, with bins for `searches` filter searches at once."""
     logits = target["logits"]
     bins = logits.new_empty(searches, BINS, dtype=torch.int64) if target["FILTERED"] else logits
     return {"bins": bins, "sums": logits, "edges": logits, "PREPARED": False}
 
 
 def _walk(uniforms: torch.Tensor, max_depth: int, end_tokens: torch.Tensor | None) -> dict[str, Any]:
-    """What the walks are told beside the nodes."""
+    """The walks' arguments for random numbers, depth and end tokens."""
     return {
         "uniforms": uniforms,
         "uniforms_stride_b": uniforms.stride(0),
@@ -195,5 +196,5 @@ def _walk(uniforms: torch.Tensor, max_depth: int, end_tokens: torch.Tensor | Non
 
 
 def _row_stride(tensor: torch.Tensor) -> int:
-    """0 for what all rows share."""
+    """The stride along rows; 0 for a tensor that all rows share."""
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)

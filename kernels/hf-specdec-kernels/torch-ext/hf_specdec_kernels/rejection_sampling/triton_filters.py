@@ -1,7 +1,7 @@
 """
-Top-k and top-p without sorting: a program finds the threshold of one row of logits by a radix search, whose rounds
-count scores in ranges of keys. Weights are whole numbers of 2⁻⁴³ there, so that the order in which they are added
-does not matter.
+Top-k and top-p without sorting: a program finds the threshold of one row of logits by a radix search, each round of
+which counts scores in ranges of keys. The search uses weights in whole multiples of 2⁻⁴³, so that the order in which
+they are added does not matter.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ WEIGHT_OF_ONE = tl.constexpr(2.0**43)  # 2¹⁹ tokens of weight 1 fit into int6
 @triton.jit
 def sort_keys(scores, SHIFT: tl.constexpr):
     """
-    int32 keys in the order of float32 scores. SHIFT drops low bits that are all alike: 16 for scores that were
-    bfloat16, 13 for float16.
+    int32 keys in the order of float32 scores. SHIFT drops low bits that are equal in all scores: 16 bits for scores
+    that were bfloat16, 13 for float16.
     """
     bits = (scores + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
@@ -29,14 +29,15 @@ def filters(
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """
-    Which tokens top-k, and then top-p, leave: those with a key above a threshold, and those at it from some index on.
+    The tokens that top-k and then top-p keep: tokens with a key above a threshold, and tokens with the threshold's key
+    from some index on.
 
     Args:
         highest, total: the largest score, and the sum of all weights exp((score - highest) / temperature).
-        bins: room for BINS int64.
+        bins: memory for BINS int64.
 
     Returns:
-        The threshold, int32, that index, int32, and the sum of the weights that are left, float32.
+        The threshold, int32; the index, int32; and the sum of the kept weights, float32.
     """
     threshold = sort_keys(tl.full([], float("-inf"), tl.float32), SHIFT)
     first_tied = vocab * 0
@@ -52,15 +53,15 @@ def filters(
         share = top_p.to(tl.float64)
         goal = share * total.to(tl.float64) * WEIGHT_OF_ONE
         if filtered_by_k:
-            goal = -goal  # `total` is of all tokens: the search sums up those that top-k leaves
+            goal = -goal  # `total` is over all tokens: the search computes the total of the tokens that top-k keeps
         else:
-            # All tokens together that weigh less than this do not make up what top-p may leave out.
+            # All tokens of lower scores together weigh less than the share that top-p removes.
             least = highest + temperature * tl.log((1.0 - top_p) * total / (1.01 * vocab))
             low = tl.maximum(low, sort_keys(least, SHIFT))
         threshold, above, tied, each, goal = _search(
             logits, bins, vocab, highest, temperature, low, goal, share, True, SHIFT, BLOCK, BINS, STAGES
         )
-        # How many of the equal scores at the threshold are needed to reach the goal.
+        # Number of the equal scores at the threshold that are needed to reach the goal.
         needed = tl.ceil((goal - above.to(tl.float64)) / tl.maximum(each, 1).to(tl.float64)).to(tl.int64)
         needed = tl.minimum(tl.maximum(needed, 1), tied)
         if needed < tied:
@@ -78,7 +79,7 @@ def _fixed_weight(scores, highest, temperature):
 
 @triton.jit
 def _score_of(key, SHIFT: tl.constexpr):
-    """The float32 score that has a key."""
+    """The float32 score of a key; the inverse of `sort_keys`."""
     bits = (key << SHIFT) | tl.where(key < 0, (1 << SHIFT) - 1, 0)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -86,8 +87,8 @@ def _score_of(key, SHIFT: tl.constexpr):
 @triton.jit
 def _rank_bound(logits, vocab, highest, rank, SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """
-    A key that at least `rank` scores reach, and few more: the one of that rank among the maxima of every BLOCK-th
-    score, which stay in registers.
+    A key that at least `rank` scores reach, and few more: the key of that rank among BLOCK maxima, each over every
+    BLOCK-th score, which stay in registers.
     """
     in_block = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -112,12 +113,12 @@ def _search(
     WEIGHED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """
-    The largest key, or else `low`, at or above which the scores number (with WEIGHED: weigh) at least `goal`; if that
-    is negative, at least `share` of what those from `low` on do.
+    The largest key, or else `low`, at or above which the scores number (with WEIGHED: weigh) at least `goal`. A
+    negative `goal` stands for `share` times the number (or weight) of the scores from `low` on.
 
     Returns:
-        The key, int32; what lies above it, int64; the number of scores at it and the weight of each, int64; and the
-        goal, float64.
+        The key, int32; the number (or weight) of the scores above it, int64; the number of scores at the key and the
+        weight of each, int64; and the goal, float64.
     """
     places = tl.arange(0, BINS)
     best = sort_keys(highest, SHIFT).to(tl.int64)
@@ -127,7 +128,7 @@ def _search(
     each = span * 0 + 1
     searching = vocab * 0 + 1
     while searching > 0:
-        width = vocab * 0  # of a bin, its logarithm
+        width = vocab * 0  # binary logarithm of the keys of a bin
         while (span >> width) >= BINS:
             width += 1
         first, last = best.to(tl.int32), (best - span).to(tl.int32)
@@ -159,10 +160,10 @@ def _count(
     WEIGHED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fills BINS bins of 2^width keys each, from `best` down to `last`, with the number or weight of the scores."""
-    tl.debug_barrier()  # what the last round counted has been read
+    tl.debug_barrier()  # all threads have read the counts of the previous round
     tl.store(bins + tl.arange(0, BINS), tl.zeros([BINS], tl.int64))
     tl.debug_barrier()
-    # A thread loads eight neighbours at once, and adds one by one: transposed, they stay where they are.
+    # A thread loads eight neighbours at once, and adds them one by one: transposed, they stay in their thread.
     in_block = tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
     for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         at = first + in_block
@@ -180,7 +181,7 @@ def _count(
 
 @triton.jit
 def _first_tied(logits, vocab, threshold, dropped, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the tokens at the threshold the last ones stay: the index of the first behind the `dropped` ones."""
+    """The index of the first token at the threshold that is kept, after the `dropped` ones of lower indices."""
     in_block = tl.arange(0, BLOCK)
     first = vocab * 0
     first_tied = vocab * 0
@@ -202,7 +203,7 @@ def _first_tied(logits, vocab, threshold, dropped, SHIFT: tl.constexpr, BLOCK: t
 def _weight_from(
     logits, vocab, highest, temperature, threshold, SHIFT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
-    """What the scores from a key on weigh, float32."""
+    """The sum of the weights of the scores whose key is at least `threshold`, float32."""
     in_block = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):

@@ -1,4 +1,4 @@
-"""What a walk has to know of a node before it looks at its children: the sums of p and q, and p's filters."""
+"""Sums of p and q and thresholds of p's filters at a node, which a walk needs before it tests children."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .triton_passes import softmax_sums
 
 @triton.jit
 def child_with(tokens, parents, node, token, num_nodes, BLOCK_NODES: tl.constexpr):
-    """The first child of a node that holds a token, or `num_nodes`."""
+    """The first child of `node` with a given token, or `num_nodes`."""
     nodes = tl.arange(0, BLOCK_NODES)
     inside = (nodes > 0) & (nodes < num_nodes)
     is_child = (tl.load(parents + nodes, mask=inside, other=-1) == node) & inside
@@ -21,7 +21,7 @@ def child_with(tokens, parents, node, token, num_nodes, BLOCK_NODES: tl.constexp
 
 @triton.jit
 def next_child(tokens, parents, node, after, num_nodes, BLOCK_NODES: tl.constexpr):
-    """The first child of a node behind another one that counts, or `num_nodes`."""
+    """The first child of `node` after node `after` that is not void, or `num_nodes`."""
     nodes = tl.arange(0, BLOCK_NODES)
     inside = (nodes > after) & (nodes < num_nodes)
     is_child = (tl.load(parents + nodes, mask=inside, other=-1) == node) & inside
@@ -34,7 +34,7 @@ def sums_of_p(
     logits, bins, top_k, top_p, vocab, temperature,
     FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit, the sum of the weights that the filters leave, and the filters' threshold and first tie."""
+    """The largest logit, the sum of the weights that the filters keep, and the filters' threshold and first tie."""
     highest, total = softmax_sums(logits, logits, vocab, temperature, False, BLOCK, STAGES)
     threshold, first_tied = vocab * 0, vocab * 0
     if FILTERED:
@@ -56,8 +56,8 @@ def prepare_kernel(
     BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr, BLOCK_NODES: tl.constexpr,
 ):  # fmt: skip
     """
-    Program (node, row): writes a node's `sums`, the highest score and the total of p and of q, and its `edges`, p's
-    threshold and first tie. Nothing for nodes that no walk can come to.
+    Program (node, row): writes a node's `sums` (the highest score and the total of p and of q) and its `edges` (p's
+    threshold and first tie). Writes nothing for nodes that no walk can reach.
     """
     node = tl.program_id(0)
     row = tl.program_id(1)
@@ -90,5 +90,5 @@ def prepare_kernel(
 
 @triton.jit
 def prepared(sums, edges):
-    """What the kernel above wrote of p."""
+    """The highest score, total, threshold and first tie of p that `prepare_kernel` wrote for a node."""
     return tl.load(sums), tl.load(sums + 1), tl.load(edges), tl.load(edges + 1)

@@ -1,6 +1,6 @@
 """
-Passes of one program over one row of a vocabulary, in blocks; where there is room, STAGES - 1 of them are on their way
-into shared memory. What a pass writes to memory is read by other threads only behind a barrier.
+Passes of one program over one row of a vocabulary, in blocks; up to STAGES - 1 further blocks are being loaded into
+shared memory. Other threads may read the results that a pass writes to memory only after a barrier.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .triton_filters import sort_keys
 
 @triton.jit
 def argmax(scores, vocab, BLOCK: tl.constexpr):
-    """The index of the largest score, the first of equals."""
+    """The index of the largest score, the lowest index among equals."""
     in_block = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_at = in_block
@@ -28,7 +28,7 @@ def argmax(scores, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_scores(scores, columns, at, vocab, COLUMNS: tl.constexpr):
-    """Scores of the target's tokens, float32; -inf behind the vocabulary, and for tokens without a column."""
+    """Scores of the target's tokens, float32; -inf beyond the vocabulary, and for tokens without a column."""
     column = at
     known = at < vocab
     if COLUMNS:
@@ -39,7 +39,7 @@ def load_scores(scores, columns, at, vocab, COLUMNS: tl.constexpr):
 
 @triton.jit
 def add_weights(scores, temperature, highest, total):
-    """A step of the online softmax (arXiv 1805.02867): `total` `[BLOCK]` is of weights relative to `highest`."""
+    """A step of the online softmax (arXiv 1805.02867); `total` `[BLOCK]` sums weights relative to `highest`."""
     new_highest = tl.maximum(highest, tl.max(scores, axis=0))
     shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
     total = total * tl.exp((highest - shift) / temperature) + tl.exp((scores - shift) / temperature)
@@ -64,7 +64,7 @@ def softmax_sums(
 def kept_weights(
     scores, at, vocab, highest, temperature, threshold, first_tied, FILTERED: tl.constexpr, SHIFT: tl.constexpr
 ):
-    """exp((score - highest) / temperature), 0 behind the vocabulary and for what the filters leave out."""
+    """Weights exp((score - highest) / temperature), 0 beyond the vocabulary and for tokens that the filters remove."""
     kept = at < vocab
     if FILTERED:
         keys = sort_keys(scores, SHIFT)
@@ -77,7 +77,7 @@ def write_weights(
     logits, weights, vocab, highest, temperature, threshold, first_tied,
     FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes `kept_weights` of all tokens. A barrier is needed before others read them."""
+    """Writes `kept_weights` of all tokens. A barrier is needed before other threads read them."""
     in_block = tl.arange(0, BLOCK)
     for first in range(0, vocab, BLOCK):
         at = first + in_block
@@ -92,14 +92,14 @@ def draw(
     WRITTEN: tl.constexpr, FILTERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """
-    The first index at which the running sum of the weights exceeds `uniform` times the total. They are those of the
-    logits, or with WRITTEN in memory.
+    The first index at which the running sum of the weights exceeds `uniform` times `total`. The weights are computed
+    from the logits, or with WRITTEN read from `weights`.
     """
     in_block = tl.arange(0, BLOCK)
     goal = uniform.to(tl.float64) * total.to(tl.float64)
     before = goal * 0.0
     chosen = vocab
-    last = vocab * 0  # the last index of any weight so far: the sums are rounded
+    last = vocab * 0  # the last index with a weight so far, taken if rounded sums never exceed the goal
     first = vocab * 0
     while (first < vocab) & (chosen >= vocab):
         at = first + in_block
@@ -128,11 +128,11 @@ def write_first_residual(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """
-    Writes max(p - q, 0), and log q (up to a constant) with `struck` at -inf. A barrier is needed before others read
-    them.
+    Writes the residual max(p - q, 0), and log q (up to a constant) with token `struck` at -inf, both from logits. A
+    barrier is needed before other threads read them.
 
     Returns:
-        The sum of the residual; the largest score that is left, and the sum of exp(score - largest).
+        The sum of the residual; the largest remaining score, and the sum of exp(score - largest).
     """
     in_block = tl.arange(0, BLOCK)
     left = tl.zeros([BLOCK], tl.float32)
@@ -157,7 +157,11 @@ def write_residual(
     weights, residual, scores, vocab, struck, total, q_highest, q_total, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     """
-    The same for p and q that are in memory. `struck` is not written: it must be, once all have read it.
+    Writes the residual max(p - q, 0) of p and log q that are in memory. The caller must set the score of token
+    `struck` to -inf, after a barrier.
+
+    Returns:
+        The sum of the residual; the largest remaining score, and the sum of exp(score - largest).
     """
     in_block = tl.arange(0, BLOCK)
     left = tl.zeros([BLOCK], tl.float32)

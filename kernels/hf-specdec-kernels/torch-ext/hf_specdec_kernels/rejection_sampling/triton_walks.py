@@ -1,4 +1,4 @@
-"""The walks: one program for each row, from the root to where its walk ends."""
+"""Kernels of the walks: one program for each row, from the root to the end of its walk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIZES_OF_TREES = (
     *("num_nodes", "num_parents", "max_depth", "num_end_tokens"),
     *("tokens_stride_b", "parents_stride_b", "uniforms_stride_b", "index_stride_b"),
 )
-"""Arguments that differ from tree to tree, for whose values kernels are not compiled anew."""
+"""Arguments that differ between trees; kernels are not specialised on their values."""
 
 
 @triton.jit(do_not_specialize=[name for name in SIZES_OF_TREES if name not in ("num_parents", "index_stride_b")])
@@ -52,7 +52,7 @@ def target_walk_kernel(
     PREPARED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_NODES: tl.constexpr, BLOCK_PATH: tl.constexpr, BLOCK_ENDS: tl.constexpr,
 ):  # fmt: skip
-    """At every node the target's token, its argmax or drawn; down to the child that holds it."""
+    """Program (row): at each node takes the target's argmax, or with SAMPLE a draw; descends to a child with it."""
     row = tl.program_id(0)
     logits += row.to(tl.int64) * logits_stride_b
     tokens += row * tokens_stride_b
@@ -107,9 +107,9 @@ def rejection_walk_kernel(
     BLOCK_NODES: tl.constexpr, BLOCK_PATH: tl.constexpr, BLOCK_ENDS: tl.constexpr,
 ):  # fmt: skip
     """
-    Recursive rejection. Until a child of a node is refused, p and q are those of the logits, and only their sums are
-    computed. Then `weights` has two rows of float32 for p: the one in force, not normalised, and the one that the next
-    residual goes to; `scores` has one for log q, from which refused tokens are struck.
+    Program (row): recursive rejection sampling. Until a child of a node is refused, p and q are computed from the
+    logits, and only their sums are kept. From then on `weights` has two rows of float32 for p, the current one (not
+    normalised) and one for the next residual; `scores` has log q, in which refused tokens are set to -inf.
     """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * logits_stride_b
@@ -153,7 +153,7 @@ def rejection_walk_kernel(
 
         found = node * 0
         refused = node * 0
-        in_force = node * 0  # which of the two rows of weights
+        in_force = node * 0  # the row of `weights` with the current p
         while (child < num_nodes) & (found == 0):
             token = tl.load(tokens + child)
             if q_highest > float("-inf"):
@@ -171,8 +171,8 @@ def rejection_walk_kernel(
                 if uniform * (q / q_total).to(tl.float64) < (p / total).to(tl.float64):
                     found = found + 1
                 else:
-                    # Where nothing is left, p and q differ by rounding alone, and p it is.
-                    tl.debug_barrier()  # nobody reads the last node's p and q any more
+                    # Where the residual is empty, p and q differ by rounding only, and p is kept.
+                    tl.debug_barrier()  # all threads are done with the previous node's p and q
                     if refused == 0:
                         left, q_highest, q_total = write_first_residual(
                             at_node, draft, draft_columns, weights, scores, vocab, token,
@@ -191,7 +191,7 @@ def rejection_walk_kernel(
                             weights + in_force.to(tl.int64) * vocab, weights + (1 - in_force).to(tl.int64) * vocab,
                             scores, vocab, token, total, q_highest, q_total, BLOCK // 2, STAGES,
                         )  # fmt: skip
-                        tl.debug_barrier()  # all have read the score that is struck now
+                        tl.debug_barrier()  # all threads have read the score that is overwritten now
                         tl.store(scores + token, float("-inf"))
                         if left > 0.0:
                             in_force = 1 - in_force

@@ -1,4 +1,4 @@
-"""What a walk results in, and the state of one in plain PyTorch."""
+"""Results of walks, and the state of a walk in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 class Walks(NamedTuple):
     """
-    How far every row's walk came.
+    Results of the walks of all rows.
 
     Args:
         path (`torch.Tensor` of shape `[batch, max_depth + 1]`, int64): the accepted nodes, from the root (0) down;
-            behind the last one stands the place itself, so that a gather along it is always valid.
-        accepted (`torch.Tensor` of shape `[batch]`, int64): accepted nodes, the root not counted; -1 for rows that
-            rest.
+            entry i after the last one is i, so that a gather with `path` is always valid.
+        accepted (`torch.Tensor` of shape `[batch]`, int64): number of accepted nodes without the root; -1 for inactive
+            rows.
         next_tokens (`torch.Tensor` of shape `[batch]`, int64): the bonus or recovered token; -1 if the last accepted
-            one is an end token, and for rows that rest.
+            token is an end token, and for inactive rows.
     """
 
     path: torch.Tensor
@@ -27,7 +27,7 @@ class Walks(NamedTuple):
 
 class WalkState:
     """
-    Where the walks of all rows stand; the arguments are those of `hf_specdec_kernels.greedy_walk`.
+    State of the walks of all rows; the arguments are those of `hf_specdec_kernels.greedy_walk`.
     """
 
     def __init__(
@@ -49,23 +49,23 @@ class WalkState:
         self.next_tokens = torch.full_like(self.node, -1)
 
     def at_node(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` (`[1 or batch, nodes, …]`) at the node where each row's walk stands."""
+        """`values` (`[1 or batch, nodes, …]`) at the current node of each row's walk, `[batch, …]`."""
         return values.expand(len(self.rows), *values.shape[1:])[self.rows, self.node]
 
     def is_child(self, child: int) -> torch.Tensor:
-        """For which rows a node is a child that counts of the one where the walk stands, `[batch]` bool."""
+        """Whether node `child` is a child of the row's current node, not void, within `max_depth`; `[batch]` bool."""
         within = self.accepted < self.max_depth
         return (self.parents[:, child] == self.node) & (self.tokens[:, child] >= 0) & within
 
     def choose(self, chosen: torch.Tensor) -> None:
-        """Descends to the first child that holds the chosen token (`[batch]`), where there is one."""
+        """Descends to the first child with the chosen token (`[batch]`), or ends the walk with that token."""
         accepted = torch.full_like(self.node, -1)
         for child in range(self.num_nodes - 1, 0, -1):
             accepted = torch.where(self.is_child(child) & (self.tokens[:, child] == chosen), child, accepted)
         self.step(accepted, chosen)
 
     def step(self, child: torch.Tensor, otherwise: torch.Tensor) -> None:
-        """Descends to a child (`[batch]`, -1: none), or ends the walk with a token (`[batch]`)."""
+        """Descends to node `child` (`[batch]`), or where it is -1 ends the walk with token `otherwise` (`[batch]`)."""
         descends, ends = self.walking & (child >= 0), self.walking & (child < 0)
         self.next_tokens = torch.where(ends, otherwise, self.next_tokens)
         self.accepted = self.accepted + descends.long()

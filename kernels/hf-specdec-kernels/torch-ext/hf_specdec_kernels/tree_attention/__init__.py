@@ -35,44 +35,47 @@ def tree_attention(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    Attention of a tree's nodes over the committed slots of their row and, of the tree itself, over their ancestors.
+    Attention of a tree's nodes over the committed slots of their row and over their ancestors in the tree.
 
     Slots `first_slots[b]` to `lengths[b] - 1` of row b hold committed tokens, slots `lengths[b]` to
-    `lengths[b] + num_nodes - 1` the tree's nodes, whose keys and values must have been written before. Keys and values
-    are split over programs as in Flash-Decoding (https://pytorch.org/blog/flash-decoding/), with the online softmax of
-    arXiv 2205.14135 in float32; the query heads of one K/V head and the nodes share a program, so that K/V are read
-    once and never repeated. No value is read on the host, and the launch depends on shapes alone: the call can be
-    captured in a CUDA graph (after a first call that compiles it).
+    `lengths[b] + num_nodes - 1` the tree's nodes, whose keys and values must have been written before.
+
+    On CUDA, keys and values are split over programs as in Flash-Decoding
+    (https://pytorch.org/blog/flash-decoding/), with the online softmax of arXiv 2205.14135 in float32; the nodes and
+    the query heads of one K/V head share a program, so that K/V are read once and never repeated. No value is read on
+    the host, and the launch depends on shapes only: the call can be captured in a CUDA graph (after a first call that
+    compiles it).
 
     Args:
         query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): float32, float16 or bfloat16 (float64 on
             the CPU), any strides.
-        key (`torch.Tensor` of shape `[batch, kv_heads, capacity, head_dim]`): of the same dtype, any strides; with
-            `block_tables`, `[num_blocks, kv_heads, block_size, head_dim]`.
-        value (`torch.Tensor` of shape `[batch, kv_heads, capacity, value_dim]`): likewise.
+        key (`torch.Tensor` of shape `[batch, kv_heads, capacity, head_dim]`): keys in the dtype of `query`, any
+            strides; with `block_tables`, `[num_blocks, kv_heads, block_size, head_dim]`.
+        value (`torch.Tensor` of shape `[batch, kv_heads, capacity, value_dim]`): values in the dtype of `query`, any
+            strides; with `block_tables`, `[num_blocks, kv_heads, block_size, value_dim]`.
         lengths (`torch.Tensor` of shape `[batch]`, int32 or int64): committed slots, padding included.
-        ancestors (`torch.Tensor` of shape `[1 or batch, queries, ceil(num_nodes / 64)]`, int64): bit j % 64 of word
-            j // 64 says whether a query attends to node j; `pack_ancestors` makes it. A query that may attend to
-            nothing gets zeros.
-        num_nodes (`int`, *optional*, defaults to `queries`): nodes behind the committed slots; more than the queries
-            where earlier levels of a growing tree are there already.
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, ceil(num_nodes / 64)]`, int64): packed mask of
+            `pack_ancestors`; bit j % 64 of word j // 64 says whether a query attends to node j. The output of a query
+            that attends to nothing is zero.
+        num_nodes (`int`, *optional*, defaults to `queries`): nodes after the committed slots; more than the queries
+            if earlier levels of a growing tree are in the cache already.
         first_slots (`torch.Tensor` of shape `[batch]`, int32 or int64, *optional*): the first slot that holds a token,
             where rows are padded on the left; 0 by default.
         query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int32 or int64, *optional*): depth of every
-            query, 0 for what comes right behind the committed slots. Needed with a `window`.
+            query, 0 for the position right after the committed slots. Needed with a `window`.
         node_depths (`torch.Tensor` of shape `[1 or batch, num_nodes]`, int32 or int64, *optional*, defaults to
             `query_depths`): depth of every node.
-        block_tables (`torch.Tensor` of shape `[batch, max_blocks]`, int32 or int64, *optional*): for a paged cache,
-            the block that holds slots `i * block_size` and following of every row.
-        sinks (`torch.Tensor` of shape `[heads]`, *optional*): scores that take part in the softmax and have no value
-            (attention sinks, as in gpt-oss).
+        block_tables (`torch.Tensor` of shape `[batch, max_blocks]`, int32 or int64, *optional*): block table of a
+            paged cache; entry i of a row is the block with its slots from `i * block_size` on.
+        sinks (`torch.Tensor` of shape `[heads]`, *optional*): attention sinks, scores without a value that take part
+            in the softmax (as in gpt-oss).
         scale (`float`, *optional*, defaults to `head_dim ** -0.5`): factor of the scores, positive.
         window (`int`, *optional*): a query attends to keys less than this many positions before it. A node's position
-            is that of the first uncommitted slot plus its depth.
+            is the first uncommitted slot's position plus the node's depth.
         softcap (`float`, *optional*): scores become `softcap * tanh(score / softcap)` (Gemma 2).
         num_splits (`int`, *optional*): programs that share the keys of one row and K/V head; by default chosen from
-            `capacity` and the number of multiprocessors.
-        out (`torch.Tensor` of shape `[batch, queries, heads, value_dim]`, *optional*): where to write the result.
+            the shapes, `window` and the number of multiprocessors.
+        out (`torch.Tensor` of shape `[batch, queries, heads, value_dim]`, *optional*): tensor for the result.
 
     Returns:
         `torch.Tensor`: `[batch, queries, heads, value_dim]` in the dtype of `query`.

@@ -1,4 +1,4 @@
-"""Ancestor masks as bits."""
+"""Ancestor masks packed into bits of int64 words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NODES_PER_WORD = 64
 
 def pack_ancestors(ancestors: torch.Tensor) -> torch.Tensor:
     """
-    The mask that `tree_attention` takes.
+    Packs an ancestor mask for `tree_attention`.
 
     Args:
-        ancestors (`torch.Tensor` of shape `[rows, queries, nodes]`, bool): which nodes each query attends to.
+        ancestors (`torch.Tensor` of shape `[rows, queries, nodes]`, bool): whether a query attends to a node.
 
     Returns:
         `torch.Tensor`: `[rows, queries, ceil(nodes / 64)]` int64; bit j % 64 of word j // 64 is node j.

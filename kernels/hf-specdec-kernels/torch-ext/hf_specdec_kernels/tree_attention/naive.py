@@ -24,8 +24,8 @@ def tree_attention_naive(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """
-    What `hf_specdec_kernels.tree_attention` computes, in float32 (float64 for a float64 query); the arguments are
-    described there.
+    Reference implementation of `hf_specdec_kernels.tree_attention` in float32 (float64 for a float64 query), with the
+    arguments described there.
 
     Returns:
         `torch.Tensor`: `[batch, queries, heads, value_dim]` in the dtype of `query`.
@@ -38,7 +38,7 @@ def tree_attention_naive(
     allowed = visible_slots(
         key.shape[2], lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, window
     )[:, None, None]
-    # Slots that nobody sees may hold anything, NaN included.
+    # Slots that no query attends to may hold anything, NaN included.
     used = allowed.any(dim=3).view(batch, 1, -1, 1)
     key, value = (torch.where(used, states.to(dtype), 0) for states in (key, value))
     grouped = query.to(dtype).view(batch, kv_heads, heads // kv_heads, queries, head_dim)
@@ -70,7 +70,7 @@ def visible_slots(
     node_depths: torch.Tensor | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Which slots every query attends to, `[batch, queries, capacity]` bool."""
+    """The mask of the slots that every query attends to, `[batch, queries, capacity]` bool."""
     batch, queries = len(lengths), ancestors.shape[1]
     slots = torch.arange(capacity, device=lengths.device)
     nodes = slots - lengths[:, None].long()  # negative: committed

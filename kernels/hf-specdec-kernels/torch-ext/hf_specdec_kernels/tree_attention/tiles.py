@@ -1,4 +1,4 @@
-"""Sizes of the launches of tree attention."""
+"""Launch sizes of tree attention."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 @dataclass(frozen=True)
 class Tiles:
     """
-    Sizes of a launch.
+    Sizes of a launch of tree attention.
 
     Args:
         block_m (`int`): (node, query head) pairs of a program.
         block_n (`int`): keys of a block; divides 64.
         num_warps (`int`): warps of a program.
-        num_stages (`int`): steps whose loads are under way at once.
+        num_stages (`int`): pipeline stages: steps whose loads are in flight at once.
         programs_per_sm (`int`): programs that fit on a multiprocessor at once.
-        blocks_of_step (`int`, *optional*, defaults to 1): blocks of committed slots that a step takes at once.
-        overlap (`bool`, *optional*, defaults to `False`): the second launch begins while the first one runs, and waits
-            for it on the device (programmatic dependent launch, from Hopper on).
+        blocks_of_step (`int`, *optional*, defaults to 1): blocks of committed slots of a step.
+        overlap (`bool`, *optional*, defaults to `False`): whether the second kernel starts while the first one runs,
+            and waits for it on the device (programmatic dependent launch, from Hopper on).
     """
 
     block_m: int
@@ -32,12 +32,12 @@ class Tiles:
     overlap: bool = False
 
     def shared_memory(self, head_dim: int, itemsize: int) -> int:
-        """Bytes of a program: its queries, the keys and values under way, and a little more."""
+        """Shared memory of a program in bytes: its queries, the keys and values in flight, and a little more."""
         under_way = 2 * self.num_stages * self.blocks_of_step * self.block_n
         return (self.block_m + under_way) * head_dim * itemsize + 2048
 
     def within(self, shared_memory: int, head_dim: int, itemsize: int) -> Tiles:
-        """The same with fewer keys under way, as far as so many bytes call for it."""
+        """Tiles with fewer keys in flight, as far as needed to fit into `shared_memory` bytes."""
         tiles = self
         while tiles.shared_memory(head_dim, itemsize) > shared_memory:
             if tiles.blocks_of_step > 1:
@@ -50,22 +50,25 @@ class Tiles:
 
 
 KEYS_OF_TWO = 2 * 8 * 64
-"""Keys of a multiprocessor from which on two programs with eight blocks each hide more than the second one costs."""
+"""
+Keys per multiprocessor (two programs with eight blocks of 64 keys) from which on a second program hides more latency
+than it costs.
+"""
 
 
 def fills_twice(keys: int, multiprocessors: int) -> bool:
-    """Whether the keys of all rows and K/V heads are worth two programs on every multiprocessor."""
+    """Whether `keys`, over all rows and K/V heads, are enough for two programs on every multiprocessor."""
     return keys >= KEYS_OF_TWO * multiprocessors
 
 
 def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = True) -> Tiles:
     """
-    Tiles for so many (node, query head) pairs per K/V head.
+    The tiles for a launch with `pairs` (node, query head) pairs per K/V head.
 
-    Small tiles are bound by memory: two programs share a multiprocessor, or where there are too few keys (not `fills`)
-    one has more loads under way. Large ones are bound by the tensor cores: one program with two warp groups, and steps
-    of twice as many keys, at whose ends what has been summed up is scaled anew. float32 without TF32 has no tensor
-    cores, and needs small tiles.
+    Small tiles are bound by memory: two programs share a multiprocessor, or with too few keys (not `fills`) one
+    program has more loads in flight. Large tiles are bound by the tensor cores: one program with two warp groups, and
+    steps of two blocks of keys, so that the accumulated values are rescaled half as often. float32 without TF32 uses
+    no tensor cores, and needs small tiles.
     """
     needed = max(16, 1 << (pairs - 1).bit_length())
     if dtype == torch.float32:
@@ -81,14 +84,13 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = Tr
 
 LARGEST_NUM_SPLITS = 64
 SMALLEST_SHARE = 4
-"""Blocks of keys that make a program worth its start."""
+"""Fewest blocks of keys that are worth a program."""
 
 
 def choose_num_splits(programs: int, num_blocks: int, multiprocessors: int, tiles: Tiles) -> int:
     """
-    Into how many shares the keys are split, so that `programs` times as many programs fill the device evenly.
-
-    The least that fills at least 95 % of what the best would.
+    The number of splits of the keys, such that `programs` times this number of programs fill the device evenly: the
+    smallest number that fills at least 95 % of what the best number fills.
     """
     most = max(1, min(LARGEST_NUM_SPLITS, num_blocks // SMALLEST_SHARE))
     at_once = multiprocessors

@@ -1,4 +1,4 @@
-"""Tree attention in Triton: split over keys and values, query heads and nodes packed into one tile."""
+"""Tree attention in Triton: keys and values split over programs, query heads and nodes packed into one tile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _COMBINED = 4096
-"""Values of all shares that a program joins: more programs would do little each."""
+"""Partial values that a program of `_combine_kernel` joins; with fewer values, each program would do too little."""
 
 
 @triton.jit
@@ -23,8 +23,8 @@ def _attend(
     scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """
-    One step of the online softmax (arXiv 2205.14135), in powers of two. The highest score is found before `scale`,
-    which is positive, makes it one: so that scaling and subtracting are one instruction.
+    One step of the online softmax (arXiv 2205.14135), in powers of two. The maximum is taken over raw scores and then
+    multiplied by `scale`, which is positive, so that scaling and subtracting are one instruction per score.
     """
     scores = tl.dot(query, keys, input_precision=PRECISION)
     if SOFTCAP:
@@ -45,7 +45,7 @@ def _attend(
 
 @triton.jit
 def _slot_offsets(slots, inside, table, stride_block, stride_slot, PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr):
-    """Where the slots of a row lie, in elements from the row's (or the cache's) beginning."""
+    """Offsets of a row's slots, in elements from the beginning of the row (of the cache, with pages)."""
     if PAGE_SIZE == 0:
         offsets = (slots.to(tl.int64) if WIDE else slots) * stride_slot
     else:
@@ -73,9 +73,9 @@ def _tree_attention_kernel(
     PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """
-    Program (tile and split, K/V head, row): one tile of BLOCK_M (node, query head) pairs over one share of the keys.
-    The share is cut from a list of blocks of BLOCK_N keys: first the committed slots, then the nodes. Full blocks of
-    committed slots come BLOCKS_OF_STEP at a time, as far as that goes.
+    Program (tile and split, K/V head, row): attention of one tile of BLOCK_M (node, query head) pairs over one split
+    of the keys. A split is a range of blocks of BLOCK_N keys, first the committed slots, then the nodes. Full blocks
+    of committed slots are taken BLOCKS_OF_STEP at a time, other blocks one by one.
     """
     tile = tl.program_id(0) % num_tiles
     split = tl.program_id(0) // num_tiles
@@ -217,9 +217,9 @@ def _combine_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_SPLITS: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program (BLOCK_P nodes and query heads of a K/V head, K/V head, row): joins the shares."""
+    """Program (BLOCK_P (node, query head) pairs, K/V head, row): joins the partial results of all splits."""
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()  # for the shares
+        tl.extra.cuda.gdc_wait()  # until the first kernel has written the partial results
     pairs = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
@@ -267,7 +267,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 @lru_cache(maxsize=64)
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program can have; any number where nobody says."""
+    """Bytes of shared memory that a program can have; a large number if the device does not report it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return getattr(properties, "shared_memory_per_block_optin", 2**30)
 
@@ -291,7 +291,10 @@ def launch_tree_attention(
     out: torch.Tensor,
     tiles: Tiles | None = None,
 ) -> None:
-    """Writes to `out`; the arguments are those of `hf_specdec_kernels.tree_attention`, and sizes to try."""
+    """
+    Launches the kernels, which write to `out`; the other arguments are those of `hf_specdec_kernels.tree_attention`,
+    and `tiles` to use instead of the chosen ones.
+    """
     batch, heads, queries, head_dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
     if out.numel() == 0:
@@ -306,7 +309,7 @@ def launch_tree_attention(
         fills = fills_twice(batch * kv_heads * slots, multiprocessors)
         tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills)
         shared_memory = _shared_memory(query.device)
-        if paged:  # two blocks at once would not fit into the registers
+        if paged:  # steps of two blocks with page offsets would not fit into the registers
             tiles = replace(tiles, blocks_of_step=1)
         tiles = tiles.within(shared_memory, triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize)
     num_tiles = triton.cdiv(pairs, tiles.block_m)
@@ -325,7 +328,7 @@ def launch_tree_attention(
     query_depths = ancestors if query_depths is None else query_depths  # not read without a window
     node_depths = ancestors if node_depths is None else node_depths
     block_v = triton.next_power_of_2(max(value_dim, 16))
-    # Scores are in powers of two, unless a cap has to be applied first.
+    # `scale` converts scores to powers of two, unless a soft cap must be applied first.
     scale = scale * LOG2_E.value if softcap is None else scale / softcap
     _tree_attention_kernel[(num_tiles * num_splits, kv_heads, batch)](
         query, key, value, out, partial, partial_highest, partial_total,
@@ -357,5 +360,5 @@ def launch_tree_attention(
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides, 0 along a first dimension that all rows share."""
+    """Strides of a tensor, 0 along a first dimension that all rows share."""
     return (0 if tensor.shape[0] == 1 else tensor.stride(0), *tensor.stride()[1:])
