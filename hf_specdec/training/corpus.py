@@ -113,7 +113,7 @@ class Corpus:
         options, mark = self.options, self.folder / _COMPLETE
         done = self._written_jobs()
         complete = mark.is_file()
-        self.wait()  # nobody writes before everybody has read
+        self.wait()  # no process writes before all have read
         if complete:
             return True
         jobs, total = self._jobs()

@@ -105,7 +105,7 @@ def _read_dataset(name: str, split: str) -> Iterator[tuple[str, Any]]:
 
 def messages_of(record: Any, place: str) -> list[dict[str, str]] | None:
     """
-    The messages of a record, `{"role", "content"}` each; None if the record is a plain text.
+    The messages of a record, each `{"role", "content"}`; None if the record is a plain text.
 
     Raises:
         ValueError: if the record is neither a conversation nor a plain text, naming `place`.

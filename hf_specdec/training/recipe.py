@@ -269,7 +269,7 @@ class _Run:
             weight_decay=0.0,
             max_grad_norm=0.5,
             save_strategy="steps",
-            save_steps=1_000_000_000,  # `TimeLimits` says when
+            save_steps=1_000_000_000,  # never: `TimeLimits` requests the checkpoints
             save_total_limit=2,
             logging_steps=options.logging_steps,
             logging_first_step=True,

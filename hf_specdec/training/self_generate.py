@@ -285,7 +285,7 @@ def write_texts(
     Args:
         path (`Path`): the .jsonl file.
         texts (iterable of `Text`): texts to append.
-        total (`int`, *optional*): length of the progress bar.
+        total (`int`): length of the progress bar; None if unknown.
         done (`int`, *optional*, defaults to 0): texts that exist already.
         progress (`bool`, *optional*, defaults to `True`): whether to show the bar.
         description (`str`, *optional*): label of the bar.

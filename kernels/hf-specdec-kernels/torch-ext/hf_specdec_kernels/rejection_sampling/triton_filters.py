@@ -167,7 +167,7 @@ def _count(
     in_block = tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
     for first in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         at = first + in_block
-        found = tl.load(logits + at, mask=at < vocab, other=float("nan"))  # its key is above all others
+        found = tl.load(logits + at, mask=at < vocab, other=float("nan"))  # the key of NaN is above all others
         found = tl.reshape(tl.trans(found), [BLOCK]).to(tl.float32)
         keys = sort_keys(found, SHIFT)
         inside = (keys <= best) & (keys >= last)

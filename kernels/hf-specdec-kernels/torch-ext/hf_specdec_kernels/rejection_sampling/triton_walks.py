@@ -20,7 +20,7 @@ from .triton_passes import (
 
 @triton.jit
 def _is_end(end_tokens, num_end_tokens, token, BLOCK_ENDS: tl.constexpr):
-    """1 if a token ends a text, else 0."""
+    """Whether `token` is an end token, as 1 or 0."""
     at = tl.arange(0, BLOCK_ENDS)
     ends = tl.load(end_tokens + at, mask=at < num_end_tokens, other=-1)
     return tl.max((ends == token).to(tl.int32), axis=0)
