@@ -38,13 +38,17 @@ def serve(
         int | None, typer.Option(min=0, help="With more requests than this, steps carry no draft tokens.")
     ] = None,
     disable_counts_waiting: Annotated[
-        bool, typer.Option("--disable-counts-waiting", help="Whether requests that wait count for that, too.")
+        bool,
+        typer.Option("--disable-counts-waiting", help="Count waiting requests towards --disable-by-batch-size, too."),
     ] = False,
     max_step_nodes: Annotated[
         int | None, typer.Option(min=1, help="Most draft tokens of a step, over all its requests.")
     ] = None,
     compiles: Annotated[
-        bool, typer.Option("--compile", help="Compile layers first: longer to start, then faster. On a GPU.")
+        bool,
+        typer.Option(
+            "--compile", help="On a GPU, compile the layers with torch.compile: slower to start, then faster."
+        ),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "localhost",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
@@ -67,7 +71,7 @@ def serve(
         typer.Option(help="For a model that one device cannot hold: auto, balanced, … as in transformers."),
     ] = None,
 ) -> None:
-    """Serve a model by OpenAI's interface (chat, completions, responses), its texts sooner and not otherwise."""
+    """Serve a model over OpenAI's API (chat, completions, responses): the same texts as without a draft, sooner."""
     missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
         raise typer.BadParameter(

@@ -79,7 +79,7 @@ def train(
     generation_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Rows in which the target writes. Default: up to 2048 on a GPU, else 16.", rich_help_panel=_DATA
+            help="Rows in which the target writes. Default: up to 2048 on CUDA, 16 on a CPU.", rich_help_panel=_DATA
         ),
     ] = None,
     start_from: Annotated[
