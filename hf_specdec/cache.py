@@ -231,6 +231,13 @@ class TreeCache(Cache):
             self._move(kept)
         self.set_lengths([length + len(nodes) for length, nodes in zip(self.lengths, kept, strict=True)])
 
+    def wipe(self) -> None:
+        """Zeroes the K/V in all slots behind the committed ones: NaN there would reach later forwards."""
+        for layer in self.layers:
+            for row, length in enumerate(self.lengths if layer.is_initialized else ()):
+                for states in (layer.keys, layer.values):
+                    states[row, :, length:] = 0.0
+
     def _move(self, kept: list[list[int]]) -> None:
         if len(kept) == 1:
             start = self.lengths[0]

@@ -27,6 +27,7 @@ from .verification import (
     TargetDistribution,
     Walk,
     choose,
+    rows_with_nan,
     walk_by_rejection,
     walk_target,
     warpers_of,
@@ -71,6 +72,7 @@ class SpeculativeCall:
         self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
+        self._is_spoiled = self._drafts_no_more = False
         visible = _visible(model_kwargs.get("attention_mask"))
         self.sequences = Sequences(
             input_ids,
@@ -125,25 +127,46 @@ class SpeculativeCall:
     def _step(self) -> None:
         phase, seconds = self.metrics.phase, self.metrics.seconds
         before = dict(seconds)
-        speculates = self._speculates()
+        was_spoiled, self._is_spoiled = self._is_spoiled, False
+        speculates = not was_spoiled and self._speculates()
         with phase("propose"):
             draft = self._propose() if speculates else self._no_draft()
         with phase("score"):
             outputs = self.target.score(draft)
+        if draft.num_nodes > 0 and self._holds_nan(outputs.logits):
+            self._take_nothing()
+            return
         with phase("accept"):
             walk = self._accept(draft, outputs)
         with phase("commit"):
             self._commit(draft if speculates else None, walk, outputs)
-        if self._may_speculate():
+        if self._may_speculate() and not was_spoiled:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
             self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
+
+    def _holds_nan(self, logits: torch.Tensor) -> bool:
+        """Whether the logits of any row that goes on hold NaN."""
+        goes_on = ~torch.tensor(self.sequences.resting, device=logits.device)
+        return bool((rows_with_nan(logits) & goes_on).any())
+
+    def _take_nothing(self) -> None:
+        """Ends a step in which a draft token may have spoiled the other nodes; the next goes without drafts."""
+        self.target.cache.wipe()
+        self.drafter.commit([None] * self.sequences.batch_size)
+        self._is_spoiled = True
+
+    def give_up_drafts(self) -> None:
+        """Lets the rest of the call go without drafts."""
+        self._drafts_no_more = True
 
     def _speculates(self) -> bool:
         """Whether the drafter is asked in this step; also chooses the tree."""
         return self._may_speculate() and self.choice.begin_step(self.sequences.longest) is not None
 
     def _may_speculate(self) -> bool:
+        if self._drafts_no_more:
+            return False
         limit = self.plan.disable_by_batch_size
         return limit is None or self.sequences.resting.count(False) <= limit
 
@@ -172,7 +195,8 @@ class SpeculativeCall:
             start = self.distribution.lengths[row]
             self.log.add(row, start, len(path), None if draft is None else draft.num_valid(row))
             self.sequences.extend(row, walk.tokens[row][self.sequences.lengths[row] - start :])
-        self.drafter.commit(walk.paths)
+        if not self._drafts_no_more:
+            self.drafter.commit(walk.paths)
         self.judge.advance()
 
     def _finish(self) -> torch.Tensor | SpeculativeGenerateOutput:

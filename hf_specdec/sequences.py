@@ -114,15 +114,15 @@ class Sequences:
         """Writes padding tokens after a finished row, from `start` to before `end`, where memory is allocated."""
         self._ids[row, start:end] = token
 
-    def take(self, ids: torch.Tensor, lengths: list[int]) -> None:
+    def take(self, ids: torch.Tensor, lengths: list[int], resting: list[bool]) -> None:
         """
-        Replaces the tokens of all rows by `ids` (`[batch, tokens]`, int64), which were generated to their ends
-        elsewhere; `lengths` are the rows' final lengths.
+        Replaces the tokens of all rows by `ids` (`[batch, tokens]`, int64), which were generated elsewhere; `lengths`
+        are the rows' lengths, and `resting` says which rows have ended.
         """
         if ids.shape[1] > self._ids.shape[1]:
             self._grow(ids.shape[1])
         self._ids[:, : ids.shape[1]] = ids
-        self.lengths, self.resting = list(lengths), [True] * self.batch_size
+        self.lengths, self.resting = list(lengths), list(resting)
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""

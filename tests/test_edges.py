@@ -179,3 +179,15 @@ def test_a_criterion_that_reads_a_processors_state(batch_size: int) -> None:
         assert calls == plain_calls
     else:
         assert 9 < calls < 30
+
+
+def test_float64_logits_that_are_equal_in_float32() -> None:
+    """Plain `generate` takes the argmax in float32, where they are a tie, which the first wins."""
+    target = tiny_model(tie_word_embeddings=False)
+    text = target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False)[0, 9:]
+    often = int(text.mode().values)
+    first, second = (often - 1, often) if often > 0 else (0, 1)
+    with torch.no_grad():
+        target.lm_head.weight[first] = target.lm_head.weight[often]
+        target.lm_head.weight[second] = target.lm_head.weight[first] * (1 + 1e-12)
+    assert_equal_to_plain(target, prompts(1, 9))

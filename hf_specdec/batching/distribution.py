@@ -25,7 +25,7 @@ class RowDistributions:
     only at the nodes where walks stand, with each request's own history; requests with equal processors that read only
     the scores share a call. An accepted token is appended to its request at once, so that criteria and processors are
     called in turn, as in plain `generate`. A request fails, without the others, if its processors or criteria raise,
-    if its logits have NaN, or if its scores have no softmax to draw from.
+    or if its scores have no softmax to draw from.
 
     Args:
         requests (`list[Request]`): the rows.
@@ -45,10 +45,6 @@ class RowDistributions:
         self.batch_size = len(requests)
         self._groups = [request.options.processors_key for request in requests]
         self._seeded = [request.options.seed is not None and request.options.do_sample for request in requests]
-        # The maximum is NaN if any logit is.
-        for request, is_nan in zip(requests, logits.amax(dim=-1).isnan().any(dim=1).tolist(), strict=True):
-            if is_nan:
-                request.fail(NAN_LOGITS)
 
     # --------------------------------------------------------------------------------------- what the verifiers ask
 

@@ -18,10 +18,10 @@ from ..graphs import GraphPool
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..verification import DraftTemperature, Walk, walk_by_rejection, walk_target
+from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .blocks import BlockPool
 from .device_steps import DeviceSteps, Outcome, Reading
-from .distribution import RowDistributions
+from .distribution import NAN_LOGITS, RowDistributions
 from .draft_temperatures import DraftTemperatures
 from .joining import join_drafts
 from .model_drafting import drafting_of
@@ -94,6 +94,8 @@ class Engine:
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""
+        self._spoiled: set[Request] = set()
+        """Requests from which the last step took nothing, see `rows_with_nan`: their next one goes without a tree."""
         self._last_end: float | None = None
         """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
@@ -114,6 +116,10 @@ class Engine:
             self._last_end = None
             self.ranks.share_random_state()
             yield
+
+    def forget_temperatures(self) -> None:
+        """Lets draft temperatures be learnt from the start."""
+        self._temperatures = DraftTemperatures()
 
     def reset_counts(self) -> None:
         """Sets metrics, step, token and preemption counts to zero."""
@@ -149,6 +155,7 @@ class Engine:
 
     def end(self, request: Request) -> None:
         """Removes a request that is over from the batch."""
+        self._spoiled.discard(request)
         self.scheduler.remove(request)
 
     def _read(self, chunk: Chunk) -> list[Request]:
@@ -223,7 +230,7 @@ class Engine:
         for row, request in enumerate(requests):
             tokens, path = walk.tokens[row], walk.paths[row] or []
             taken = self._append(request, tokens)
-            if request.error is not None:
+            if request.error is not None or row in outcome.spoiled:
                 walk.paths[row] = None
                 continue
             self.num_tokens_generated += taken
@@ -244,6 +251,9 @@ class Engine:
             trees = {row: tree for row, tree in of_groups.items() if row in outcome.drafted}
             self.choices.end_device_step(trees, walk.paths, seconds, outcome.only_read, outcome.was_put_off)
         self._soil_failed(requests)
+        if outcome.spoiled:
+            self._spoiled |= {requests[row] for row in outcome.spoiled}
+            self._wipe_spoiled()
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
@@ -270,9 +280,10 @@ class Engine:
 
     def _groups(self, requests: list[Request]) -> list[DraftGroup]:
         """Groups the rows that speculate in this step by their trees and by what their drafts are drawn from."""
+        spoiled, self._spoiled = self._spoiled, set()
         groups: dict[Any, DraftGroup] = {}
         for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
-            if tree is None or request.room < 1 or not self.drafting.knows(request):
+            if tree is None or request.room < 1 or request in spoiled or not self.drafting.knows(request):
                 continue
             # A tree never takes blocks from other requests.
             if not self.pool.reserve(request.table, request.length + tree.num_slots):
@@ -308,7 +319,8 @@ class Engine:
         self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
     ) -> Walk:
         distributions: Any = RowDistributions(requests, logits, self.ranks.agree)
-        left = {row for row, request in enumerate(requests) if not request.is_over}
+        spoiled = self._spoiled_rows(requests, draft, logits)
+        left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():
             rows = [row for row in group.rows if row in left and requests[row].options.plan.uses_rejection]
@@ -323,6 +335,22 @@ class Engine:
                 _take_over(walk, walk_target(draft, distributions, rows, do_sample), rows)
         return walk
 
+    def _spoiled_rows(self, requests: list[Request], draft: DraftTree, logits: torch.Tensor) -> set[int]:
+        """Rows that a draft token may have spoiled (`rows_with_nan`); requests with NaN and no draft tokens fail."""
+        rows = {row for row, has_nan in enumerate(rows_with_nan(logits).tolist()) if has_nan}
+        for row in [row for row in rows if draft.num_valid(row) == 0]:
+            requests[row].fail(NAN_LOGITS)
+            rows.remove(row)
+        self._spoiled |= {requests[row] for row in rows}
+        return rows
+
+    def _wipe_spoiled(self) -> None:
+        """Removes NaN from what the target and the draft keep of spoiled requests."""
+        for request in self._spoiled:
+            self.target.cache.wipe_behind(request.table, request.length - 1)
+            if self.drafting.features is not None:
+                self.drafting.features.wipe(request)
+
     def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
         drafted = {row for group in groups for row in group.rows}
         self._append_all(requests, walk)
@@ -330,6 +358,7 @@ class Engine:
             if path is not None:
                 self._count(request, len(path), draft.num_valid(row) if row in drafted else None)
         self.target.cache.keep(walk.paths)
+        self._wipe_spoiled()
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         self._soil_failed(requests)
 

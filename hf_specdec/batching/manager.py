@@ -241,9 +241,13 @@ class SpeculativeBatchingManager:
         return [self.model.get_input_embeddings().num_embeddings, *places]
 
     def _renew(self, generation_config: GenerationConfig | None) -> None:
-        """Prepares a kept manager for another call: sets its default options and drops results that were not read."""
+        """
+        Prepares a kept manager for another call: sets its default options, and drops results that were not read and
+        draft temperatures that earlier calls have learnt, so that a seed reproduces the call.
+        """
         self._admission.use_defaults(generation_config)
         self._loop.results.clear()
+        self.engine.forget_temperatures()
         self.was_kept = True
 
     def __enter__(self) -> SpeculativeBatchingManager:

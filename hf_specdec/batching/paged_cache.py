@@ -226,6 +226,15 @@ class PagedCache(TreeCache):
         self._cleaned.pop(table, None)
         self._clean([WASTE_BLOCK])
 
+    def wipe_behind(self, table: BlockTable, length: int) -> None:
+        """Zeroes the K/V in all slots of a request from `length` on: NaN there would reach later forwards."""
+        first, offset = divmod(length, self.pool.block_size)
+        for layer in self.layers:
+            if layer.is_initialized and first < len(table.blocks):
+                for states in (layer.keys, layer.values):
+                    states[table.blocks[first], :, offset:] = 0.0
+                layer.zero([*table.blocks[first + 1 :], WASTE_BLOCK])
+
     def _clean(self, blocks: list[int]) -> None:
         if not blocks:
             return

@@ -74,6 +74,12 @@ class WaitingFeatures:
             self.held[place.number] = 0.0  # slots behind the features may be read, and must not hold NaN
         return place.number
 
+    def wipe(self, request: Request) -> None:
+        """Zeroes a request's place behind the features that wait there."""
+        place = self._places.get(request)
+        if place is not None:
+            self.held[place.number, place.count :] = 0.0
+
     def forget(self, request: Request) -> None:
         """Frees the request's place."""
         place = self._places.pop(request, None)

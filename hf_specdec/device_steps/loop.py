@@ -19,7 +19,7 @@ from ..trees.choice import TreeChoice
 from .drafts import PARTS, is_left_padded
 from .drawing import mean_overlaps
 from .step import DeviceStep
-from .verdicts import NOTHING_TO_DRAW, Warpers
+from .verdicts import NOTHING_TO_DRAW, SPOILED, Warpers
 
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def any_number_of_shapes() -> AbstractContextManager[None]:
 
 def run_device_steps(call: SpeculativeCall) -> bool:
     """
-    Runs a call to its end, if its steps can run whole on the device.
+    Runs a call to its end, if its steps can run whole on the device; or until a draft token spoils a step, see
+    `rows_with_nan`.
 
     Args:
         call (`SpeculativeCall`): a call after its prefill.
@@ -197,13 +198,15 @@ class _Loop:
         self.ended = list(sequences.resting)
         self.columns: list[list[int]] = [[] for _ in self.lengths]
         self.shown, self.max_length = 0, sequences.max_length
+        self.is_spoiled = False
+        """Whether a step has taken nothing from a row: then the call goes on by steps of the host, without drafts."""
         self.most_new = step.tree_depth + 1
 
     def run(self) -> None:
         reports: deque[_Report] = deque()
         spare = [_Report(self.step.rows.report) for _ in range(2)]
-        while not all(self.ended):
-            if not reports or self._goes_on():
+        while not all(self.ended) and (reports or not self.is_spoiled):
+            if not reports or (self._goes_on() and not self.is_spoiled):
                 self.step.replay()
                 report = spare.pop()
                 report.copy_()
@@ -232,7 +235,8 @@ class _Loop:
         call = self.call
         if any(accepted == NOTHING_TO_DRAW for accepted, *_ in report):
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-        if all(accepted < 0 for accepted, *_ in report):
+        self.is_spoiled |= any(accepted == SPOILED for accepted, *_ in report)
+        if all(accepted < 0 for accepted, *_ in report) and not self.is_spoiled:
             raise RuntimeError("The device has ended rows that go on. Call `generate` with `cuda_graphs=False`.")
         self._learn([row[2 + self.most_new :] for row in report if row[0] >= 0])
         for row, (accepted, drafted, *tokens) in enumerate(report):
@@ -266,10 +270,17 @@ class _Loop:
     def _hand_over(self) -> None:
         """Leaves text, lengths and cache of the call as steps by the host would have."""
         call, sequences, rows = self.call, self.call.sequences, self.step.rows
-        longest = max(self.lengths)
-        sequences.take(rows.text[:, :longest], self.lengths)
-        call.judge.end(longest)
-        call.target.cache.set_lengths([length - 1 for length in self.lengths])
+        longest, cache = max(self.lengths), call.target.cache
+        sequences.take(rows.text[:, :longest], self.lengths, self.ended)
+        cache.set_lengths([length - 1 for length in self.lengths])
+        if all(self.ended):
+            call.judge.end(longest)
+            return
+        cache.wipe()
+        call.judge.streamer = None  # these columns have been streamed
+        call.judge.advance()
+        call.judge.streamer = call.streamer
+        call.give_up_drafts()
 
 
 class _Report:

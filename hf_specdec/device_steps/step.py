@@ -10,11 +10,11 @@ from ..cache import DeviceCache
 from ..graphs import Record
 from ..kernels import Compaction
 from ..trees import DynamicTree, TokenTree
-from ..verification import DraftTemperature
+from ..verification import DraftTemperature, rows_with_nan
 from .drafts import PARTS, Padding
 from .drawing import Drawing
 from .rows import Rows
-from .verdicts import Verdict, Warpers
+from .verdicts import SPOILED, Verdict, Warpers
 
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class DeviceStep:
                 end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
                 active=rows.active,
             )
+            is_spoiled = rows_with_nan(logits) & rows.active
+            accepted = torch.where(is_spoiled, -1, accepted)
             for compaction in self.compactions:
                 compaction(lengths - 1, path, accepted)
             drafted = counts[:, 1:].expand(batch_size, -1).sum(dim=1)
@@ -102,7 +104,7 @@ class DeviceStep:
             if features is not None:
                 features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
             part.catch_up(bound, rows, lengths, features)
-            accepted = self.verdict.checked(logits, path, accepted)
+            accepted = torch.where(is_spoiled, SPOILED, self.verdict.checked(logits, path, accepted))
             report = [accepted[:, None], drafted[:, None], new]
             if self.drawing is not None:
                 report.append(self.drawing.reported_overlaps(logits[:, 0], draft))

@@ -12,6 +12,8 @@ from ..trees import DraftTree
 from .drawing import Drawing
 
 
+SPOILED = -3
+"""In place of the number of accepted nodes: nothing was taken from a row, see `rows_with_nan`."""
 NOTHING_TO_DRAW = -2
 """Reported in place of the number of accepted nodes where a token was drawn from logits without a softmax."""
 

@@ -4,6 +4,7 @@ from .choosing import choose
 from .draft_temperature import DraftTemperature
 from .processors import TargetDistribution, copies_per_row, warpers_of
 from .rejection import walk_by_rejection
+from .spoiling import rows_with_nan
 from .target import walk_target
 from .walk import Walk
 
@@ -14,6 +15,7 @@ __all__ = [
     "Walk",
     "choose",
     "copies_per_row",
+    "rows_with_nan",
     "walk_by_rejection",
     "walk_target",
     "warpers_of",

@@ -10,6 +10,7 @@ from ..argmax import argmax
 def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
     """The next tokens `[…]` for processed scores `[…, vocab]`: the argmax, or drawn from their softmax."""
     if not do_sample:
-        return argmax(scores)
+        # In plain `generate` tokens that float32 cannot tell apart are a tie.
+        return argmax(scores.float() if scores.dtype == torch.float64 else scores)
     probabilities = scores.float().softmax(dim=-1)
     return torch.multinomial(probabilities.flatten(0, -2), num_samples=1).view(scores.shape[:-1])

@@ -130,8 +130,7 @@ def test_nan_ends_its_request_alone(do_sample: bool, runs: list[InFlightStep]) -
             names += [manager.add_request(prompt, max_new_tokens=40) for prompt in prompts[1:]]
             outputs = [manager.get_result(name, timeout=60) for name in names]
             assert "NaN" in outputs[0].error
-            text = outputs[0].generated_tokens  # a draft may have named the token before
-            assert text == texts[0][: len(text)] and len(text) <= texts[0].index(token) + 1
+            assert outputs[0].generated_tokens == texts[0][: texts[0].index(token) + 1]
             assert [output.generated_tokens for output in outputs[1:]] == texts[1:]
     assert_nothing_left(manager)
     assert len(runs) > 10

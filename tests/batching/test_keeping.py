@@ -15,6 +15,7 @@ from support.batches import assert_nothing_left, limits, ragged_prompts, text_al
 from support.graphs import install_stand_in
 from support.heads import tiny_head
 from support.models import noisy_copy, tiny_model
+from support.sampling import a_draft, the_target
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig
@@ -253,3 +254,16 @@ def test_a_failed_manager_is_not_kept(made: list[Any]) -> None:
     assert kept_by(model) is None
     assert generate(model, draft, persistent_manager=True) == alone(model) and len(made) == 3
     torch.testing.assert_close(kept_by(model).model.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_seed_reproduces_calls_of_a_kept_manager(made: list[Any]) -> None:
+    """What the first call has learnt of the draft's temperature is not the next one's."""
+    model, draft, texts = the_target(), a_draft("other"), []
+    for _ in range(3):
+        torch.manual_seed(7)
+        call = {"do_sample": True, "top_k": 0, "max_new_tokens": 60, "persistent_manager": True}
+        call |= {"eos_token_id": -1, "continuous_batching_config": limits()}
+        outputs = model.generate_batch([[5, 5, 3, 7], [4, 6], [3, 3, 3]], assistant_model=draft, tree=TREE, **call)
+        texts.append([output.generated_tokens for output in outputs.values()])
+    assert len(made) == 1 and texts[0] == texts[1] == texts[2]
+    model.destroy_cached_continuous_batching_manager()

@@ -9,7 +9,7 @@ import torch
 
 from ...forward import causal_chain
 from ...trees import DraftTree, Topology
-from ...verification import Walk
+from ...verification import Walk, rows_with_nan
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
@@ -75,7 +75,7 @@ class PromptStep(CapturedStep):
         accepted = self._walks.checked(logits, path, accepted)
         if features is not None and self._head is not None:
             self._read_by_head(self._head, starts, features, depths, last)
-        is_nan = logits.amax(dim=-1).isnan().any(dim=1)
+        is_nan = rows_with_nan(logits)
         self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
         return [self._report]
 

@@ -108,6 +108,7 @@ class Outcome:
         features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
             `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
         errors (`dict[int, str]`): error messages of the rows that fail.
+        spoiled (`set[int]`): rows from which nothing is taken, see `rows_with_nan`.
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
@@ -118,6 +119,7 @@ class Outcome:
     drafted: dict[int, int] = field(default_factory=dict)
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
+    spoiled: set[int] = field(default_factory=set)
     captured: bool = False
     only_read: bool = False
     was_put_off: bool = False
@@ -403,6 +405,9 @@ class DeviceSteps:
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             path, tokens = rest[:new], rest[new : 2 * new]
             error = error_of(accepted, is_nan)
+            if is_nan and row in were_drafted:
+                outcome.spoiled.add(row)
+                continue
             if error is not None:
                 outcome.errors[row] = error
             outcome.walk.paths[row] = path[1 : max(accepted, 0) + 1]

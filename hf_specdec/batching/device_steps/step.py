@@ -9,7 +9,7 @@ import torch
 
 from ...kernels import Compaction
 from ...trees import DynamicTree, TokenTree
-from ...verification import DraftTemperature
+from ...verification import DraftTemperature, rows_with_nan
 from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
 from .rows import Kind, Size
@@ -123,7 +123,7 @@ class InFlightStep(CapturedStep):
             on_path = torch.nn.functional.pad(tokens.gather(1, path)[:, 1:], (0, 1), value=-1)
             on_path = torch.where(places < accepted[:, None], on_path, -1)
             new = torch.where(places == accepted[:, None], new, on_path)
-        is_nan = logits.amax(dim=-1).isnan().any(dim=1)
+        is_nan = rows_with_nan(logits)
         drafted = counts[:, 1:].expand(len(path), -1).sum(dim=1)
         accepted = self._walks.checked(logits, path, accepted)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]

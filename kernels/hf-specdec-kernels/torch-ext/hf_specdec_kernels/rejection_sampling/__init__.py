@@ -41,7 +41,7 @@ def greedy_walk(
 
     Args:
         logits (`torch.Tensor` of shape `[batch, nodes, vocab]`): the target's logits, float32, float16 or bfloat16;
-            node 0 is the root. The last stride is 1.
+            node 0 is the root. The last stride is 1. What comes of NaN is not defined.
         tokens (`torch.Tensor` of shape `[batch, nodes]`, int64): the token of every node, -1 for a void node; the
             root's token is ignored.
         parents (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): the parent of every node, a lower number; the

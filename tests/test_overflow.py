@@ -1,0 +1,123 @@
+"""
+Draft tokens behind which the target's numbers overflow, and which plain `generate` never forwards. A mask hides their
+keys from the other nodes, but not 0 · NaN: texts must be plain `generate`'s all the same.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, text_alone
+from support.device_steps import Steps, install
+from support.goldens import trained_target
+from support.graphs import install_stand_in
+from support.heads import trained_head
+from support.models import prompts, tiny_model
+from transformers import PreTrainedModel
+
+import hf_specdec
+
+
+TREE = "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
+
+
+def poisoned_pair(attn_implementation: str = "sdpa") -> tuple[PreTrainedModel, PreTrainedModel]:
+    """
+    A target with a token that it never writes, behind which everything is NaN, and a draft that proposes this token
+    wherever it proposes the one that texts are full of.
+    """
+    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False, attn_implementation=attn_implementation)
+    text = target.generate(**prompts(3, 9), max_new_tokens=40, do_sample=False)
+    frequent = int(text[:, 9:].flatten().mode().values)
+    poison = next(token for token in range(10, 60) if token not in text)
+    draft = copy.deepcopy(target)
+    with torch.no_grad():
+        draft.lm_head.weight[poison] = draft.lm_head.weight[frequent] * 1.001
+        target.lm_head.weight[poison] = 0.0
+        target.get_input_embeddings().weight[poison] = torch.nan
+    return target, draft
+
+
+@pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_texts(batch_size: int, attn_implementation: str) -> None:
+    target, draft = poisoned_pair(attn_implementation)
+    call = prompts(batch_size, 9, padding=batch_size > 1) | {"max_new_tokens": 40, "do_sample": False}
+    plain = target.generate(**call)
+    assert torch.equal(target.generate(**call, assistant_model=draft, tree=TREE), plain)
+    assert hf_specdec.last_metrics().num_accepted_tokens > 5
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_heads_go_on(in_flight: bool) -> None:
+    """They read features of the target, of which those of a spoiled step are NaN."""
+    target, head, prompt = copy.deepcopy(trained_target()).float(), trained_head().float(), [3, 4, 8]
+    text = text_alone(target, prompt, max_new_tokens=40)
+    poison = max(set(text) - set(prompt), key=text.count)
+    target.get_input_embeddings().weight.data[poison] = torch.nan
+    options = {"max_new_tokens": 40, "do_sample": False, "suppress_tokens": [poison]}
+    plain = text_alone(target, prompt, **options)
+    ids = torch.tensor([prompt])
+    if in_flight:
+        [output] = target.generate_batch([prompt], assistant_model=head, tree=TREE, **options).values()
+        assert output.generated_tokens == plain and output.speculation.num_accepted_tokens > 5
+    else:
+        ours = target.generate(ids, **options, assistant_model=head, tree=TREE)
+        assert ours[0, 3:].tolist() == plain and hf_specdec.last_metrics().num_accepted_tokens > 5
+
+
+def test_sampled_texts_go_on() -> None:
+    target, draft = poisoned_pair()
+    call = prompts(2, 9) | {"max_new_tokens": 40, "do_sample": True, "top_k": 3}
+    torch.manual_seed(0)
+    text = target.generate(**call, assistant_model=draft, tree=TREE)
+    assert text.shape == (2, 49) and not target(text).logits.isnan().any()
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_steps_on_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call goes on without them, and without drafts."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    target, draft = poisoned_pair()
+    call = prompts(3, 9) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    if kind == "sampled":
+        call |= {"do_sample": True, "temperature": 1e-4, "top_k": 0}
+    plain = target.generate(**call)
+    steps: Steps = install(monkeypatch, with_kernel=False)
+    assert torch.equal(target.generate(**call, assistant_model=draft, tree=TREE), plain)
+    assert steps.replays > 0
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_requests_in_flight(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = poisoned_pair()
+    inputs = [row.tolist() for row in prompts(3, 9)["input_ids"]]
+    texts = [text_alone(target, prompt, max_new_tokens=40) for prompt in inputs]
+    if on_device:
+        pytest.importorskip("triton", reason="the kernels need triton")
+        install_stand_in(monkeypatch, with_kernel=True)
+    manager = target.init_continuous_batching(assistant_model=draft, tree=TREE, continuous_batching_config=limits())
+    with manager:
+        names = [manager.add_request(prompt, max_new_tokens=40) for prompt in inputs]
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+    assert [output.error for output in outputs] == [None] * 3
+    assert [output.generated_tokens for output in outputs] == texts
+    assert manager.engine.metrics.num_accepted_tokens > 5
+    assert_nothing_left(manager)
+
+
+def test_a_target_that_is_broken_fails_as_ever() -> None:
+    """NaN of the text's own tokens is not taken for a draft's."""
+    target, draft = poisoned_pair()
+    target.lm_head.weight.data[7] = torch.nan
+    call = prompts(1, 9) | {"max_new_tokens": 8, "do_sample": False}
+    plain = target.generate(**call)
+    assert torch.equal(target.generate(**call, assistant_model=draft, tree=TREE), plain)
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        target.generate(**call | {"do_sample": True}, assistant_model=draft, tree=TREE)
+    manager = target.init_continuous_batching(assistant_model=draft, tree=TREE, continuous_batching_config=limits())
+    with manager:
+        name = manager.add_request(prompts(1, 9)["input_ids"][0].tolist(), max_new_tokens=8)
+        assert "NaN" in manager.get_result(name, timeout=60).error
