@@ -33,8 +33,8 @@ from hf_specdec.benchmarking.comparison import compare
 from hf_specdec.benchmarking.contenders import GREEDY, Contender, baseline, sampling_options
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.figures import figures, pool
-from hf_specdec.benchmarking.loading import SMOLLM2, load_draft, load_target, load_tokenizer
 from hf_specdec.benchmarking.prompts import EncodedPrompt
+from hf_specdec.loading import SMOLLM2, load_draft, load_target, load_tokenizer
 
 
 CHAIN = TokenTree.chain(5)

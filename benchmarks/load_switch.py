@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from hf_specdec.benchmarking import loading
+from hf_specdec import loading
 from hf_specdec.benchmarking.environment import environment
 
 

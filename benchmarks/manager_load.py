@@ -45,15 +45,14 @@ from load_figures import Timing, add_row, new_table, summary
 from rich.console import Console
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
-from hf_specdec import NgramDraft, SpeculativeConfig
+from hf_specdec import NgramDraft, SpeculativeConfig, loading
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.benchmarking import contenders as ways
-from hf_specdec.benchmarking import loading
 from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.suite.pair import Pair
 from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
 from hf_specdec.serving.engine.process import SWITCH_INTERVAL
+from hf_specdec.trees.text import parse_tree
 
 
 HEAD = Path(__file__).parents[1] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
@@ -194,7 +193,7 @@ def running_manager(
     if memory and contender != "transformers":
         call["continuous_batching_config"] = ContinuousBatchingConfig(**memory)
     if contender != "transformers":
-        tree = "auto" if contender == "auto" else ways.parse_tree(options.tree)
+        tree = "auto" if contender == "auto" else parse_tree(options.tree)
         most = 0 if contender in ("off", "plain") else options.disable_by_batch_size
         call |= {
             "assistant_model": NgramDraft() if contender == "plain" else draft,

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from hf_specdec.benchmarking import contenders as ways
 from hf_specdec.benchmarking.environment import environment
+from hf_specdec.trees.text import parse_tree
 
 
 def one_call(model: PreTrainedModel, choice: random.Random, options: argparse.Namespace, **how: Any) -> None:
@@ -84,7 +84,7 @@ def main() -> None:
     for _ in range(10):
         one_call(model, choice, options)
     note("10 plain calls")
-    how = {"assistant_model": draft, "tree": ways.parse_tree(options.tree)}
+    how = {"assistant_model": draft, "tree": parse_tree(options.tree)}
     done = 0
     for until in sorted({max(options.calls // share, 1) for share in (1000, 20, 4, 2, 1)}):
         while done < until:

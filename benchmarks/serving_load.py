@@ -39,7 +39,7 @@ from load_figures import Timing, add_row, new_table, summary
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from hf_specdec.benchmarking import loading
+from hf_specdec import loading
 from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.smollm2 import smollm2_folder

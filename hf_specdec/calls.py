@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .config import SpeculativeConfig
+from .config import SpeculationPlan, SpeculativeConfig
 from .drafters import as_drafter
-from .generation import plan_of_call, speculative_decoding
+from .generation import speculative_decoding
 from .recording import SpeculativeGenerateOutput
 from .refusals import check_inputs
 
@@ -28,5 +28,5 @@ def decode(
     check_inputs(model, generation_config, input_ids, model_kwargs)
     drafter = as_drafter(assistant_model)
     config = SpeculativeConfig.from_generation_config(generation_config)
-    plan = plan_of_call(generation_config, config, drafter, model.config.get_text_config().vocab_size)
+    plan = SpeculationPlan.of_call(generation_config, config, drafter, model.config.get_text_config().vocab_size)
     return speculative_decoding(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)

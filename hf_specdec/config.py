@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule, as_tree
 
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+    from .drafters import Drafter
 
 _DRAFT_SAMPLING = ("auto", "greedy", "sample")
 _VERIFICATION = ("auto", "target", "rejection")
@@ -26,8 +31,8 @@ class SpeculativeConfig:
             (so that a seed need not give the same sample twice).
             A list of pairs (sequence length in tokens, prompt included; tree or None) sets the tree, or none, from
             each length on; the first length is 0.
-            Defaults to the draft's choice: a chain of 5 for a draft model, a small branching tree for an n-gram
-            drafter, the head's own default tree for a head.
+            Defaults to the draft's choice: a chain of 5 for a draft model, a dynamic tree of 16 nodes for an
+            n-gram drafter, the head's own default tree for a head.
         draft_sampling (`str`, *optional*, defaults to `"auto"`):
             `"greedy"`: the children of a node are the draft's best tokens. `"sample"`: they are drawn from the draft's
             distribution without replacement. `"auto"`: greedy in greedy calls and for drafters without probabilities,
@@ -161,6 +166,20 @@ class SpeculationPlan:
         """
         trees = self.tree.trees if isinstance(self.tree, TreeSchedule) else [self.tree]
         return [TokenTree.chain(1) if isinstance(tree, AutoTree) else tree for tree in trees]
+
+    @classmethod
+    def of_call(
+        cls, generation_config: GenerationConfig, config: SpeculativeConfig | None, drafter: Drafter, vocab_size: int
+    ) -> SpeculationPlan:
+        """The plan of a call with this generation config and drafter; raises as `resolve`."""
+        return cls.resolve(
+            SpeculativeConfig() if config is None else config,
+            default_tree=drafter.default_tree,
+            has_probabilities=drafter.has_probabilities,
+            do_sample=bool(generation_config.do_sample),
+            max_depth=drafter.max_depth,
+            vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
+        )
 
     @classmethod
     def resolve(

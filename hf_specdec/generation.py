@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.utils import ModelOutput
 
 from .attention import supports_switching, switched_to_tree_attention
-from .config import SpeculationPlan, SpeculativeConfig
+from .config import SpeculationPlan
 from .device_steps import run_device_steps
 from .drafters import Drafter, DraftRequest
 from .graphs import GraphLoans, graph_loans
@@ -239,20 +239,6 @@ def speculative_decoding(
             stack.enter_context(switched_to_tree_attention(switched))
         loans = stack.enter_context(graph_loans(plan.cuda_graphs))
         return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
-
-
-def plan_of_call(
-    generation_config: GenerationConfig, config: SpeculativeConfig | None, drafter: Drafter, vocab_size: int
-) -> SpeculationPlan:
-    """The `SpeculationPlan` of a call with this generation config and drafter; raises as `SpeculationPlan.resolve`."""
-    return SpeculationPlan.resolve(
-        SpeculativeConfig() if config is None else config,
-        default_tree=drafter.default_tree,
-        has_probabilities=drafter.has_probabilities,
-        do_sample=bool(generation_config.do_sample),
-        max_depth=drafter.max_depth,
-        vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
-    )
 
 
 @contextmanager

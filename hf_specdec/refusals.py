@@ -11,10 +11,9 @@ from transformers.generation.utils import GenerationMixin
 
 from .attention import supports_switching
 from .cache import check_reusable
-from .config import SpeculativeConfig
+from .config import SpeculationPlan, SpeculativeConfig
 from .drafters import DraftModelDrafter, as_drafter
 from .forward import forward_parameters
-from .generation import plan_of_call
 from .ranks import is_pipeline, is_sharded
 from .rope import length_dependent_ropes
 
@@ -61,7 +60,7 @@ def check_call(
     vocab_size = model.config.get_text_config().vocab_size
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter.model, vocab_size)
-    plan = plan_of_call(generation_config, config, drafter, vocab_size)
+    plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
     if is_sharded(model):
         _check_drafts_are_whole(drafter.models)
     for tree in plan.trees:

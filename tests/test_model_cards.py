@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
-from hf_specdec.benchmarking.loading import load_draft
+from hf_specdec.loading import load_draft
 from hf_specdec.smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 
 

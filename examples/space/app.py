@@ -31,7 +31,8 @@ from text import (
 )
 
 from hf_specdec import SpeculativeConfig
-from hf_specdec.benchmarking.contenders import parse_tree, sampling_options
+from hf_specdec.benchmarking.contenders import sampling_options
+from hf_specdec.trees.text import parse_tree
 
 
 HERE = Path(__file__).resolve().parent

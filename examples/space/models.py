@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.benchmarking.loading import DTYPES, default_device, load_draft, load_target, load_tokenizer
+from hf_specdec.loading import DTYPES, default_device, load_draft, load_target, load_tokenizer
 from hf_specdec.smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 
 

@@ -18,7 +18,6 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
 from ..forward import execution_device
-from ..generation import plan_of_call
 from ..ranks import Ranks, is_sharded
 from ..refusals import check_call, check_inputs
 from .blocks import BlockPool
@@ -231,7 +230,7 @@ class Admission:
         config.tree, config.speculative_config = None, own
         call = {"assistant_model": self.assistant_model}
         check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call)
-        return plan_of_call(config, own, self.drafter, self.vocab_size)
+        return SpeculationPlan.of_call(config, own, self.drafter, self.vocab_size)
 
 
 def _num_learned_positions(model: PreTrainedModel) -> int | None:

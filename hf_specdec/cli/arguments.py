@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..benchmarking import loading
+from .. import loading
 from ..benchmarking import prompts as prompt_sets
 
 

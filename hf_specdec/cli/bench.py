@@ -17,13 +17,14 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from .. import loading
 from ..benchmarking import bench as benchmark
 from ..benchmarking import contenders as ways
-from ..benchmarking import loading
 from ..benchmarking import prompts as prompt_sets
 from ..benchmarking.comparison import generate
 from ..benchmarking.environment import environment
 from ..benchmarking.tables import differences_table, table
+from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
 from .suite import run_suite
 
@@ -134,7 +135,7 @@ def bench(
         ),
     )
     for text in request.trees:
-        or_bad_parameter("--tree", ways.parse_tree, text)
+        or_bad_parameter("--tree", parse_tree, text)
     with progress_bar() as progress:
         report = request.measure(progress, gate=gate, profile=profile)
     _show(report, plot)

@@ -12,8 +12,9 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 
-from ..benchmarking.contenders import GREEDY, parse_tree
-from ..benchmarking.loading import DTYPES, load_draft, load_target, load_tokenizer
+from ..benchmarking.contenders import GREEDY
+from ..loading import DTYPES, load_draft, load_target, load_tokenizer
+from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..benchmarking import contenders as ways
-from ..benchmarking import loading
+from .. import loading
 from ..config import SpeculativeConfig
+from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 
@@ -88,7 +88,7 @@ def serve(
     config = or_bad_parameter(
         "--tree",
         lambda: SpeculativeConfig(
-            tree=ways.parse_tree(tree),
+            tree=parse_tree(tree),
             disable_by_batch_size=disable_by_batch_size,
             disable_counts_waiting=disable_counts_waiting,
             max_step_nodes=max_step_nodes,

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers.utils import logging
 
-from ..benchmarking import loading
+from .. import loading
 from ..benchmarking import prompts as prompt_sets
-from ..benchmarking.contenders import shorten
 from ..benchmarking.environment import environment
 from ..benchmarking.tables import per_depth
 from ..benchmarking.tuning import Tuner, Tuning
 from ..trees import AutoTree
+from ..trees.text import shorten
 from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
 
 

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..benchmarking.contenders import GREEDY
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
+from ..eagle.unroll import unroll
 from ..features import watch_features
 from ..forward import execution_device
 from ..metrics import metrics_of_last_call
-from ..training.unroll import unroll
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..eagle import EagleHead
+from ..eagle.unroll import check_trainable, unroll
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import DepthCounts
 from .reading import Reading
 from .ttt import predicted_mask
-from .unroll import check_trainable, unroll
 
 
 class Eagle1Objective(nn.Module):

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ..eagle import EagleHead
+from ..eagle.unroll import check_trainable, unroll
 from .losses import masked_mean, soft_cross_entropy
 from .metrics import DepthCounts
 from .reading import Reading
-from .unroll import check_trainable, unroll
 
 
 class TttObjective(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...config import SpeculativeConfig
+from ...loading import load_draft, load_target, load_tokenizer
 from ...metrics import SpeculationMetrics, metrics_of_last_call
 from ...trees import DynamicTree
 from ..bench import REFERENCE
@@ -18,7 +19,6 @@ from ..comparison import compare
 from ..contenders import baseline, sampling_options, speculative
 from ..equality import Gate, check, differences_of
 from ..figures import figures
-from ..loading import load_draft, load_target, load_tokenizer
 from ..phases import trace_call
 from ..prompts import EncodedPrompt, built_in, encode
 from .sizes import tree_of

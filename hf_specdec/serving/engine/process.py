@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
-from ...benchmarking import loading
 from ...config import SpeculativeConfig
 from ...forward import execution_device
 from .client import EngineClient

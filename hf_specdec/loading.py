@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint import WEIGHT_FILES, HubOptions, find_first, read_weights
-from ..drafters import NgramDraft
-from ..eagle import EagleConfig, EagleHead
-from ..medusa import MedusaConfig, MedusaHeads
-from ..smollm2 import smollm2_folder
+from .checkpoint import WEIGHT_FILES, HubOptions, find_first, read_weights
+from .drafters import NgramDraft
+from .eagle import EagleConfig, EagleHead
+from .medusa import MedusaConfig, MedusaHeads
+from .smollm2 import smollm2_folder
 
 
 SMOLLM2 = "SmolLM2-135M-Instruct"

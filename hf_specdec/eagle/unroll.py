@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from ..eagle import EagleHead
 from ..rope import LENGTH_DEPENDENT
+from .modeling_eagle import EagleHead
 
 
 NAME = "hf_specdec_unrolled"

@@ -10,7 +10,7 @@ from support.eagle import GOLDENS
 from support.goldens import TINY_TARGET
 
 from hf_specdec import EagleHead, MedusaHeads, NgramDraft
-from hf_specdec.benchmarking.loading import kind_of_draft, load_draft
+from hf_specdec.loading import kind_of_draft, load_draft
 
 
 HEADS = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir() and "eagle" in path.name)
