@@ -17,7 +17,7 @@ from .attention import TreeContext, implementation_of, needs_context, supports_s
 from .cache import TreeCache
 from .compiling import compiled_layers, compiled_whole
 from .features import Features
-from .kernels import MOST_QUERIES, attends_by_kernel, first_slots_of
+from .kernels import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
 
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class TreeForward:
         Whether layers attend with the kernel in a forward of this many queries: only with CUDA graphs, and if no node
         is padding, as in the prefill of a head.
         """
-        if not self.has_kernel or queries > MOST_QUERIES:
+        if not self.has_kernel or queries > MOST_KERNEL_QUERIES:
             return False
         if self.cache.is_on_device:
             return True

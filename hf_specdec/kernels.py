@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes that the kernels take."""
 DEVICES = {"cuda": DTYPES}
 """Dtypes that the attention kernel takes, by device type."""
-MOST_QUERIES = 1024
+MOST_KERNEL_QUERIES = 1024
 """Most queries per row that attend with the kernel; longer prompt chunks do as well with dense matrix products."""
 NODES_PER_WORD = 64
 _LARGEST_HEAD = 256
@@ -163,19 +163,19 @@ class Compaction:
 
 
 @lru_cache(maxsize=1)
-def are_installed() -> bool:
+def kernels_are_installed() -> bool:
     """Whether `hf_specdec_kernels` and Triton are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("triton", "hf_specdec_kernels"))
 
 
-def pick_tokens(logits: torch.Tensor, count: int) -> bool:
+def can_pick_tokens(logits: torch.Tensor, count: int) -> bool:
     """Whether `best_tokens` can find the `count` best tokens of these logits."""
     return (
         logits.device.type in DEVICES
         and logits.dtype in DTYPES
         and count <= min(_MOST_TOKENS, logits.shape[-1])
         and logits.stride(-1) == 1
-        and are_installed()
+        and kernels_are_installed()
     )
 
 
@@ -198,7 +198,7 @@ def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
         implementation == "sdpa"
         and model.dtype in DEVICES.get(model.device.type, ())
         and head_dim_of(config) <= _LARGEST_HEAD
-        and are_installed()
+        and kernels_are_installed()
     )
 
 

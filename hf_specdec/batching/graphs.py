@@ -25,7 +25,7 @@ from ..graphs import (
     obstacle_to_graphs,
     warn_of_failed_capture,
 )
-from ..kernels import KernelInputs, are_installed
+from ..kernels import KernelInputs, kernels_are_installed
 from ..prompts import WIDTHS
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
 from .paged_cache import PagedWindow
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows, and queries per row, of captured graphs: the next size is at most 1.5 times the number needed."""
-MOST_QUERIES = 64
+MOST_STEP_QUERIES = 64
 """Most queries per row of a captured forward; longer forwards are prompt chunks."""
 NODE_MULTIPLE = 16
 """Nodes per row, including those of earlier levels, are padded to a multiple of this."""
@@ -56,7 +56,7 @@ class PagedGraphs:
     """
 
     prompt_widths = (*WIDTHS, 1024)
-    """Widths in tokens of captured prompt chunks, beside forwards of at most `MOST_QUERIES` queries."""
+    """Widths in tokens of captured prompt chunks, beside forwards of at most `MOST_STEP_QUERIES` queries."""
 
     def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):
         self.model, self.works, self._failed, self._pool = model, True, False, pool
@@ -75,7 +75,7 @@ class PagedGraphs:
         Raises:
             ValueError: if `wanted` is True for a model that cannot be captured.
         """
-        if wanted is False or obstacle_to_graphs(model, wanted) is not None or not are_installed():
+        if wanted is False or obstacle_to_graphs(model, wanted) is not None or not kernels_are_installed():
             return None
         return cls(model, pool)
 
@@ -97,7 +97,7 @@ class PagedGraphs:
             self.works
             and context.uses_kernel
             and forward.can_be_captured
-            and (queries <= MOST_QUERIES or queries in self.prompt_widths)
+            and (queries <= MOST_STEP_QUERIES or queries in self.prompt_widths)
             and batch <= SIZES[-1]
             and not isinstance(nodes.logits_to_keep, torch.Tensor)
             and (nodes.positions is None or nodes.positions.dim() == 2)
@@ -137,7 +137,7 @@ class Size(tuple[int, int, int, int]):
         """The smallest size that has room for a forward."""
         batch, queries = nodes.tokens.shape
         # With `logits_to_keep`, the last queries must be real ones and not padding.
-        is_exact = queries > MOST_QUERIES or nodes.logits_to_keep not in (0, None)
+        is_exact = queries > MOST_STEP_QUERIES or nodes.logits_to_keep not in (0, None)
         room = queries if is_exact else next_size(queries)
         num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
         window: Any = forward.cache.write_window

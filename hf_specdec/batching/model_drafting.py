@@ -31,7 +31,7 @@ LONGEST_FORWARD = 512
 """Most tokens per row that a draft forwards at once when it catches up."""
 MOST_TOKENS = 8192
 """Most tokens of all rows, padding included, that a draft model forwards at once when it catches up."""
-FEW = 16
+MOST_UNREAD_TOKENS = 16
 """Most unread tokens of a row that are read in the forward that drafts; rows further behind catch up before it."""
 
 
@@ -97,7 +97,7 @@ class DraftModelDrafting(Drafting):
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         self.drafter.ask(request)
-        self.lags(requests, FEW)
+        self.lags(requests, MOST_UNREAD_TOKENS)
         self.cache.seat([row.table for row in requests])
         starts = [min(seen, row.length - 1) for seen, row in zip(self.cache.lengths, requests, strict=True)]
         return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
@@ -238,7 +238,7 @@ class EagleDrafting(Drafting):
 
     def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
         self.drafter.ask(request)
-        counts = self.lags(requests, FEW)
+        counts = self.lags(requests, MOST_UNREAD_TOKENS)
         assert self.features is not None
         self.cache.seat([one.table for one in requests])
         rows = StepRows(requests, self.drafter.device, self.cache.lengths)

@@ -23,7 +23,7 @@ class Drawing:
 
     Args:
         drafter: the drafter that draws; its request holds the size of the target's vocabulary.
-        sharpness (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row.
+        draft_temperature (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row.
         temperature, top_p (`torch.Tensor` of shape `[batch]`, *optional*), top_k (`torch.Tensor` of shape `[batch]`,
             int64, *optional*): values of the target's warpers; 1, 1 and 0 where a row has none. All tensors lie at
             fixed addresses.
@@ -32,14 +32,15 @@ class Drawing:
     def __init__(
         self,
         drafter: Any,
-        sharpness: torch.Tensor,
+        draft_temperature: torch.Tensor,
         temperature: torch.Tensor | None = None,
         top_k: torch.Tensor | None = None,
         top_p: torch.Tensor | None = None,
     ):
         from hf_specdec_kernels import draft_columns
 
-        self.sharpness, self._temperature, self._top_k, self._top_p = sharpness, temperature, top_k, top_p
+        self.draft_temperature = draft_temperature
+        self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
         self._vocabulary = getattr(drafter, "target_ids", None)
         self.columns = None
         """Draft column of every target token, for `rejection_walk`; None without a draft vocabulary."""
@@ -52,7 +53,7 @@ class Drawing:
         `MOST_KEPT` best tokens alone: a larger top-k filters nothing, and top-p keeps no more than these, except ties
         with the last one. (Any q is exact, because the walk knows it; so no level has to sort its whole vocabulary.)
         """
-        scores = logits.float() / _per_row(self.sharpness)
+        scores = logits.float() / _per_row(self.draft_temperature)
         if self._temperature is not None:
             scores = scores / _per_row(self._temperature)
         if self._top_k is None and self._top_p is None:
@@ -74,7 +75,7 @@ class Drawing:
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
-        Overlaps of p and q at the root, from which the host learns the sharpness: integers for a report,
+        Overlaps of p and q at the root, from which the host learns the draft_temperature: integers for a report,
         `[batch, temperatures]` int64, see `overlaps`. `logits` are the target's at the root, `[batch, vocab]`; of the
         target's warpers only the temperature is applied.
         """
@@ -84,7 +85,7 @@ class Drawing:
         p = logits.float().softmax(dim=-1)
         if self._vocabulary is not None:
             p = p[:, self._vocabulary]
-        return (overlaps(p, scores[:, 0] * self.sharpness.float()[:, None]) * _UNIT).long()
+        return (overlaps(p, scores[:, 0] * self.draft_temperature.float()[:, None]) * _UNIT).long()
 
 
 def _per_row(values: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.utils import logging
 
 from ..graphs import RECORDERS, reason_of
-from ..kernels import DTYPES, are_installed
+from ..kernels import DTYPES, kernels_are_installed
 from ..trees import DynamicTree, TokenTree
 from ..trees.choice import TreeChoice
 from .drafts import PARTS, is_left_padded
@@ -76,7 +76,7 @@ def _warpers_of(call: SpeculativeCall) -> Warpers | None:
     target, sequences = call.target, call.sequences
     drafter: Any = call.drafter
     plan: Any = call.plan
-    if type(drafter) not in PARTS or target.forward.dtype not in DTYPES or not are_installed():
+    if type(drafter) not in PARTS or target.forward.dtype not in DTYPES or not kernels_are_installed():
         return None
     forwards = (target.forward, drafter.forward)
     stores: tuple[Any, ...] = (target.cache.storage, drafter.cache.storage)
@@ -255,7 +255,7 @@ class _Loop:
         temperature, drawing = self.call.temperature, self.step.drawing
         if drawing is not None and temperature.begin_step():
             temperature.learn(mean_overlaps(overlaps))
-            drawing.sharpness.fill_(temperature.value)
+            drawing.draft_temperature.fill_(temperature.value)
 
     def _stream(self) -> None:
         """Streams the columns for which every row has a token or has ended; ended rows are padded."""

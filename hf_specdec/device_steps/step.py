@@ -129,6 +129,6 @@ class DeviceStep:
         self.rows.load(ids, lengths, sequences.max_length or 0, active)
         self.verdict.load(warpers)
         if self.drawing is not None:
-            self.drawing.sharpness.fill_(drafter.request.temperature.value)
+            self.drawing.draft_temperature.fill_(drafter.request.temperature.value)
         self.padding.load(target.forward)
         self.part.load(drafter)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LONGEST_FORWARD = 512
 """Most rows of one forward of a head while it catches up: bounds its memory."""
-FEW = 16
+MOST_UNPADDED_ROWS = 16
 """Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
 MOST_WAITING = 4096
 """Most features that wait for a forward while speculation is off, over all rows: bounds their memory."""
@@ -264,10 +264,11 @@ class EagleDrafter(Drafter):
 
     def _width(self, count: int) -> int:
         """
-        Rows to forward for `count` waiting ones: more than `FEW` are padded to a width with CUDA graphs, if it fits.
+        Rows to forward for `count` waiting ones: more than `MOST_UNPADDED_ROWS` are padded to a width with CUDA
+        graphs, if it fits.
         """
         storage, forward = self.cache.storage, self.forward
-        if not isinstance(storage, GraphStore) or not storage.works or count <= FEW:
+        if not isinstance(storage, GraphStore) or not storage.works or count <= MOST_UNPADDED_ROWS:
             return count
         if not forward.can_be_captured or not forward.has_kernel or forward.visible is not None:
             return count

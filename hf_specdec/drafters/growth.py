@@ -282,7 +282,7 @@ def best_tokens(logits: torch.Tensor, count: int, with_log_q: bool = True) -> Be
     The `count` best tokens for logits `[…, vocab]`, and their log-probabilities in float32, `[…, count]` each. Without
     `with_log_q`, other scores may take the place of log-probabilities, where they are cheaper.
     """
-    if kernels.pick_tokens(logits, count):
+    if kernels.can_pick_tokens(logits, count):
         return kernels.best_tokens(logits, count)
     if not with_log_q:
         best = logits.topk(count, dim=-1)

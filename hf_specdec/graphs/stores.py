@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..forward import NodeInputs, TreeForward
 
 SMALLEST_CAPACITY = 512
-MOST_QUERIES = 256
+MOST_CAPTURED_QUERIES = 256
 """
 Most queries per row of a captured forward, besides prompt chunks of a width in `WIDTHS`. Other longer forwards are
 those of prompts, whose lengths seldom recur, and keep the device busy long enough.
@@ -97,7 +97,11 @@ class GraphStore:
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
         """Runs a forward by its graph, which is captured at the second use of a shape; None if there is no graph."""
         queries = nodes.tokens.shape[1]
-        if not self.works or not forward.can_be_captured or (queries > MOST_QUERIES and queries not in WIDTHS):
+        if (
+            not self.works
+            or not forward.can_be_captured
+            or (queries > MOST_CAPTURED_QUERIES and queries not in WIDTHS)
+        ):
             return None
         if forward.cache.write_window.end > self.capacity:  # the cache is about to outgrow this store
             return None

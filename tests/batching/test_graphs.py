@@ -111,7 +111,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CUDA device without Triton: no graphs, and what is accepted is moved without a kernel, too."""
     found = install_stand_in(monkeypatch, with_kernel=False)
     monkeypatch.setitem(sys.modules, "hf_specdec_kernels", None)
-    kernels.are_installed.cache_clear()
+    kernels.kernels_are_installed.cache_clear()
     try:
         target = tiny_model(dtype=torch.float32)
         both(
@@ -122,7 +122,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             continuous_batching_config=limits(),
         )
     finally:
-        kernels.are_installed.cache_clear()
+        kernels.kernels_are_installed.cache_clear()
     assert found.captures == 0
 
 

@@ -73,7 +73,7 @@ class InFlightRows:
             "temperature": (rows,),
             "top_k": (rows,),
             "top_p": (rows,),
-            "sharpness": (rows,),
+            "draft_temperature": (rows,),
             "uniforms": (rows, new),
             "tables": (rows, size.blocks),
         }
@@ -84,7 +84,7 @@ class InFlightRows:
         staged, told, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
-            is_real = name in ("temperature", "top_p", "sharpness", "uniforms")
+            is_real = name in ("temperature", "top_p", "draft_temperature", "uniforms")
             values = self._told[part].view(torch.float64) if is_real else self._told[part]
             staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
             told[name] = values.view(shape)
@@ -112,7 +112,7 @@ class InFlightRows:
         """Top-k of each row, `[rows]` int64; 0 for none."""
         self.top_p: torch.Tensor = told["top_p"]
         """Top-p of each row, `[rows]` float64; 1 for none."""
-        self.sharpness: torch.Tensor = told["sharpness"]
+        self.draft_temperature: torch.Tensor = told["draft_temperature"]
         """Draft temperature of each row, `[rows]` float64; see `Drawing`."""
         self.uniforms: torch.Tensor = told["uniforms"]
         """Random numbers of a row with a seed, by depth, `[rows, depth + 1]` float64; negative without a seed."""
@@ -127,7 +127,7 @@ class InFlightRows:
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
         host["slots"][first:] = WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY
-        for name in ("counts", "temperature", "top_p", "sharpness"):
+        for name in ("counts", "temperature", "top_p", "draft_temperature"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head's cache is one token behind
         host["uniforms"][first:] = -1.0
@@ -141,7 +141,7 @@ class InFlightRows:
         counts: list[int],
         places: list[int],
         slots: list[int],
-        sharpness: list[float],
+        draft_temperature: list[float],
         starts: list[int] | None = None,
     ) -> None:
         """
@@ -155,7 +155,12 @@ class InFlightRows:
         if starts is None:
             starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
         host["lengths"][:number] = [start + count for start, count in zip(starts, counts, strict=True)]
-        lists: dict[str, Any] = {"kinds": kinds, "room": room, "counts": counts, "sharpness": sharpness}
+        lists: dict[str, Any] = {
+            "kinds": kinds,
+            "room": room,
+            "counts": counts,
+            "draft_temperature": draft_temperature,
+        }
         lists |= {"places": places, "slots": slots}
         for name, values in lists.items():
             host[name][:number] = values

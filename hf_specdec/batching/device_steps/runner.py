@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ...device_steps import any_number_of_shapes
 from ...device_steps.drawing import mean_overlaps
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
-from ...kernels import DTYPES, are_installed
+from ...kernels import DTYPES, kernels_are_installed
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Walk
 from ..graphs import SIZES
@@ -180,7 +180,7 @@ class DeviceSteps:
         self.works = (
             self._wanted is not False
             and not self._failed
-            and are_installed()
+            and kernels_are_installed()
             and all(obstacle_to_graphs(model, "auto") is None for model in models)
             and all(model.device == self._target.device for model in models)
             and forward.can_be_captured
@@ -269,10 +269,10 @@ class DeviceSteps:
         read = set(part.drafted + part.reading)
         readers = [requests[row] for row in part.rows if row in read]
         lags = dict(zip(readers, self._drafting.lags(readers, lag) if readers else [], strict=True))
-        sharpness = [group.request.temperature.value for group in part.groups for _ in group.rows]
+        draft_temperature = [group.request.temperature.value for group in part.groups for _ in group.rows]
         places, slots = self._features_of(own, lags, waits, depth + 1)
         counts = [lags.get(one, 1) for one in own]
-        values = own, kinds, room, counts, places, slots, sharpness + [1.0 for _ in behind]
+        values = own, kinds, room, counts, places, slots, draft_temperature + [1.0 for _ in behind]
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(kinds, part.draws),

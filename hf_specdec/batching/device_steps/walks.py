@@ -33,7 +33,7 @@ class Walks:
         temperature, filters = {"temperature": rows.temperature}, {"top_k": rows.top_k, "top_p": rows.top_p}
         self._warpers: dict[str, torch.Tensor] = temperature | filters
         of_draft = self._warpers if draft_is_filtered else temperature
-        self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.sharpness, **of_draft)
+        self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.draft_temperature, **of_draft)
         """The distribution from which children are drawn; None if they are not drawn."""
 
     def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
