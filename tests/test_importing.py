@@ -87,12 +87,12 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        "from transformers import AutoConfig",
-        "from transformers import AutoModel",
+        pytest.param("from transformers import AutoConfig", marks=pytest.mark.slow),
+        pytest.param("from transformers import AutoModel", marks=pytest.mark.slow),
         "from transformers import AutoModelForCausalLM",
         "from transformers.models.llama.modeling_llama import LlamaForCausalLM",
-        "from transformers.models.llama.configuration_llama import LlamaConfig",
-        "from transformers import GenerationConfig, pipeline",
+        pytest.param("from transformers.models.llama.configuration_llama import LlamaConfig", marks=pytest.mark.slow),
+        pytest.param("from transformers import GenerationConfig, pipeline", marks=pytest.mark.slow),
         "import transformers.generation.utils",
         "import importlib.util; importlib.util.find_spec('transformers.generation.utils')",
     ],

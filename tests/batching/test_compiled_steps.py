@@ -48,6 +48,7 @@ def test_draft_models(family: str, stand_in: StandIn, recwarn: pytest.WarningsRe
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+@pytest.mark.slow
 def test_heads(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     target, prompts, found = trained_target(), trained_prompts()["prompts"][:2], []
     for config in (SpeculativeConfig(tree=IRREGULAR, cuda_graphs=False), compiled()["speculative_config"]):
@@ -58,6 +59,7 @@ def test_heads(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+@pytest.mark.any_version
 def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     """One and several are compiled, and trees and none; what is captured of other sizes is made of these."""
     target, prompts = trained_target(), ragged_prompts((9,) * 8)
@@ -74,6 +76,7 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     assert counts[0] < counts[1] == counts[-1] and captures == sorted(set(captures))
 
 
+@pytest.mark.any_version
 def test_layers_share_what_is_compiled(stand_in: StandIn) -> None:
     counts = []
     for num_layers in (2, 5):

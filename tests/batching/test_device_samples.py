@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import growth
 
 
-pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
+pytestmark = [pytest.mark.any_version, pytest.mark.filterwarnings("error:.*could not be captured")]
 
 DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
 
@@ -81,8 +82,17 @@ def expected(number: int, setting: str) -> torch.Tensor:
     return enumerate_tokens(the_target(), inputs, LENGTH, **ALL_SETTINGS[setting])
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("assistant", ["noisy", "head"])
+FAST = {("noisy", "rejection"), ("noisy", "target, drawn"), ("noisy", "rejection, budgets")}
+FAST |= {("head", "rejection"), ("head", "target, dynamic"), ("head", "off")}
+
+
+@pytest.mark.parametrize(
+    "assistant, method",
+    [
+        pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+        for case in itertools.product(("noisy", "head"), METHODS)
+    ],
+)
 def test_samples_are_exact(assistant: str, method: str, runs: list[InFlightStep]) -> None:
     found = fit_requests(assistant, method, False, ("plain", "temperature", "top-k", "top-p"))
     assert found.p_value > SIGNIFICANCE, found

@@ -174,7 +174,8 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert accepted[first:] == fresh.speculation.accepted_per_step[0]
 
 
-@pytest.mark.parametrize("length", [WaitingFeatures.CAPACITY + more for more in range(-3, 2)])
+@pytest.mark.any_version
+@pytest.mark.parametrize("length", [WaitingFeatures.CAPACITY + more for more in (-2, 0, 1)])
 def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows with trees one that can use none, with as many features waiting as there may be."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -190,8 +191,16 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
     assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps._steps) > 1
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("depth", [WaitingFeatures.CAPACITY // 2 + 1, WaitingFeatures.CAPACITY - 2])
+@pytest.mark.any_version
+@pytest.mark.parametrize(
+    "depth, is_first",
+    [
+        (WaitingFeatures.CAPACITY - 2, True),
+        (WaitingFeatures.CAPACITY // 2 + 1, False),
+        pytest.param(WaitingFeatures.CAPACITY - 2, False, marks=pytest.mark.slow),
+        pytest.param(WaitingFeatures.CAPACITY // 2 + 1, True, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their step writes as many features as the tree has levels: into no other's place, and not past the last."""
     install_stand_in(monkeypatch, with_kernel=True)

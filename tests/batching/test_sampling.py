@@ -83,8 +83,14 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("seeded", [False, True])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    "config, seeded",
+    [
+        *((config, False) for config in CONFIGS),
+        ("target", True),
+        *(pytest.param(config, True, marks=pytest.mark.slow) for config in CONFIGS if config != "target"),
+    ],
+)
 def test_draft_models_are_exact(config: str, seeded: bool) -> None:
     found = fit_requests(a_draft("noisy"), CONFIGS[config], seeded)
     assert found.p_value > SIGNIFICANCE, found

@@ -33,7 +33,9 @@ def compiled(tree: Any = IRREGULAR) -> SpeculativeConfig:
     return SpeculativeConfig(tree=tree, compile=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "gemma3_text", "gpt2"))]
+)
 def test_draft_models(family: str, steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     target = tiny_model(family, dtype=torch.float32)
     draft = noisy_copy(target, 0.05)

@@ -53,7 +53,7 @@ def sampled(assistant: str, setting: str, method: str = "target, best tokens") -
 @pytest.mark.parametrize(
     "assistant, setting, method",
     [
-        (assistant, setting, method)
+        pytest.param(assistant, setting, method, marks=pytest.mark.slow if assistant == "other" else ())
         for assistant in ("noisy", "other", "head")
         for setting in ("plain", "temperature", "top-k", "top-p")
         for method in METHODS

@@ -12,8 +12,8 @@ import torch
 from support.chains import decoded, random_head
 
 from hf_specdec.eagle import EagleConfig, EagleHead
+from hf_specdec.eagle import unroll as unroll_module
 from hf_specdec.eagle.unroll import UnrollMemory, unroll
-from hf_specdec.training import unroll as unroll_module
 
 
 TOKENS, STEPS, VOCAB, HIDDEN = 11, 5, 40, 24

@@ -214,12 +214,11 @@ def test_a_process_that_is_killed() -> None:
 @pytest.mark.parametrize(
     "changes, option, reason",
     [
-        ({"target": "no/such/folder/here"}, "TARGET", "no/such/folder/here"),
-        ({"draft": "no/such/draft"}, "--draft", "no/such/draft"),
-        ({"draft": str(HEAD_OF_ANOTHER)}, "--draft", "vocabulary"),
-        ({"dtype": "float33"}, "serve", "exit code 1"),
+        pytest.param({"target": "no/such/folder/here"}, "TARGET", "no/such/folder/here", id="target"),
+        pytest.param({"draft": "no/such/draft"}, "--draft", "no/such/draft", id="draft", marks=pytest.mark.slow),
+        pytest.param({"draft": str(HEAD_OF_ANOTHER)}, "--draft", "vocabulary", id="together", marks=pytest.mark.slow),
+        pytest.param({"dtype": "float33"}, "serve", "exit code 1", id="unforeseen", marks=pytest.mark.slow),
     ],
-    ids=["target", "draft", "together", "unforeseen"],
 )
 def test_what_cannot_start(changes: dict[str, Any], option: str, reason: str) -> None:
     with pytest.raises(StartError, match=reason) as error:
@@ -250,7 +249,10 @@ def server(log: Path) -> Iterator[tuple[subprocess.Popen, int]]:
             process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
+)
 def test_a_server_that_is_asked_to_end(tmp_path: Path, number: signal.Signals) -> None:
     """As by a terminal: all of its processes are told."""
     with server(tmp_path / "log") as (process, engine):
@@ -285,6 +287,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_its_engine_loads(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER_THAT_LOADS)
     server = subprocess.Popen([sys.executable, str(tmp_path / "server.py")], stdout=subprocess.PIPE, text=True)
