@@ -25,7 +25,7 @@ def grouped_attention(
         scale (`float`, *optional*): factor of the scores; 1 / sqrt(head_dim) if None.
 
     Returns:
-        `torch.Tensor` of shape `[batch, queries, heads, head_dim]`.
+        `torch.Tensor` of shape `[batch, queries, heads, head_dim]`, contiguous: some models take a view of it.
     """
     batch, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
@@ -34,4 +34,4 @@ def grouped_attention(
     if mask is not None and queries > 1:
         mask = mask.repeat(1, 1, groups, 1)
     output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2)
+    return output.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2).contiguous()
