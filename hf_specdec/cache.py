@@ -29,6 +29,8 @@ class TreeLayer(CacheLayerMixin):
         self._cache = weakref.ref(cache)  # no reference cycle: K/V must be freed with the call
         self.filled = 0
         """Number of slots written by plain forwards, equal in all rows; unused in tree forwards."""
+        self.first = 0
+        """The first slot that holds K/V: a sliding-window layer that was loaded had dropped those before."""
 
     @property
     def cache(self) -> TreeCache:
@@ -279,7 +281,7 @@ class TreeCache(Cache):
             held = source.keys.shape[2]
             layer.keys[:, :, length - held : length] = source.keys
             layer.values[:, :, length - held : length] = source.values
-            layer.filled = length
+            layer.filled, layer.first = length, length - held
         self.set_lengths([length] * len(self.lengths))
 
     def store(self, cache: Cache, length: int) -> None:
@@ -293,7 +295,8 @@ class TreeCache(Cache):
             start = 0
             if isinstance(target, DynamicSlidingWindowLayer):
                 target.cumulative_length = length
-                start = max(length - target.sliding_window + 1, 0)
+                # A layer that records its past drops none of it before it is cropped.
+                start = layer.first if target.record_past else max(length - target.sliding_window + 1, 0)
             if not target.is_initialized:
                 target.lazy_initialization(layer.keys, layer.values)
             target.keys = layer.keys[:, :, start:length].clone()

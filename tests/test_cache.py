@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging import version
 from support.models import noisy_copy, prompts, tiny_config, tiny_model
 from support.parity import IRREGULAR
 from torch._inductor.utils import run_and_get_code
@@ -377,6 +379,47 @@ def test_a_cache_is_untouched_when_a_call_fails(target: PreTrainedModel, draft: 
     conversation.turn = 1
     conversation.answer(False, assistant_model=draft, tree=IRREGULAR)
     conversation.assert_same(plain)
+
+
+@pytest.mark.parametrize("speculates", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
+def test_a_cache_that_records_its_past(
+    target: PreTrainedModel, draft: PreTrainedModel, speculates: tuple[bool, ...]
+) -> None:
+    """`crop` takes tokens back, of a sliding window, too: the next turn goes on as if they had never been there."""
+    if not all(speculates) and version.parse(transformers.__version__) < version.parse("5.23.0"):
+        pytest.skip("plain `generate` needs a crop after every forward before transformers 5.23")
+    cache = DynamicCache(config=target.config)
+    cache.activate_past_recording()
+    text = prompts(1, 20)["input_ids"]
+    for turn, speculative in enumerate(speculates):
+        inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        fresh = target.generate(**inputs, **options)
+        if speculative:
+            options |= {"assistant_model": draft, "tree": IRREGULAR}
+        answer = target.generate(**inputs, **options, past_key_values=cache)
+        assert answer.tolist() == fresh.tolist()
+        cache.crop(-6)
+        text = torch.cat([answer[:, : cache.get_seq_length()], prompts(1, 4, seed=turn)["input_ids"]], dim=1)
+
+
+def test_store_into_a_cropped_cache_that_records_its_past() -> None:
+    """The slots that a crop had dropped are not made up."""
+    drawn, caches = States(1).draw(40), []
+    config = tiny_config("mistral", num_hidden_layers=LAYERS)
+    for _ in range(2):
+        caches.append(DynamicCache(config=config))
+        caches[-1].activate_past_recording()
+        write(caches[-1], [(keys[:, :, :30], values[:, :, :30]) for keys, values in drawn])
+        caches[-1].crop(-2)
+    more = [(keys[:, :, 28:], values[:, :, 28:]) for keys, values in drawn]
+    tree_cache = TreeCache(LAYERS, 1, CPU, capacity=40)
+    tree_cache.load(caches[0])
+    write(tree_cache, more)
+    tree_cache.store(caches[0], 40)
+    write(caches[1], more)
+    assert caches[0].layers[0].keys.shape[2] == 11 + 12
+    assert_same_cache(*caches)
 
 
 class ForeignLayer(CacheLayerMixin):
