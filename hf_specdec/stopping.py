@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 def max_length_of(criteria: StoppingCriteriaList, prompt_length: int) -> int | None:
     """Most tokens of a text, its prompt included: as in plain `generate`, at least one is new. None: no limit."""
     lengths = [criterion.max_length for criterion in criteria if type(criterion) is MaxLengthCriteria]
-    return max(min(lengths), prompt_length + 1) if lengths else None
+    shortest = min(lengths, default=math.inf)
+    return max(math.ceil(shortest), prompt_length + 1) if shortest < math.inf else None  # it may be a float
 
 
 def end_tokens_of(criteria: StoppingCriteriaList) -> list[int]:

@@ -99,6 +99,28 @@ def test_length(
             assert metrics.accepted_per_step == [steps] * batch_size
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": 12.0},
+        {"max_length": PROMPT + 12.0},
+        {"max_length": PROMPT + 11.5},
+    ],
+    ids=str,
+)
+def test_lengths_that_are_no_integers(
+    target: PreTrainedModel, draft: PreTrainedModel, options: dict[str, Any], inputs_of: dict[int, Inputs]
+) -> None:
+    for batch_size in (1, 3):
+        text, _ = assert_same_calls(target, draft, inputs_of[batch_size], options)
+        assert text.shape[1] == PROMPT + 12
+
+
+def test_no_maximum_length(target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs]) -> None:
+    end = new_tokens(target, inputs_of[1], NEW_TOKENS)[0][-1]
+    assert_same_calls(target, draft, inputs_of[1], {"max_new_tokens": float("inf"), "eos_token_id": end})
+
+
 def test_default_length(target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs]) -> None:
     """Without any option `generate` stops after 20 tokens."""
     text, _ = assert_same_calls(target, draft, inputs_of[1], {})
