@@ -11,7 +11,7 @@ class Sequences:
     numbers of tokens.
 
     Args:
-        input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
+        input_ids (`torch.Tensor` of shape `[batch, prompt]`, integers): the prompts.
         visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which entries of `input_ids` are tokens,
             where some are padding.
         max_length (`int`, *optional*): no row grows past this many tokens.
@@ -30,7 +30,7 @@ class Sequences:
         self.device = input_ids.device
         self.max_length = max_length
         self.end_tokens = frozenset(end_tokens or ())
-        self._ids = input_ids.new_zeros(self.batch_size, self._capacity(self.prompt_length))
+        self._ids = input_ids.new_zeros(self.batch_size, self._capacity(self.prompt_length), dtype=torch.long)
         self._ids[:, : self.prompt_length] = input_ids
         self.lengths = [self.prompt_length] * self.batch_size
         """Tokens of every row, prompt and root included."""

@@ -45,6 +45,17 @@ def test_a_maximum_length_below_the_prompts_still_gives_one_token() -> None:
     assert torch.equal(plain, output)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_prompts_of_32_bit_integers(batch_size: int) -> None:
+    target = tiny_model()
+    inputs = {name: values.int() for name, values in prompts(batch_size, 12).items()}
+    options = {"max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(**inputs, **options)
+    output = target.generate(**inputs, **options, assistant_model=noisy_copy(target), tree=TREE)
+    assert output.dtype == plain.dtype == torch.int64
+    assert torch.equal(plain, output)
+
+
 class TestLengthDependentRotaryEmbeddings:
     @staticmethod
     def model(rope_type: str) -> PreTrainedModel:
