@@ -29,6 +29,24 @@ def forward_parameters(model: PreTrainedModel) -> set[str]:
     return set(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
 
 
+def shares_kv(model: PreTrainedModel) -> bool:
+    """Whether the model's last layers reuse the K/V of earlier layers, as in Gemma 3n and 4."""
+    return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", None))
+
+
+def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
+    """
+    Keyword arguments for a prefill that needs the logits of the last position alone, but the hidden states of all.
+    Gemma 4 (transformers 5.23) runs the layers that share K/V only at positions whose logits a number asks for; an
+    index does not have that effect. (accelerate would move the index to the first layer's device, not the last's.)
+    """
+    if "logits_to_keep" not in forward_parameters(model):
+        return {}
+    if not shares_kv(model):
+        return {"logits_to_keep": 1}
+    return {"logits_to_keep": 0 if hasattr(model, "_hf_hook") else torch.tensor([-1])}
+
+
 @dataclass(frozen=True, eq=False)
 class NodeInputs:
     """
@@ -127,7 +145,8 @@ class TreeForward:
         self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
-        self.takes_logits_to_keep = "logits_to_keep" in parameters
+        # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
+        self.takes_logits_to_keep = "logits_to_keep" in parameters and not shares_kv(model)
         with_graphs = self.switches and cache.storage is not None
         self._first_slots, self.has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
         if self.has_kernel and visible is not None:

@@ -13,9 +13,10 @@ from packaging import version
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .attention import implementation_of
 from .cache import TreeCache
 from .features import Features, watch_features
-from .forward import TreeForward, causal_chain
+from .forward import TreeForward, causal_chain, keeping_one_logit, shares_kv
 from .graphs import GraphLoans
 from .prompts import can_read_in_pieces, read_in_pieces
 from .sequences import Sequences
@@ -95,7 +96,7 @@ class Target:
             outputs = self.model._prefill(
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
                 self._config_of_prefill(),
-                self.model_kwargs | {"past_key_values": self.cache},
+                self.model_kwargs | {"past_key_values": self.cache} | self._logits_of_prefill(),
             )
         self.cache.adopt_prefill()
         if self.cache.lengths[0] == 0:
@@ -132,6 +133,16 @@ class Target:
         config = copy.copy(config)
         config.prefill_chunk_size = None
         return config
+
+    def _logits_of_prefill(self) -> dict[str, Any]:
+        """
+        Arguments of the prefill for a target whose last layers share K/V: they must run at all positions if a drafter
+        reads hidden states, and for flash attention, whose masks the model cannot shorten.
+        """
+        if not shares_kv(self.model):
+            return {}
+        needs_all = self.features is not None or implementation_of(self.model) not in ("eager", "sdpa")
+        return keeping_one_logit(self.model) if needs_all else {}
 
     @property
     def was_given_a_cache(self) -> bool:

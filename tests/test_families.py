@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import FAMILIES, attention_of, noisy_copy, prompts, tiny_config, tiny_model
+from support.heads import WIDE, RecordingDrafter, assert_drafts_as_from_scratch, pads_of, tiny_head
+from support.models import FAMILIES, KV_SHARING, attention_of, noisy_copy, prompts, tiny_config, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import (
     AttentionInterface,
@@ -178,6 +179,30 @@ def test_draft_of_another_family() -> None:
     inputs = inputs_of(3)
     text = target.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, assistant_model=draft, tree=IRREGULAR)
     assert text.tolist() == text_of("llama", "sdpa", 3).tolist()
+
+
+@lru_cache
+def kv_sharing_target() -> PreTrainedModel:
+    return tiny_model("gemma4_text", attention_sharpness=3.0, **KV_SHARING)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", ["model", "EAGLE-1", "EAGLE-3", "ngram"])
+def test_layers_that_share_keys_and_values(kind: str, batch_size: int) -> None:
+    """Its last layers run at all positions that a draft or a head needs, and not only where logits are asked for."""
+    target, inputs = kv_sharing_target(), prompts(batch_size, 16, padding=batch_size > 1)
+    drafts = {
+        "model": lambda: noisy_copy(target),
+        "EAGLE-1": lambda: RecordingDrafter(tiny_head(target, eagle_version=1)),
+        "EAGLE-3": lambda: RecordingDrafter(tiny_head(target, aux_layer_ids=[0, 1, 4])),
+        "ngram": lambda: NgramDraft(min_ngram=1),
+    }
+    draft, options = drafts[kind](), {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    plain = plain_text(target, inputs, max_new_tokens=NEW_TOKENS)
+    text = target.generate(**inputs, **options, assistant_model=draft, tree=WIDE)
+    assert text.tolist() == plain.tolist()
+    if isinstance(draft, RecordingDrafter):
+        assert_drafts_as_from_scratch(draft, target, text, pads_of(inputs))
 
 
 def test_chunked_prefill_of_a_windowed_family() -> None:

@@ -12,7 +12,7 @@ from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
 from ..features import watch_features
-from ..forward import execution_device
+from ..forward import execution_device, keeping_one_logit
 from ..metrics import metrics_of_last_call
 
 
@@ -69,7 +69,7 @@ def hits_on(text: Text, heads: list[EagleHead], target: PreTrainedModel, depth: 
     boundaries = [head.config.aux_boundaries(num_layers) for head in heads]
     watched = sorted(set().union(*boundaries))
     with watch_features(target, watched) as features:
-        target(text.ids[None], use_cache=False, logits_to_keep=1)
+        target(text.ids[None], use_cache=False, **keeping_one_logit(target))
     parts = features.take(device, dtype).chunk(max(len(watched), 1), dim=-1)
     by_boundary = dict(zip(watched, parts, strict=False))
     return [

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
-from ..forward import TreeForward, causal_chain, execution_device
+from ..forward import TreeForward, causal_chain, execution_device, keeping_one_logit
 from ..sequences import Sequences
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
@@ -72,13 +72,13 @@ class DraftModelDrafter(Drafter):
         if self.forward.max_position is not None:
             positions = positions.clamp(max=self.forward.max_position)
         chunk = self.request.prefill_chunk_size or length
+        fewest_outputs = keeping_one_logit(self.model)
         for start in range(0, length, chunk):
             end = min(start + chunk, length)
             inputs = {"input_ids": ids[:, start:end], "past_key_values": self.cache, "use_cache": True}
+            inputs |= fewest_outputs
             if self.forward.takes_positions:
                 inputs["position_ids"] = positions[:, start:end]
-            if self.forward.takes_logits_to_keep:
-                inputs["logits_to_keep"] = 1
             if visible is not None:
                 inputs["attention_mask"] = visible[:, :end].long()
             self.model(**inputs, return_dict=True)

@@ -68,6 +68,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """The model families that tests go through: config values that differ from the small default."""
 
+KV_SHARING: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    **_WINDOW,
+    **_UNTIED,
+}
+"""Config values of a "gemma4_text" whose last two layers reuse the K/V of the first two."""
+
 # GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused
 # by new ones.
 _ATTENTION = {"gptj": ("default",), "gpt_oss": ("eager",), "gemma2": ("eager", "default")}
