@@ -147,6 +147,8 @@ class TreeForward:
         self.takes_positions = "position_ids" in parameters
         # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
         self.takes_logits_to_keep = "logits_to_keep" in parameters and not shares_kv(model)
+        self.without_router_logits = {"output_router_logits": False} if "output_router_logits" in parameters else {}
+        """Keyword arguments that keep a mixture of experts from computing its auxiliary loss, which no mask fits."""
         with_graphs = self.switches and cache.storage is not None
         self._first_slots, self.has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
         if self.has_kernel and visible is not None:
@@ -250,7 +252,7 @@ class TreeForward:
             inputs["logits_to_keep"] = nodes.logits_to_keep
         if self.switches:
             inputs["tree_context"] = context
-        inputs |= {
+        inputs |= self.without_router_logits | {
             "past_key_values": self.cache,
             "attention_mask": context.model_mask(self.dtype, self.device),
             "use_cache": True,

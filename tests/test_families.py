@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from functools import lru_cache
 from typing import Any
@@ -179,6 +180,20 @@ def test_draft_of_another_family() -> None:
     inputs = inputs_of(3)
     text = target.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, assistant_model=draft, tree=IRREGULAR)
     assert text.tolist() == text_of("llama", "sdpa", 3).tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_router_logits(family: str, role: str, batch_size: int) -> None:
+    """A config that asks for them, as after training, asks for an auxiliary loss, too, which takes no 4D mask."""
+    implementation = attention_of(family)[-1]
+    target = copy.deepcopy(target_of(family, implementation))
+    draft = noisy_copy(target)
+    (target if role == "target" else draft).config.output_router_logits = True
+    expected = text_of(family, implementation, batch_size)
+    for assistant in (draft, NgramDraft(min_ngram=1)):
+        assert_same_text(target, inputs_of(batch_size), assistant, expected=expected, max_new_tokens=NEW_TOKENS)
 
 
 @lru_cache

@@ -72,7 +72,7 @@ class DraftModelDrafter(Drafter):
         if self.forward.max_position is not None:
             positions = positions.clamp(max=self.forward.max_position)
         chunk = self.request.prefill_chunk_size or length
-        fewest_outputs = keeping_one_logit(self.model)
+        fewest_outputs = keeping_one_logit(self.model) | self.forward.without_router_logits
         for start in range(0, length, chunk):
             end = min(start + chunk, length)
             inputs = {"input_ids": ids[:, start:end], "past_key_values": self.cache, "use_cache": True}
