@@ -6,11 +6,18 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 
 if TYPE_CHECKING:
     from .graphs import GraphStore
+
+
+_REUSABLE = (DynamicLayer, DynamicSlidingWindowLayer, getattr(cache_utils, "DummyLayer", DynamicLayer))
+"""
+Layers of a `DynamicCache` that can be continued. The `DummyLayer` of newer transformers stands for one without K/V.
+"""
 
 
 class TreeLayer(CacheLayerMixin):
@@ -347,7 +354,7 @@ def check_reusable(cache: Cache) -> None:
         ValueError: if a user's `past_key_values` has layers that cannot hold a tree.
     """
     for index, layer in enumerate(getattr(cache, "layers", ())):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if type(layer) not in _REUSABLE:
             raise ValueError(
                 f"`past_key_values` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
                 "which cannot be used for speculation. Pass a `DynamicCache`, or none."

@@ -12,7 +12,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging import version
-from support.models import noisy_copy, prompts, tiny_config, tiny_model
+from support.models import KV_SHARING, noisy_copy, prompts, tiny_config, tiny_model
 from support.parity import IRREGULAR
 from torch._inductor.utils import run_and_get_code
 from transformers import DynamicCache, PreTrainedModel
@@ -316,6 +316,21 @@ def test_a_cache_without_a_config(target: PreTrainedModel, draft: PreTrainedMode
         ours.answer(False, assistant_model=draft, tree=IRREGULAR)
         plain.answer(False)
         ours.assert_same(plain)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["returned", "given"])
+def test_turns_of_layers_that_share_keys_and_values(given: bool) -> None:
+    """In newer versions the cache has dummies for layers without K/V of their own."""
+    model = tiny_model("gemma4_text", attention_sharpness=3.0, **KV_SHARING)
+    draft = noisy_copy(model)
+    ours, plain = (Conversation(model, DynamicCache(config=model.config) if given else None, 2) for _ in range(2))
+    for speculates in (True, True, False, True):
+        ours.answer(not given, **({"assistant_model": draft, "tree": IRREGULAR} if speculates else {}))
+        plain.answer(not given)
+        assert ours.text.tolist() == plain.text.tolist()
+        for mine, theirs in zip(ours.cache.layers, plain.cache.layers, strict=True):
+            assert type(mine) is type(theirs)
+            assert (mine.keys is None) == (theirs.keys is None)
 
 
 def test_turns_with_chunked_prefill(target: PreTrainedModel, draft: PreTrainedModel) -> None:
