@@ -14,6 +14,7 @@ from .cache import check_reusable
 from .config import SpeculationPlan, SpeculativeConfig
 from .drafters import DraftModelDrafter, as_drafter
 from .forward import forward_parameters
+from .modules import modules_of
 from .ranks import is_pipeline, is_sharded
 from .rope import length_dependent_ropes
 
@@ -60,6 +61,8 @@ def check_call(
     vocab_size = model.config.get_text_config().vocab_size
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter.model, vocab_size)
+    for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
+        _check_keeps_cache(part, role)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
     if is_sharded(model):
         _check_drafts_are_whole(drafter.models)
@@ -212,6 +215,15 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
                 f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
                 "`generate` without `assistant_model`."
             )
+
+
+def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
+    """With gradient checkpointing, layers in training mode drop the cache."""
+    if any(module.training and getattr(module, "gradient_checkpointing", False) for module in modules_of(model)):
+        raise ValueError(
+            f"`assistant_model`: the {role} {type(model).__name__} is in training mode with gradient checkpointing, "
+            "which keeps no cache. Call its `eval()` first."
+        )
 
 
 def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:

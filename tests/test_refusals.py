@@ -484,6 +484,18 @@ def test_options_of_the_generation_config(target: PreTrainedModel, draft: PreTra
     )
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_training_with_gradient_checkpointing(target: PreTrainedModel, draft: PreTrainedModel, role: str) -> None:
+    """It drops the cache in training mode, of which transformers only warns; in evaluation mode it does nothing."""
+    model = copy.deepcopy(target if role == "target" else draft)
+    model.gradient_checkpointing_enable()
+    pair = (model, draft) if role == "target" else (target, model)
+    assert_same_calls(*pair, prompts(2, 12), {"max_new_tokens": 16}, TREE)
+    model.train()
+    options = {"assistant_model": pair[1], "tree": TREE}
+    assert_refused(pair[0], options, "`assistant_model`", role, "LlamaForCausalLM", "training mode", "`eval()`")
+
+
 def quantized_cache(config: Any) -> DynamicCache:
     """A cache with a quantised layer, without a quantisation library."""
 
