@@ -293,6 +293,11 @@ def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
             f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
             "Use a decoder-only model with the target's tokenizer."
         )
+    if not draft.can_generate() and draft.get_output_embeddings() is None:
+        raise ValueError(
+            f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
+            "Load it with `AutoModelForCausalLM`."
+        )
     if draft_config.vocab_size != vocab_size:
         raise ValueError(
             f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the "

@@ -14,8 +14,11 @@ from support.calls import TREE, assert_same_calls
 from support.models import VOCAB, noisy_copy, prompts, tiny_config, tiny_model
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     DynamicCache,
     EncoderDecoderCache,
     PreTrainedModel,
@@ -61,7 +64,7 @@ def snapshot(model: PreTrainedModel) -> list[Any]:
         model.config.to_dict(),
         model.config._attn_implementation,
         [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")],
-        model.generation_config.to_dict(),
+        model.generation_config.to_dict() if model.can_generate() else None,
         sorted(set(vars(model)) - {"prepare_inputs_for_generation"}),  # PEFT leaves its own behind in every call
         {name: parameter._version for name, parameter in model.named_parameters()},
     ]
@@ -494,6 +497,13 @@ def test_training_with_gradient_checkpointing(target: PreTrainedModel, draft: Pr
     model.train()
     options = {"assistant_model": pair[1], "tree": TREE}
     assert_refused(pair[0], options, "`assistant_model`", role, "LlamaForCausalLM", "training mode", "`eval()`")
+
+
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_drafts_without_a_language_model_head(target: PreTrainedModel, kind: Any) -> None:
+    draft = kind.from_config(target.config, dtype=target.dtype).eval()
+    options = {"assistant_model": draft, "tree": TREE}
+    assert_refused(target, options, "`assistant_model`", type(draft).__name__, "no language model head", "CausalLM")
 
 
 def quantized_cache(config: Any) -> DynamicCache:
