@@ -313,6 +313,15 @@ def implementation_of(model: PreTrainedModel) -> str:
     return _previous_implementation(model.config.get_text_config(decoder=True))
 
 
+def is_exact(implementation: str) -> bool:
+    """
+    Whether an attention implementation is known to compute softmax attention, so that another one may take its place
+    over trees: transformers' own, and kernels from the Hub, which have a repository's name.
+    """
+    name = implementation.rpartition("|")[2]  # "paged|sdpa" is sdpa
+    return name in ("eager", "sdpa", "flex_attention") or name.startswith("flash_attention_") or "/" in name
+
+
 def supports_switching(model: PreTrainedModel) -> bool:
     """Whether the model's attention goes through transformers' `AttentionInterface`."""
     return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()

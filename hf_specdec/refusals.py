@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
-from .attention import supports_switching
+from .attention import implementation_of, is_exact, supports_switching
 from .cache import check_reusable
 from .config import SpeculationPlan, SpeculativeConfig
 from .drafters import DraftModelDrafter, as_drafter
@@ -198,6 +198,12 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
         raise ValueError(
             f"`assistant_model`: the {role} {name} has recurrent or convolutional layers, or others{which}, whose "
             "state cannot hold a tree. Call `generate` without `assistant_model`."
+        )
+    if supports_switching(model) and not is_exact(implementation_of(model)):
+        raise ValueError(
+            f"`attn_implementation`={implementation_of(model)!r} of the {role} {name} is not one of transformers' "
+            "own, and cannot be replaced over a tree, because it may compute something else. Load the model with "
+            "'sdpa' or 'eager', or call `generate` without `assistant_model`."
         )
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
     has_windows = "sliding_attention" in kinds or any(

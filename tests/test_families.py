@@ -154,7 +154,10 @@ def test_window_matters(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 def test_implementations_of_others(family: str) -> None:
-    """An implementation that is registered by somebody else does the prefill; trees need one that takes their mask."""
+    """
+    A kernel from the Hub (whose name is that of its repository) does the prefill; trees need one that takes their
+    mask.
+    """
     module = sys.modules[type(target_of(family, "eager")).__module__]
     queries = []
 
@@ -162,17 +165,31 @@ def test_implementations_of_others(family: str) -> None:
         queries.append(query.shape[2])
         return module.eager_attention_forward(layer, query, *args, **kwargs)
 
-    AttentionInterface.register("somebodys", attention)
-    AttentionMaskInterface.register("somebodys", eager_mask)
-    target = tiny_model(
-        family, SEEDS[family], dtype=torch.float32, attn_implementation="somebodys", attention_sharpness=3.0
-    )
+    AttentionInterface.register("somebodys/kernel", attention)
+    AttentionMaskInterface.register("somebodys/kernel", eager_mask)
+    target = copy.deepcopy(target_of(family, "eager"))
+    target.config._attn_implementation_internal = "somebodys/kernel"  # its setter would look on the Hub
     inputs = inputs_of(3)
     expected = text_of(family, "eager", 3)
     queries.clear()
     assert_same_text(target, inputs, noisy_copy(target), expected=expected, max_new_tokens=NEW_TOKENS)
     assert set(queries) == {10}, "the prompts alone"
-    assert target.config._attn_implementation == "somebodys"
+    assert target.config._attn_implementation == "somebodys/kernel"
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_attention_functions_of_a_users_own_are_refused(role: str) -> None:
+    """Over a tree another implementation would take its place, and it may compute something else."""
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a forward ran before the refusal")
+
+    AttentionInterface.register("somebodys", attention)
+    AttentionMaskInterface.register("somebodys", eager_mask)
+    target, model = target_of("llama", "sdpa"), tiny_model("llama", attn_implementation="somebodys")
+    target, draft = (model, NgramDraft()) if role == "target" else (target, model)
+    with pytest.raises(ValueError, match=f"`attn_implementation`='somebodys' of the {role} .*'sdpa' or 'eager'"):
+        target.generate(**inputs_of(1), max_new_tokens=4, assistant_model=draft, tree="[(0,)]")
 
 
 def test_draft_of_another_family() -> None:
