@@ -179,18 +179,20 @@ class TargetDistribution:
 def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
     """
     Lists of processors, one per row of a batch, each called with that row alone. The first row has the user's own
-    objects, the others have copies of processors that may hold state.
+    objects, the others have copies of processors that may hold state. What processors share, their copies share, too.
 
     Raises:
         ValueError: if a processor that may hold state cannot be copied.
     """
+    shared = {key: value for processor in processors for key, value in _not_copied(processor).items()}
+    memos = [dict(shared) for _ in range(batch_size)]
     return [
-        LogitsProcessorList(_for_row(processor, row, batch_size) for processor in processors)
-        for row in range(batch_size)
+        LogitsProcessorList(_for_row(processor, row, batch_size, memo) for processor in processors)
+        for row, memo in enumerate(memos)
     ]
 
 
-def _for_row(processor: Any, row: int, batch_size: int) -> Any:
+def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) -> Any:
     kind = type(processor)
     # 5.23's repetition penalty knows where the padding of every row ends.
     knows_padding = isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
@@ -202,7 +204,7 @@ def _for_row(processor: Any, row: int, batch_size: int) -> Any:
         return _prefix_function_of_row(processor, row)
     if kind in _HOLDS_CONTEXT:
         return _guidance_of_row(processor, row)
-    own = processor if row == 0 else _copy(processor)
+    own = processor if row == 0 else _copy(processor, memo)
     is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
     return _AsBatch(own, row, batch_size) if is_function or _holds_rows(processor, batch_size) else own
 
@@ -255,16 +257,20 @@ def _may_be_rows(value: Any, batch_size: int) -> bool:
     return True  # a function or an object, which may look up rows by their number
 
 
-def _copy(processor: Any) -> Any:
-    """A deep copy, except for the models and tokenizers that a processor refers to."""
-    shared = {
+def _not_copied(processor: Any) -> dict[int, Any]:
+    """The models and tokenizers that a processor refers to, by `id`."""
+    return {
         id(value): value
         for holder in _holders(processor)
         for value in (holder, *getattr(holder, "__dict__", {}).values())
         if isinstance(value, (torch.nn.Module, PreTrainedTokenizerBase))
     }
+
+
+def _copy(processor: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy; `memo` holds what a row's other copies are made of, and what is not copied."""
     try:
-        return _copy_closure(processor, shared) if inspect.isfunction(processor) else copy.deepcopy(processor, shared)
+        return _deepcopy(processor, memo)
     except Exception as error:  # whatever a user's class raises while it is copied
         raise ValueError(
             f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
@@ -272,13 +278,25 @@ def _copy(processor: Any) -> Any:
         ) from error
 
 
-def _copy_closure(function: FunctionType, shared: dict[int, Any]) -> FunctionType:
-    """A function with its own copies of the variables it closes over; a deep copy leaves functions as they are."""
-    cells = tuple(CellType(copy.deepcopy(cell.cell_contents, shared)) for cell in function.__closure__ or ())
-    defaults = copy.deepcopy(function.__defaults__, shared)
-    own = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
-    own.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, shared)
-    return own
+def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy, of functions, too: with own copies of what they close over (`copy.deepcopy` leaves them)."""
+    if not inspect.isfunction(value):
+        return copy.deepcopy(value, memo)
+    if id(value) not in memo:
+        cells = tuple(_copy_cell(cell, memo) for cell in value.__closure__ or ())
+        defaults = copy.deepcopy(value.__defaults__, memo)
+        own = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        own.__kwdefaults__ = copy.deepcopy(value.__kwdefaults__, memo)
+        memo[id(value)] = own
+    return memo[id(value)]
+
+
+def _copy_cell(cell: CellType, memo: dict[int, Any]) -> CellType:
+    """A copy of a variable that functions close over, which may be the functions themselves."""
+    if id(cell) not in memo:
+        memo[id(cell)] = CellType()
+        memo[id(cell)].cell_contents = _deepcopy(cell.cell_contents, memo)
+    return memo[id(cell)]
 
 
 def _holders(processor: Any) -> list[Any]:

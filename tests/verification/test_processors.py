@@ -449,6 +449,56 @@ def test_custom_processors_give_the_text_of_plain_generate(
     assert text[:, 12:].tolist() != plain_text, "the processor changes nothing"
 
 
+class CountsInto(LogitsProcessor):
+    """Counts its calls in an object of others."""
+
+    def __init__(self, counter: Counter):
+        self.counter = counter
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.counter.calls += 1
+        return scores
+
+
+def closures_over_a_number() -> list[Any]:
+    """One function counts, by another function, and a third one reads the count."""
+    calls = 0
+
+    def increase() -> None:
+        nonlocal calls
+        calls += 1
+
+    def count(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        increase()
+        return scores
+
+    def bias(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, calls % 3 :: 3] -= 1.0
+        return scores
+
+    return [count, bias]
+
+
+def processors_of_one_counter() -> list[Any]:
+    counter = Counter()
+    return [CountsInto(counter), counter.process]
+
+
+SHARING = {"object": processors_of_one_counter, "closures": closures_over_a_number}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("name", SHARING)
+def test_processors_that_share_state(
+    target: PreTrainedModel, draft: PreTrainedModel, name: str, batch_size: int, inputs_of: dict[int, Inputs]
+) -> None:
+    """Of a batch, every row has a state of its own, which its processors share."""
+    inputs = inputs_of[batch_size]
+    options = lambda: {"max_new_tokens": NEW_TOKENS, "logits_processor": SHARING[name]()}  # noqa: E731
+    text, _ = assert_same_calls(target, draft, inputs, options)
+    assert text[:, 12:].tolist() != new_tokens(target, inputs, NEW_TOKENS), "the processors change nothing"
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_processor_of_the_user_is_called_as_often_as_in_plain_generate(
     target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, inputs_of: dict[int, Inputs]
