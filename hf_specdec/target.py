@@ -189,11 +189,7 @@ class Target:
     def score(self, draft: DraftTree) -> ModelOutput:
         """Forwards the root and all draft nodes at once: logits `[batch, nodes + 1, vocab]`."""
         topology = draft.topology
-        position_depths = None
-        if draft.valid is not None:
-            # Invalid nodes may lie past the last position that the model knows.
-            counts = torch.nn.functional.pad(draft.valid, (1, 0), value=True)
-            position_depths = topology.depths * counts
+        position_depths = None if draft.valid is None else topology.depths * draft.counting()
         tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)

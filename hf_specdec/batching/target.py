@@ -125,10 +125,8 @@ class InFlightTarget:
         topology, drafted, position_depths = draft.topology, draft.tokens, None
         roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)
         if draft.valid is not None:
-            # Invalid nodes repeat the root at its position, since their own may lie past the last position that the
-            # model knows.
-            drafted = torch.where(draft.valid, drafted, roots)
-            position_depths = topology.depths * torch.nn.functional.pad(draft.valid, (1, 0), value=True)
+            drafted = torch.where(draft.valid, drafted, roots)  # invalid nodes repeat the root
+            position_depths = topology.depths * draft.counting()
         tokens = torch.cat([roots, drafted], dim=1)
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from ..verification import new_tokens
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -63,18 +65,10 @@ class Rows:
         Appends the tokens of a walk to the rows, and marks rows that end.
 
         Args:
-            path_tokens (`torch.Tensor` of shape `[batch, depth + 1]`, int64): the tokens at the nodes of the path, the
-                root's first.
-            accepted (`torch.Tensor` of shape `[batch]`, int64): number of accepted nodes; -1 for rows that rest.
-            next_tokens (`torch.Tensor` of shape `[batch]`, int64): the bonus or recovered token; -1 if there is none.
-
-        Returns:
-            `torch.Tensor`: the new tokens, `[batch, depth + 1]` int64, followed by -1.
+            path_tokens, accepted, next_tokens: see `new_tokens`, whose result is returned.
         """
-        places = torch.arange(path_tokens.shape[1], device=path_tokens.device)
-        new = torch.nn.functional.pad(path_tokens[:, 1:], (0, 1), value=-1)
-        new = torch.where(places < accepted[:, None], new, -1)
-        new = torch.where(places == accepted[:, None], next_tokens[:, None], new)
+        new = new_tokens(path_tokens, accepted, next_tokens)
+        places = torch.arange(new.shape[1], device=new.device)
         slots = (self.lengths[:, None] + places).clamp(max=self.text.shape[1] - 1)
         self.text.scatter_(1, slots, torch.where(new >= 0, new, self.text.gather(1, slots)))
         self.lengths.add_((new >= 0).sum(dim=1))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..cache import DeviceCache
-from ..graphs import Record
+from ..graphs import Record, random_state_kept
 from ..kernels import Compaction
 from ..trees import DynamicTree, TokenTree
 from ..verification import DraftTemperature, rows_with_nan
@@ -64,7 +64,6 @@ class DeviceStep:
         self.part = PARTS[type(drafter)](drafter, tree)
         self.compactions = Compaction.of(target.cache.layers)
         self.load(target, drafter, sequences, warpers)
-        state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
         cache, bound = DeviceCache(target.cache), self.part.bind(drafter)
         forward = self.padding.of(target.forward, cache)
@@ -76,10 +75,7 @@ class DeviceStep:
             draft = part.grow(bound, rows, None if self.drawing is None else self.drawing.warp)
             topology = draft.topology
             tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
-            counts = topology.depths <= part.room(bound, rows)[:, None]
-            if draft.valid is not None:
-                counts = counts & torch.nn.functional.pad(draft.valid, (1, 0), value=True)
-            # Nodes that do not count may lie past the last position that the model knows.
+            counts = draft.counting(part.room(bound, rows))
             depths = topology.depths * counts
             cache.at(lengths - 1)
             features = None
@@ -111,14 +107,8 @@ class DeviceStep:
             rows.report.copy_(torch.cat(report, dim=1))
             return [rows.report]
 
-        try:
+        with random_state_kept(device):  # capturing runs a step first, whose K/V lies behind the committed slots
             self.replay, _ = record(run, device)
-        finally:
-            # Capturing runs a step first: its draws are undone here, and its K/V lies behind the committed slots.
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(state, device)
-            else:
-                torch.set_rng_state(state)
 
     def load(self, target: Target, drafter: Any, sequences: Sequences, warpers: Warpers) -> None:
         """Copies the state of a call that has done its prefill and whose drafter has caught up."""

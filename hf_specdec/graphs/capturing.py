@@ -83,6 +83,19 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Undoes all draws inside from the generator of a device: capturing a function runs it once more."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+
+
 class GraphPool:
     """
     Memory pool of graphs that never run at the same time. After a failed capture, or when all its graphs may have been

@@ -6,7 +6,7 @@ from .processors import TargetDistribution, copies_per_row, warpers_of
 from .rejection import walk_by_rejection
 from .spoiling import rows_with_nan
 from .target import walk_target
-from .walk import Walk
+from .walk import Walk, new_tokens
 
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Walk",
     "choose",
     "copies_per_row",
+    "new_tokens",
     "rows_with_nan",
     "walk_by_rejection",
     "walk_target",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass
 class Walk:
@@ -29,3 +31,19 @@ class Walk:
         """The node where the row's walk stands."""
         path = self.paths[row]
         return path[-1] if path else 0
+
+
+def new_tokens(path_tokens: torch.Tensor, accepted: torch.Tensor, next_tokens: torch.Tensor) -> torch.Tensor:
+    """
+    The tokens that walks on the device append to their rows, `[batch, depth + 1]` int64, followed by -1.
+
+    Args:
+        path_tokens (`torch.Tensor` of shape `[batch, depth + 1]`, int64): the tokens at the nodes of the path, the
+            root's first.
+        accepted (`torch.Tensor` of shape `[batch]`, int64): number of accepted nodes; negative for rows that rest.
+        next_tokens (`torch.Tensor` of shape `[batch]`, int64): the bonus or recovered token; -1 if there is none.
+    """
+    places = torch.arange(path_tokens.shape[1], device=path_tokens.device)
+    new = torch.nn.functional.pad(path_tokens[:, 1:], (0, 1), value=-1)
+    new = torch.where(places < accepted[:, None], new, -1)
+    return torch.where(places == accepted[:, None], next_tokens[:, None], new)

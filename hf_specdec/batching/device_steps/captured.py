@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...graphs import Record
+from ...graphs import Record, random_state_kept
 from ..paged_cache import DevicePagedCache
 from ..request import Request
 from .rows import InFlightRows, Size
@@ -53,14 +53,8 @@ class CapturedStep(ABC):
         self._cache = DevicePagedCache(self._target.cache, self.rows.tables)
         self._forward = self._target.forward.over(self._cache, self._first_slots, None, self._first_slots)
         self._compile(self._forward)
-        state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-        try:
+        with random_state_kept(device):
             self._replay, _ = record(self._run, device, pool=pool)
-        finally:
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(state, device)
-            else:
-                torch.set_rng_state(state)
 
     def _compile(self, forward: TreeForward) -> None:
         """Marks a forward as compiled, if the step's forwards are to be: once, for steps of all sizes."""

@@ -9,7 +9,7 @@ import torch
 
 from ...kernels import Compaction
 from ...trees import DynamicTree, TokenTree
-from ...verification import DraftTemperature, rows_with_nan
+from ...verification import DraftTemperature, new_tokens, rows_with_nan
 from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
 from .rows import Kind, Size
@@ -92,15 +92,12 @@ class InFlightStep(CapturedStep):
         rows, depth = self.rows, self.rows.size.depth
         draft = self.part.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
-        counts = topology.depths <= rows.room[:, None]
-        if draft.valid is not None:
-            counts = counts & torch.nn.functional.pad(draft.valid, (1, 0), value=True)
+        counts = draft.counting(rows.room)
         # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
         tokens = torch.where(counts, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
         features = None
         with self._target.recorded_features() as watched:
-            # These nodes get the root's position: their own may be past the last one that the model knows.
             depths = topology.depths * counts
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
@@ -118,11 +115,7 @@ class InFlightStep(CapturedStep):
                 if self.features is None:
                     self.features = torch.empty_like(kept)
                 self.features.copy_(kept)
-        new = next_tokens[:, None]
-        if depth > 0:
-            on_path = torch.nn.functional.pad(tokens.gather(1, path)[:, 1:], (0, 1), value=-1)
-            on_path = torch.where(places < accepted[:, None], on_path, -1)
-            new = torch.where(places == accepted[:, None], new, on_path)
+        new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
         is_nan = rows_with_nan(logits)
         drafted = counts[:, 1:].expand(len(path), -1).sum(dim=1)
         accepted = self._walks.checked(logits, path, accepted)
