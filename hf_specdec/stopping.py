@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 
@@ -32,6 +32,14 @@ def end_tokens_of(criteria: StoppingCriteriaList) -> list[int]:
         if type(criterion) is EosTokenCriteria
         for token in torch.as_tensor(criterion.eos_token_id).flatten().tolist()
     ]
+
+
+class TokenCriterion(StoppingCriteria):
+    """A stopping criterion of one request in a manager, which is told its tokens on the host: no tensor is made."""
+
+    def ends_with(self, token: int) -> bool:
+        """Whether the text ends with this token. Asked once for every generated token, in order."""
+        raise NotImplementedError
 
 
 class ColumnJudge:

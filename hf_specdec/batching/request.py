@@ -22,7 +22,7 @@ from ..device_steps.verdicts import Warpers
 from ..forward import execution_device
 from ..metrics import SpeculationMetrics
 from ..sequences import Sequences
-from ..stopping import end_tokens_of, max_length_of
+from ..stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..verification import warpers_of
 from . import sharing
 from .blocks import BlockTable
@@ -118,9 +118,12 @@ class Request:
         self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
         self._timestamps: list[float] | None = [] if record_timestamps else None
         self._end_tokens = frozenset(end_tokens_of(options.criteria))
-        # The two usual criteria are checked without a tensor.
+        # These, and the usual two, are looked at without a tensor.
+        self._token_criteria = [one for one in options.criteria if isinstance(one, TokenCriterion)]
         self._criteria = StoppingCriteriaList(
-            criterion for criterion in options.criteria if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria)
+            criterion
+            for criterion in options.criteria
+            if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria) and criterion not in self._token_criteria
         )
         self._history: Sequences | None = None
 
@@ -147,6 +150,8 @@ class Request:
         if self._timestamps is not None:
             self._timestamps.append(time.perf_counter())
         ends = token in self._end_tokens or len(self.tokens) >= self.max_length
+        for criterion in self._token_criteria:
+            ends |= criterion.ends_with(token)
         if self._criteria:
             ends |= bool(torch.as_tensor(self._criteria(self.history(self.length), None)).all())
         if ends:
@@ -217,7 +222,7 @@ def prepare_options(
     def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
         return prepared
 
-    generation_config, options = _with_stop_strings(generation_config, dict(options))
+    generation_config, options = _with_stop_strings(model, generation_config, dict(options))
     ids = torch.tensor([prompt], device=execution_device(model))
     # With an explicit mask of ones, padding tokens in the prompt count as tokens.
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -226,20 +231,25 @@ def prepare_options(
 
 
 def _with_stop_strings(
-    generation_config: GenerationConfig | None, options: dict[str, Any]
+    model: Any, generation_config: GenerationConfig | None, options: dict[str, Any]
 ) -> tuple[GenerationConfig | None, dict[str, Any]]:
     """Replaces stop strings by a stopping criterion, because a custom decoding method does not get the tokenizer."""
     tokenizer = options.pop("tokenizer", None)
-    stop_strings = options.get("stop_strings") or getattr(generation_config, "stop_strings", None)
-    if tokenizer is None or not stop_strings:
+    stop_strings = options.get("stop_strings", getattr(generation_config, "stop_strings", None))
+    is_said = "stop_strings" in options or stop_strings is not None
+    if not is_said or (stop_strings and tokenizer is None):
         return generation_config, options
     options.pop("stop_strings", None)
     if generation_config is not None:
         generation_config = copy.copy(generation_config)
         generation_config.stop_strings = None
-    criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
-    criteria.append(_stop_string_criterion(tokenizer, stop_strings))
-    return generation_config, options | {"stopping_criteria": criteria}
+    if model.generation_config.stop_strings is not None:
+        options["stop_strings"] = None  # nor those of the model
+    if stop_strings:
+        criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
+        criteria.append(_stop_string_criterion(tokenizer, stop_strings))
+        options["stopping_criteria"] = criteria
+    return generation_config, options
 
 
 _stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, StopStringCriteria]] = (

@@ -22,7 +22,7 @@ from .engine.client import EngineClient
 from .engine.messages import Served
 from .generation import SpeculativeState, asked_for
 from .metrics import registry_of
-from .stop_strings import trimmed
+from .stop_strings import check_number_and_length, checked_stop_strings, trimmed
 from .streams import QuickChunks
 
 
@@ -63,11 +63,18 @@ class _OwnRequests:
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
-        others = {name: value for name, value in body.items() if name != "seed"}  # a handler would seed torch globally
-        handler: Any = super()  # of the handler with this mixin
+        others = {name: value for name, value in body.items() if name != "seed"}  # it would seed all of torch
+        if others.get("stop") in ("", []):
+            del others["stop"]
+        handler: Any = super()  # it is mixed into one
         config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
         config.seed = body.get("seed")
+        if config.stop_strings is None:
+            config.stop_strings = model_generation_config.stop_strings
+        elif config.stop_strings != model_generation_config.stop_strings:
+            config.stop_strings = checked_stop_strings(config.stop_strings)
+            check_number_and_length(config.stop_strings)
         if body.get("temperature") or body.get("top_p") is not None:
             config.do_sample = body.get("temperature") != 0
         return config

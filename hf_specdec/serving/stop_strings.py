@@ -1,17 +1,153 @@
-"""Cutting the stop string from the end of texts, as OpenAI's API does."""
+"""Stop strings as OpenAI's interface has them: looked for in what is generated, and no part of the answer."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from ..stopping import TokenCriterion
 from .streams import MergedQueue
+
+
+MOST_STOP_STRINGS = 4
+"""Of a request, as with OpenAI."""
+LONGEST_STOP_STRING = 1024
+"""Characters of one."""
+LONGEST_CONTEXT = 8
+"""Tokens that are decoded again with the next one, since some are text of another kind after others."""
+LONGEST_UNFINISHED = 16
+"""With how many tokens, context included, a text may wait for the last bytes of a character."""
+_STOP = "`stop` (`stop_strings` of a generation config)"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What the last bytes of a text are decoded to, while they are not a whole character."""
+
+
+def checked_stop_strings(stop_strings: Any) -> list[str]:
+    """
+    Stop strings as a list, each of one character or more.
+
+    Raises:
+        TypeError, ValueError: for what is no string or list of strings, and for an empty string.
+    """
+    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
+    if not isinstance(strings, (list, tuple)) or not all(isinstance(string, str) for string in strings):
+        raise TypeError(f"{_STOP} must be a string or a list of strings, but is {_shorten(stop_strings)}.")
+    if not all(strings):
+        raise ValueError(f"{_STOP} has an empty string in it, with which every text begins. Leave it out.")
+    return list(strings)
+
+
+def check_number_and_length(stop_strings: list[str]) -> None:
+    """
+    Stop strings of a client are few, and short enough to be looked for at every token.
+
+    Raises:
+        ValueError: if there are too many, or one is too long.
+    """
+    if len(stop_strings) > MOST_STOP_STRINGS:
+        raise ValueError(f"{_STOP} may have {MOST_STOP_STRINGS} strings, but has {len(stop_strings)}. Give fewer.")
+    longest = max(stop_strings, key=len, default="")
+    if len(longest) > LONGEST_STOP_STRING:
+        raise ValueError(
+            f"{_STOP} may have strings of {LONGEST_STOP_STRING} characters, but {_shorten(longest)} has "
+            f"{len(longest)}. Give a shorter one, such as its beginning."
+        )
 
 
 def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
     """The text up to the first stop string in it; all of it without one."""
     ends = [text.find(stop) for stop in _as_list(stop_strings)]
     return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+class StopStringSearch:
+    """
+    A search for the first stop string in a text that comes in pieces, each of which costs about its own length.
+
+    Args:
+        stop_strings (`list[str]`): what ends the text.
+    """
+
+    def __init__(self, stop_strings: list[str]):
+        self._strings = stop_strings
+        self.has_ended = False
+        """Whether a stop string has come."""
+        self.start()
+
+    def start(self) -> None:
+        """Lets another text begin."""
+        self.held = ""
+        """The end of the text so far, as far as it may be the beginning of a stop string."""
+        self._begun = [0] * len(self._strings)
+
+    def feed(self, piece: str) -> str:
+        """What of the text is now known to be before all stop strings, and was not before."""
+        if self.has_ended:
+            return ""
+        text, begun, end, most = self.held + piece, self._begun, -1, 0
+        for number, string in enumerate(self._strings):
+            start = len(self.held) - begun[number]  # it does not begin before its own part of what has been held
+            at = text.find(string, start)
+            if at >= 0:
+                end = at if end < 0 else min(end, at)
+            begun[number] = length = _begun(string, text, start)
+            if length > most:
+                most = length
+        self.has_ended, known = end >= 0, len(text) - most if end < 0 else end
+        self.held = "" if self.has_ended else text[known:]
+        return text[:known]
+
+
+def _begun(string: str, text: str, start: int) -> int:
+    """How many of the last characters of a text are the beginning of a string; no more than from `start` on."""
+    at = text.find(string[0], start)
+    while at >= 0:
+        if string.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(string[0], at + 1)
+    return 0
+
+
+class StopStringCriterion(TokenCriterion):
+    """
+    A stopping criterion that decodes what is generated, token by token, and ends it with the first stop string. (That
+    of transformers looks at the prompt, too, and first makes a table over the vocabulary: seconds for a long string.)
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the model's.
+        stop_strings (`str` or `list[str]`): what ends the text.
+
+    Raises:
+        TypeError, ValueError: see `checked_stop_strings`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_strings: str | list[str]):
+        self._search = StopStringSearch(checked_stop_strings(stop_strings))
+        # Without what transformers does around it, which takes four times as long.
+        self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
+        self._tokens: list[int] = []
+        """The last ones: those that are decoded, as context, and those that are not as yet a whole character."""
+        self._num_context = self._num_searched = 0
+        """Tokens that are context, and characters of `_tokens` that have been searched."""
+
+    def ends_with(self, token: int) -> bool:
+        """Whether a stop string ends within this token."""
+        tokens, searched = self._tokens, self._num_searched
+        tokens.append(token)
+        text = self._decode(tokens, False)
+        if text[-1:] == REPLACEMENT and len(tokens) <= LONGEST_UNFINISHED:
+            text = text.rstrip(REPLACEMENT)
+            self._num_searched = max(searched, len(text))
+        else:
+            self._num_searched = len(text)
+            if len(tokens) > LONGEST_CONTEXT:
+                del tokens[: self._num_context]
+                self._num_searched = len(self._decode(tokens, False))
+            self._num_context = len(tokens)
+        self._search.feed(text[searched:])
+        return self._search.has_ended
 
 
 class TrimmedQueue:
@@ -27,8 +163,7 @@ class TrimmedQueue:
     """
 
     def __init__(self, pieces: MergedQueue | asyncio.Queue, stop_strings: str | list[str]):
-        self._pieces, self._stop_strings = pieces, _as_list(stop_strings)
-        self._held, self._kind, self._has_ended = "", str, False
+        self._pieces, self._search, self._kind = pieces, StopStringSearch(_as_list(stop_strings)), str
         self._ready: list[Any] = []
 
     async def get(self) -> Any:
@@ -45,29 +180,21 @@ class TrimmedQueue:
 
     def _take(self, piece: Any) -> None:
         if type(piece) is not self._kind:
-            if self._held and not self._has_ended:
-                self._ready.append(self._kind(self._held))
-            self._held = ""
+            if self._search.held:
+                self._ready.append(self._kind(self._search.held))
+            self._search.start()
         if not isinstance(piece, str):
             self._ready.append(piece)
             return
         self._kind = type(piece)
-        if self._has_ended:
-            return
-        self._held += piece
-        text = trimmed(self._held, self._stop_strings)
-        self._has_ended = len(text) < len(self._held)
-        if not self._has_ended:
-            text = text[: len(text) - self._open(text)]
-        self._held = self._held[len(text) :]
-        if text:
+        if text := self._search.feed(piece):
             self._ready.append(self._kind(text))
-
-    def _open(self, text: str) -> int:
-        """Most characters at the end of the text that may be the beginning of a stop string."""
-        lengths = [n for stop in self._stop_strings for n in range(1, len(stop)) if text.endswith(stop[:n])]
-        return max(lengths, default=0)
 
 
 def _as_list(stop_strings: str | list[str] | None) -> list[str]:
     return [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]} …"

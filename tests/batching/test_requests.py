@@ -24,6 +24,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.batching import request as request_module
+from hf_specdec.stopping import TokenCriterion
 
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
@@ -118,6 +119,37 @@ def test_stop_strings(manager: SpeculativeBatchingManager, target: PreTrainedMod
     options = {"stop_strings": [tokenizer.decode([text[6]])], "tokenizer": tokenizer, "max_new_tokens": 20}
     name = manager.add_request(PROMPTS[0], do_sample=False, **options)
     assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[0], **options)
+
+
+def test_no_stop_strings(
+    manager: SpeculativeBatchingManager, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty list is none, and those of the model's own config end nothing where others are given."""
+    tokenizer, text = tiny_tokenizer(), text_alone(target, PROMPTS[0], max_new_tokens=20)
+    first, second = (tokenizer.decode([token]) for token in text[:2])
+    monkeypatch.setattr(target.generation_config, "stop_strings", [first])
+    options = {"tokenizer": tokenizer, "max_new_tokens": 20, "do_sample": False}
+    names = [manager.add_request(PROMPTS[0], stop_strings=stop, **options) for stop in ([], [second])]
+    found = [manager.get_result(name).generated_tokens for name in names]
+    assert first != second and found == [text, text[:2]]
+
+
+class EndsWith(TokenCriterion):
+    def __init__(self, token: int):
+        self.token, self.seen = token, []
+
+    def ends_with(self, token: int) -> bool:
+        self.seen.append(token)
+        return token == self.token
+
+
+def test_criteria_that_are_told_tokens(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    text = text_alone(target, PROMPTS[0], max_new_tokens=20)
+    criterion = EndsWith(text[9])
+    name = manager.add_request(
+        PROMPTS[0], max_new_tokens=20, do_sample=False, stopping_criteria=StoppingCriteriaList([criterion])
+    )
+    assert manager.get_result(name).generated_tokens == criterion.seen == text[: text.index(text[9]) + 1]
 
 
 def test_stop_strings_are_looked_up_in_the_vocabulary_once(

@@ -6,9 +6,10 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from ..stop_strings import StopStringCriterion
 from .messages import AddRequest, Admission, AskState, CancelRequest, Ended, Progress, Served, State
 
 
@@ -63,14 +64,18 @@ class EngineServer:
 
     def _added(self, asked: AddRequest) -> Admission:
         self._told[asked.request_id] = 0
+        stop_strings, criteria = asked.generation_config.stop_strings, StoppingCriteriaList()
         try:
+            if stop_strings:
+                criteria.append(StopStringCriterion(self._tokenizer, stop_strings))
             self._manager.add_request(
                 asked.input_ids,
                 asked.request_id,
                 streaming=asked.streaming,
                 generation_config=asked.generation_config,
                 seed=asked.seed,
-                tokenizer=self._tokenizer if asked.generation_config.stop_strings else None,
+                stop_strings=[],  # they are the criterion's
+                stopping_criteria=criteria,
             )
         except Exception as error:  # an error of a request's options fails only that request
             del self._told[asked.request_id]
