@@ -139,6 +139,12 @@ class RequestLoop:
         """Number of requests that are not over."""
         return len(self._requests)
 
+    @property
+    def pending(self) -> list[Request]:
+        """Requests without a place, the oldest first."""
+        with self._lock:
+            return [request for request in self._requests.values() if request.status == RequestStatus.PENDING]
+
     def check_open(self) -> None:
         """
         Checks that requests may be submitted.

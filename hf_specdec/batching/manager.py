@@ -368,9 +368,14 @@ class SpeculativeBatchingManager:
             )
 
     def _check_queue(self, count: int) -> None:
+        """Requests that come while a step runs have no place as yet, but do not wait if there is one for them."""
         most = self._limits.max_queue_size
-        waiting = self._loop.num_open - len(self.engine.scheduler.active)
-        if most and waiting + count > most:
+        if not most:
+            return
+        pending = self._loop.pending
+        waiting = len(pending) - self.engine.scheduler.num_admissible(pending)
+        places = 0 if waiting else max(self._limits.max_requests - self._loop.num_open, 0)
+        if waiting + max(count - places, 0) > most:
             raise queue.Full(
                 f"`max_queue_size={most}`: {waiting} requests are waiting, and {count} would come. Come back later."
             )

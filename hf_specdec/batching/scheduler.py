@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
@@ -96,16 +96,24 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> None:
-        """Admits waiting requests in order, as long as there are blocks for them."""
-        while self.waiting and len(self.active) < self.max_requests:
-            request = self.waiting[0]
-            # One more block for each running request and this one: else it would soon be preempted.
-            spare = 0 if not self.active else len(self.active) + 1
-            if self.pool.num_free < self.pool.blocks_for(request.length) + spare:
-                return
+        """Gives the first of the waiting requests their blocks, as far as these go."""
+        for _ in range(self.num_admissible(self.waiting)):
+            request = self.waiting.popleft()
             self.pool.reserve(request.table, request.length)
-            self.active.append(self.waiting.popleft())
+            self.active.append(request)
             request.status = RequestStatus.PREFILLING
+
+    def num_admissible(self, requests: Iterable[Request]) -> int:
+        """For how many of these, in their order, there are places and blocks at present."""
+        running, free, number = len(self.active), self.pool.num_free, 0
+        for request in requests:
+            # One block more for each that runs already: else it would have to wait again soon.
+            spare = running + 1 if running else 0
+            free -= self.pool.blocks_for(request.length)
+            if running >= self.max_requests or free < spare:
+                break
+            running, number = running + 1, number + 1
+        return number
 
     def chunks(self) -> Iterator[Chunk]:
         """

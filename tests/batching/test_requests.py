@@ -377,15 +377,36 @@ def test_an_error_of_the_model_ends_the_manager_with_it(target: PreTrainedModel,
     assert target.config._attn_implementation == "sdpa"
 
 
-def test_a_full_queue(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    manager = make(target, draft, continuous_batching_config=limits(max_queue_size=3))
-    for _ in range(3):
+@pytest.mark.parametrize(
+    "places, options", [(2, {"max_requests_per_batch": 2}), (4, {"num_blocks": 8})], ids=["places", "blocks"]
+)
+def test_a_full_queue(
+    target: PreTrainedModel, draft: PreTrainedModel, places: int, options: dict[str, int]
+) -> None:
+    """Those wait for which there is no place, or are no blocks."""
+    manager = make(target, draft, continuous_batching_config=limits(max_queue_size=3, **options))
+    for _ in range(places + 3):
         manager.add_request([4, 5, 6], max_new_tokens=5)
-    with pytest.raises(queue.Full, match="`max_queue_size=3`"):
+    with pytest.raises(queue.Full, match="`max_queue_size=3`: 3 requests are waiting, and 1 would come"):
         manager.add_request([4, 5, 6], max_new_tokens=5)
     manager.start()
     manager.stop()
     assert_nothing_left(manager)
+
+
+def test_several_at_once_and_the_queue(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    config = limits(max_queue_size=3, max_requests_per_batch=2)
+    manager = make(target, draft, continuous_batching_config=config)
+    with pytest.raises(queue.Full, match="0 requests are waiting, and 6 would come"):
+        manager.add_requests([[4, 5, 6]] * 6, max_new_tokens=5)
+    assert len(manager.add_requests([[4, 5, 6]] * 5, max_new_tokens=5)) == 5
+    manager.destroy()
+
+
+def test_a_burst_finds_the_places_that_are_free(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    with make(target, draft, continuous_batching_config=limits(max_queue_size=1)) as manager:
+        for name in [manager.add_request([4, 5, 6], max_new_tokens=5) for _ in range(30)]:
+            assert manager.get_result(name).error is None
 
 
 def test_generate_meanwhile(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:

@@ -132,9 +132,7 @@ def test_a_full_queue() -> None:
         for number in range(20):
             engine.cancel_request(f"{number}")
 
-    config = limits()
-    config.max_queue_size = 1
-    with here(continuous_batching_config=config) as (_, engine):
+    with here(continuous_batching_config=limits(max_queue_size=1, max_requests_per_batch=2)) as (_, engine):
         asyncio.run(ask())
 
 
