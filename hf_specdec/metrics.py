@@ -59,6 +59,17 @@ class SpeculationMetrics:
         for position in range(num_accepted_tokens):
             self.num_accepted_per_position[position] += 1
 
+    def copy(self) -> SpeculationMetrics:
+        """The counts as they are now: those of the copy do not grow with what comes."""
+        return SpeculationMetrics(
+            self.num_drafts,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            [list(of_row) for of_row in self.accepted_per_step],
+            list(self.num_accepted_per_position),
+            dict(self.seconds),
+        )
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the time spent inside to `seconds[name]`."""

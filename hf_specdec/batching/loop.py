@@ -139,6 +139,10 @@ class RequestLoop:
         """Number of requests that are not over."""
         return len(self._requests)
 
+    def is_open(self, request_id: str) -> bool:
+        """Whether there is a request of this name that is not over."""
+        return request_id in self._requests
+
     @property
     def pending(self) -> list[Request]:
         """Requests without a place, the oldest first."""

@@ -306,7 +306,7 @@ class SpeculativeBatchingManager:
         self._check_queue(1)
         options = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id} | options
         request = self._admission.request(
-            f"req_{next(self._numbers)}" if request_id is None else request_id,
+            self._new_name() if request_id is None else request_id,
             input_ids,
             options,
             tree=tree,
@@ -345,7 +345,7 @@ class SpeculativeBatchingManager:
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         requests = [
             self._admission.request(
-                f"req_{next(self._numbers)}",
+                self._new_name(),
                 input_ids,
                 options,
                 **how,
@@ -355,6 +355,10 @@ class SpeculativeBatchingManager:
         ]
         self._loop.submit(requests)
         return [request.request_id for request in requests]
+
+    def _new_name(self) -> str:
+        """One that no open request has been given by its caller."""
+        return next(name for number in self._numbers if not self._loop.is_open(name := f"req_{number}"))
 
     def cancel_request(self, request_id: str) -> None:
         """Cancels a request, whose result so far comes with the error "cancelled". Does nothing if it is over."""

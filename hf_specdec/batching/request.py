@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -28,16 +28,22 @@ from . import sharing
 from .blocks import BlockTable
 
 
+FinishReason = Literal["stop", "length"]
+
+
 @dataclass
 class SpeculativeGenerationOutput(GenerationOutput):
     """
-    transformers' `GenerationOutput` with speculation metrics.
+    transformers' `GenerationOutput`, what speculation did, and why the text ends.
 
     Args:
-        speculation (`SpeculationMetrics`): speculation counts of this request.
+        speculation (`SpeculationMetrics`): the counts of this request so far.
+        finish_reason (`str`, *optional*): `"stop"` for a text that ends with an end token, a stop string or another
+            criterion, `"length"` for one that is as long as it may be; None for one that has not ended.
     """
 
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +118,7 @@ class Request:
         self.max_length = max_length_of(options.criteria, len(prompt)) or sys.maxsize
         self.table = BlockTable()
         self.error: str | None = None
+        self.finish_reason: FinishReason | None = None
         self.metrics = SpeculationMetrics(accepted_per_step=[[]])
         self._device = device
         self._status = RequestStatus.PENDING
@@ -149,14 +156,15 @@ class Request:
         self.tokens.append(token)
         if self._timestamps is not None:
             self._timestamps.append(time.perf_counter())
-        ends = token in self._end_tokens or len(self.tokens) >= self.max_length
+        stops = token in self._end_tokens
         for criterion in self._token_criteria:
-            ends |= criterion.ends_with(token)
+            stops |= criterion.ends_with(token)
         if self._criteria:
-            ends |= bool(torch.as_tensor(self._criteria(self.history(self.length), None)).all())
-        if ends:
+            stops |= bool(torch.as_tensor(self._criteria(self.history(self.length), None)).all())
+        if stops or len(self.tokens) >= self.max_length:
+            self.finish_reason = "stop" if stops else "length"
             self.status = RequestStatus.FINISHED
-        return ends
+        return self.is_over
 
     def history(self, length: int) -> torch.Tensor:
         """The first `length` tokens, `[1, length]` int64 on the device; a view."""
@@ -204,7 +212,8 @@ class Request:
             created_time=self._created,
             lifespan=(self._started, self._ended),
             timestamps=None if self._timestamps is None else list(self._timestamps),
-            speculation=self.metrics,
+            speculation=self.metrics.copy(),
+            finish_reason=self.finish_reason,
         )
 
 

@@ -44,6 +44,40 @@ def test_streaming_is_in_order(manager: SpeculativeBatchingManager, target: PreT
     assert 0 < result.created_time <= result.lifespan[0] <= result.lifespan[1]
 
 
+def test_results_do_not_change(manager: SpeculativeBatchingManager) -> None:
+    """The counts of one are those of its own tokens, whatever comes later."""
+    name = manager.add_request(PROMPTS[0], max_new_tokens=30, do_sample=False, eos_token_id=-1, streaming=True)
+    results = list(manager.request_id_iter(name))
+    assert len(results) > 3
+    for result in results:
+        (accepted,) = result.speculation.accepted_per_step
+        assert len(result.generated_tokens) == 1 + sum(accepted) + len(accepted)
+        assert result.speculation.num_accepted_tokens == sum(accepted)
+
+
+def test_why_a_text_ends(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
+    """With its last allowed token, too."""
+    text = text_alone(target, PROMPTS[0], max_new_tokens=20)
+    end = text.index(text[7])
+    for options, length, reason in (
+        ({"max_new_tokens": 20}, 20, "length"),
+        ({"max_new_tokens": 20, "eos_token_id": text[7]}, end + 1, "stop"),
+        ({"max_new_tokens": end + 1, "eos_token_id": text[7]}, end + 1, "stop"),
+    ):
+        name = manager.add_request(PROMPTS[0], do_sample=False, streaming=True, **options)
+        *others, last = manager.request_id_iter(name)
+        assert all(other.finish_reason is None for other in others)
+        assert (last.finish_reason, len(last.generated_tokens)) == (reason, length)
+
+
+def test_names_that_are_taken(manager: SpeculativeBatchingManager) -> None:
+    taken = [manager.add_request(PROMPTS[0], f"req_{number}", max_new_tokens=100) for number in (0, 1, 3)]
+    names = [*(manager.add_request(PROMPTS[0], max_new_tokens=2) for _ in range(2))]
+    names += manager.add_requests(PROMPTS[:2], max_new_tokens=2)
+    assert len({*taken, *names}) == 7
+    assert all(manager.get_result(name).error is None for name in [*names, *taken])
+
+
 def test_iteration_over_all_results(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     manager = make(target, draft)
     names = manager.add_requests(PROMPTS, max_new_tokens=10, record_timestamps=True)

@@ -13,14 +13,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+from transformers.generation.continuous_batching.requests import RequestStatus
 
-from ...batching import ManagerState
+from ...batching import ManagerState, SpeculativeGenerationOutput
 from .messages import AddRequest, Admission, AskState, CancelRequest, Ended, Progress, Served, State
 
 
 SECONDS_FOR_STATE = 30.0
-Handler = Callable[[GenerationOutput], None]
+Handler = Callable[[SpeculativeGenerationOutput], None]
 
 
 @dataclass(eq=False)
@@ -241,5 +241,11 @@ class EngineClient:
                 request.loop.call_soon(handler, _output_of(part, request.tokens))
 
 
-def _output_of(part: Progress, tokens: list[int]) -> GenerationOutput:
-    return GenerationOutput(part.request_id, generated_tokens=tokens, error=part.error, status=part.status)
+def _output_of(part: Progress, tokens: list[int]) -> SpeculativeGenerationOutput:
+    return SpeculativeGenerationOutput(
+        part.request_id,
+        generated_tokens=tokens,
+        error=part.error,
+        status=part.status,
+        finish_reason=part.finish_reason,
+    )

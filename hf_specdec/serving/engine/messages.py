@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState
+from ...batching.request import FinishReason
 
 
 # ------------------------------------------------------------------------------------------------------- to the engine
@@ -116,15 +117,17 @@ class Progress(NamedTuple):
     New tokens and status of one request after a step.
 
     Args:
-        request_id (`str`): the request's name.
-        tokens (`list[int]`): tokens that have not been sent before.
-        status (`RequestStatus`), error (`str`, *optional*): status and error, as in a `GenerationOutput`.
+        request_id (`str`): its name.
+        tokens (`list[int]`): those that nobody has been told.
+        status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*): as of a
+            `SpeculativeGenerationOutput`.
     """
 
     request_id: str
     tokens: list[int]
     status: RequestStatus
     error: str | None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,9 @@ class EngineServer:
         for output in outputs:
             tokens, name = output.generated_tokens, output.request_id
             if name not in self._told:
-                continue  # not a request of the client
-            told.append(Progress(name, tokens[self._told[name] :], output.status, output.error))
+                continue  # somebody else's
+            new = tokens[self._told[name] :]
+            told.append(Progress(name, new, output.status, output.error, output.finish_reason))
             if output.is_finished():
                 del self._told[name]
             else:
