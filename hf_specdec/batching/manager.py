@@ -425,6 +425,11 @@ class SpeculativeBatchingManager:
         self._loop.results.listener = callback
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that the text of a request may have, its prompt included."""
+        return self._admission.most_tokens
+
+    @property
     def state(self) -> ManagerState:
         """The manager's present load and counts."""
         engine, scheduler = self.engine, self.engine.scheduler

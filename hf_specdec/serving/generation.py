@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from contextvars import ContextVar
 from typing import Any
 
 from transformers import GenerationConfig
-from transformers.cli.serving.utils import BaseGenerateManager, CBGenerateManager, GenerationState
+from transformers.cli.serving.utils import (
+    BaseGenerateManager,
+    CBGenerateManager,
+    CBWorkerDeadError,
+    GenerationState,
+)
 
+from ..batching import SpeculativeGenerationOutput
+from ..batching.distribution import NOTHING_TO_CHOOSE
 from .engine.client import EngineClient, Handler
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue
@@ -17,6 +25,34 @@ from .streams import MergedQueue
 
 asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default=None)
 """Requests to the engine on behalf of the current HTTP connection; None if it is not watched."""
+
+
+DEFAULT_LENGTH = 1024
+"""Tokens that may be generated where a request does not say how many, if as many fit."""
+
+_KINDS_OF_REQUESTS = ("ValueError", "TypeError", "IndexError", "KeyError", "AttributeError", "OverflowError")
+"""Errors that options of a request raise in its own processors and criteria."""
+
+
+class _ErrorText(str):
+    """The reason of an error, which transformers' handlers of streams put between quotes into JSON."""
+
+    def __format__(self, spec: str) -> str:
+        return json.dumps(self)[1:-1]
+
+
+class RequestFailed(Exception):
+    """
+    A request has ended with an error.
+
+    Args:
+        reason (`str`): as its result says.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.is_its_own = reason.partition(":")[0] in (*_KINDS_OF_REQUESTS, NOTHING_TO_CHOOSE.partition(":")[0])
+        """Whether the request is at fault, and not the server."""
 
 
 class SpeculativeState(GenerationState):
@@ -59,7 +95,8 @@ class Generation(BaseGenerateManager):
     def generate_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str, **others: Any
     ) -> tuple[Any, Any]:
-        frontend, request, stop_strings = *self._frontend(gen_config, request_id), gen_config.stop_strings
+        frontend, request = self._frontend(inputs, gen_config, request_id)
+        stop_strings = gen_config.stop_strings
         texts, streamer = frontend.generate_streaming(
             model, processor, inputs, gen_config, request.request_id, **others
         )
@@ -69,17 +106,23 @@ class Generation(BaseGenerateManager):
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        frontend, request = self._frontend(gen_config, request_id)
+        frontend, request = self._frontend(inputs, gen_config, request_id)
         try:
             text, length, tokens = await frontend.generate_non_streaming(
                 model, processor, inputs, gen_config, request.request_id
             )
         except RuntimeError:
-            await request.admitted()  # raises the error of a refused request instead
+            await request.begun()  # it may have been refused, or failed
             raise
         return trimmed(text, gen_config.stop_strings), length, tokens
 
-    def _frontend(self, gen_config: GenerationConfig, request_id: str) -> tuple[CBGenerateManager, OneRequest]:
+    def _frontend(
+        self, inputs: Any, gen_config: GenerationConfig, request_id: str
+    ) -> tuple[CBGenerateManager, OneRequest]:
+        if gen_config.max_new_tokens is None and gen_config.max_length is None:
+            model, prompt = self._engine.model, inputs["input_ids"]
+            wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
+            gen_config.max_new_tokens = max(min(wanted, model.most_tokens - len(prompt)), 1)
         frontend, request = CBGenerateManager(), OneRequest(self._engine, gen_config, request_id)
         frontend._cb = request
         asked = asked_for.get()
@@ -107,6 +150,8 @@ class OneRequest:
         self.request_id = f"{request_id}-{uuid.uuid4().hex}"
         """The request's name in the engine, which is unique."""
         self._admission: asyncio.Future[None] | None = None
+        self._first_result: asyncio.Future[None] | None = None
+        self._error: str | None = None
 
     async def admitted(self) -> None:
         """
@@ -117,6 +162,23 @@ class OneRequest:
         """
         if self._admission is not None:
             await self._admission
+
+    async def begun(self) -> None:
+        """
+        Waits until it has a token, or is over.
+
+        Raises:
+            ValueError, TypeError, queue.Full: if it is refused.
+            CBWorkerDeadError: if the engine has ended.
+            RequestFailed: if it has ended with another error.
+        """
+        await self.admitted()
+        if self._first_result is not None:
+            await self._first_result
+        if self._error is not None and self._engine.fatal_error is not None:
+            raise CBWorkerDeadError(self._error)
+        if self._error is not None:
+            raise RequestFailed(self._error)
 
     def cancel(self) -> None:
         """Cancels the request in the engine; does nothing if it is over."""
@@ -141,7 +203,19 @@ class OneRequest:
         return request_id
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:
-        self._engine.register_result_handler(request_id, callback)
+        self._first_result = first_result = asyncio.get_running_loop().create_future()
+
+        def note(result: SpeculativeGenerationOutput) -> None:
+            if result.error is not None:
+                self._error = result.error = _ErrorText(result.error)
+            if result.finish_reason is not None:
+                # By which transformers' handlers tell why a text ends: it is as long as it may be, or there is no end.
+                self._config.max_new_tokens = 0 if result.finish_reason == "length" else None
+            if not first_result.done():
+                first_result.set_result(None)
+            callback(result)
+
+        self._engine.register_result_handler(request_id, note)
 
     def cancel_request(self, request_id: str) -> None:
         self._engine.cancel_request(request_id)

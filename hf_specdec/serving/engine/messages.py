@@ -59,11 +59,13 @@ class Served:
     The first message of an engine whose models are loaded.
 
     Args:
-        config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
+        config (`PreTrainedConfig`), generation_config (`GenerationConfig`): the model's.
+        most_tokens (`int`): that a text may have, its prompt included.
     """
 
     config: PreTrainedConfig
     generation_config: GenerationConfig
+    most_tokens: int
 
 
 @dataclass(frozen=True)

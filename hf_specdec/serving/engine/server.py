@@ -41,7 +41,7 @@ class EngineServer:
         model = self._manager.model
         self._manager.listen(self._tell)
         try:
-            self._send(Served(model.config, model.generation_config))
+            self._send(Served(model.config, model.generation_config, self._manager.most_tokens))
             while True:
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()
