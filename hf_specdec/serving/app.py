@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import queue
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from jinja2 import TemplateError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
@@ -17,10 +20,11 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
+from .bodies import check_input, check_options, checked_messages, sequence_bias
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
-from .generation import SpeculativeState, asked_for
+from .generation import RequestFailed, SpeculativeState, asked_for
 from .metrics import registry_of
 from .stop_strings import check_number_and_length, checked_stop_strings, trimmed
 from .streams import QuickChunks
@@ -43,33 +47,62 @@ class OneModel(ModelManager):
     def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         return self._loaded
 
+    async def load_model_streaming(self, *_: Any, **__: Any) -> AsyncIterator[str]:
+        yield f"data: {json.dumps({'status': 'ready', 'model': self.force_model, 'cached': True})}\n\n"
+
     def get_gen_models(self, *_: Any) -> list[dict[str, Any]]:
         return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}]
+
+    def is_called(self, name: Any) -> bool:
+        """Whether a client may call it so: as at the start, or with the revision that transformers' server adds."""
+        return name in (self.force_model, f"{self.force_model}@main")
+
+
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class _OwnRequests:
     """
-    A mixin for transformers' handlers: requests have options of their own, including those that the handlers ignore.
-    The response is sent when the engine has admitted the request, so that a refused one gets an HTTP error status.
+    Each request has its own options, also those that transformers' handlers leave out; what they would ignore to the
+    answer's cost is refused. A stream begins with the first token: a request that is refused, or fails before, is
+    answered with a status of its own.
     """
 
+    model_manager: OneModel
+
+    def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PreTrainedTokenizerBase]:
+        name = self.model_manager.force_model
+        if body.get("model") is not None and not self.model_manager.is_called(body["model"]):
+            raise ValueError(f"`model={body['model']!r}` is not served here, but {name!r} is.")
+        return name, *self.model_manager.load_model_and_processor()
+
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
-        handler: Any = super()  # of the handler with this mixin
+        handler: Any = super()  # it is mixed into one
+        check_options(body)
         response = await handler.handle_request(body, request_id)
         for request in asked_for.get() or ():
-            await request.admitted()
+            await request.begun()
         return response
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
-        others = {name: value for name, value in body.items() if name != "seed"}  # it would seed all of torch
+        # A seed would seed all of torch.
+        others = {name: value for name, value in body.items() if name not in ("seed", "logit_bias")}
+        if body.get("max_completion_tokens") is not None:  # which transformers 5.17 leaves out
+            others["max_tokens"] = body["max_completion_tokens"]
         if others.get("stop") in ("", []):
             del others["stop"]
         handler: Any = super()  # it is mixed into one
         config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
+        if all(body.get(name) is None for name in (*_LENGTHS, "generation_config")):
+            config.max_new_tokens = config.max_length = None  # what fits
         config.seed = body.get("seed")
+        model, _ = self.model_manager.load_model_and_processor()
+        bias = sequence_bias(body.get("logit_bias"), model.config.get_text_config().vocab_size)
+        if bias is not None:
+            config.sequence_bias = bias
         if config.stop_strings is None:
             config.stop_strings = model_generation_config.stop_strings
         elif config.stop_strings != model_generation_config.stop_strings:
@@ -86,6 +119,9 @@ _stop_strings: ContextVar[str | list[str] | None] = ContextVar("stop_strings", d
 
 class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
     """Chat completions. Stop strings are also cut from answers parsed from tokens (models with response templates)."""
+
+    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+        return await super().handle_request(body | {"messages": checked_messages(body.get("messages"))}, request_id)
 
     def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> GenerationConfig:
         config = super()._build_generation_config(body, *args, **kwargs)
@@ -106,7 +142,11 @@ class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
 
 
 class _Response(_OwnRequests, ResponseHandler):
-    pass
+    """Streamed if that is asked for: transformers' handler does so by default."""
+
+    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+        check_input(body)
+        return await super().handle_request(body | {"stream": body.get("stream") or False}, request_id)
 
 
 class _Nothing:
@@ -134,26 +174,56 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     others = [name for name in inspect.signature(build_server).parameters if name.endswith("_handler")]
     handlers |= {name: _Nothing() for name in others if name not in handlers}
     app = build_server(models, generation_state=state, **handlers)
-    registry = registry_of(engine, model_name)
-
-    @app.get("/metrics")
-    def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
+    _add_routes(app, models)
+    _add_metrics(app, engine, model_name)
     app.add_exception_handler(ValueError, _refused)
     app.add_exception_handler(TypeError, _refused)
+    app.add_exception_handler(TemplateError, _refused)  # a chat template's own check of the messages
     app.add_exception_handler(queue.Full, _busy)
+    app.add_exception_handler(RequestFailed, _failed)
     app.add_middleware(CancelOnDisconnect)
     return app
 
 
+def _add_routes(app: FastAPI, models: OneModel) -> None:
+    """Routes about the one model."""
+
+    @app.get("/v1/models/{name:path}")
+    def model(name: str) -> JSONResponse:
+        if models.is_called(name):
+            return JSONResponse(models.get_gen_models()[0])
+        return _error(404, "invalid_request_error", f"`{name}` is not served here, but `{models.force_model}` is.")
+
+    @app.post("/load_model")
+    async def load_model(body: dict[str, Any]) -> Response:
+        if models.is_called(body.get("model")):
+            return StreamingResponse(models.load_model_streaming(), media_type="text/event-stream")
+        raise ValueError(f"`model={body.get('model')!r}` is not served here, but {models.force_model!r} is.")
+
+    app.router.routes.insert(0, app.router.routes.pop())  # before transformers' own, which loads others
+
+
+def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:
+    registry = registry_of(engine, model_name)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        if engine.fatal_error is not None:
+            return _error(503, "engine_error", f"The engine has ended. {engine.fatal_error}")
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
 def _refused(request: Request, error: Exception) -> JSONResponse:
-    return _error(400, "invalid_request_error", error)
+    return _error(400, "invalid_request_error", str(error))
 
 
 def _busy(request: Request, error: Exception) -> JSONResponse:
-    return _error(503, "overloaded_error", error)
+    return _error(503, "overloaded_error", str(error))
 
 
-def _error(status: int, kind: str, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": {"message": str(error), "type": kind, "code": status}}, status_code=status)
+def _failed(request: Request, error: RequestFailed) -> JSONResponse:
+    return _refused(request, error) if error.is_its_own else _error(500, "server_error", str(error))
+
+
+def _error(status: int, kind: str, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)

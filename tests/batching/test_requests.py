@@ -380,9 +380,7 @@ def test_an_error_of_the_model_ends_the_manager_with_it(target: PreTrainedModel,
 @pytest.mark.parametrize(
     "places, options", [(2, {"max_requests_per_batch": 2}), (4, {"num_blocks": 8})], ids=["places", "blocks"]
 )
-def test_a_full_queue(
-    target: PreTrainedModel, draft: PreTrainedModel, places: int, options: dict[str, int]
-) -> None:
+def test_a_full_queue(target: PreTrainedModel, draft: PreTrainedModel, places: int, options: dict[str, int]) -> None:
     """Those wait for which there is no place, or are no blocks."""
     manager = make(target, draft, continuous_batching_config=limits(max_queue_size=3, **options))
     for _ in range(places + 3):

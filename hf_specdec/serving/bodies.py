@@ -1,0 +1,176 @@
+"""Checks of what clients ask for, of which transformers' handlers take the form for granted and leave some out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+_ANSWERED_ALIKE = {
+    "n": ("1",),
+    "best_of": ("1",),
+    "logprobs": ("false",),
+    "top_logprobs": ("0",),
+    "echo": ("false",),
+    "presence_penalty": ("0", "0.0", "-0.0"),
+    "response_format": ('{"type": "text"}',),
+    "previous_response_id": (),
+}
+"""Options that are not supported, and their values, as JSON, with which that makes no difference."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def check_options(body: dict[str, Any]) -> None:
+    """
+    Options that would change the answer, and cannot.
+
+    Raises:
+        ValueError: if one is given.
+    """
+    for name, values in _ANSWERED_ALIKE.items():
+        if body.get(name) is not None and json.dumps(body[name]) not in values:
+            raise ValueError(f"`{name}={body[name]!r}` is not supported by this server. Leave it out.")
+    text = body.get("text")
+    format_ = text.get("format") if isinstance(text, dict) else text
+    if format_ is not None and not (isinstance(format_, dict) and format_.get("type") == "text"):
+        raise ValueError(f"`text.format={format_!r}` is not supported by this server. Leave it out.")
+
+
+def checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """
+    The messages of a chat, without lists of tool calls that are empty, for which transformers leaves the content out.
+
+    Raises:
+        TypeError, ValueError: if they are no messages; says which.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"`messages` must be a list of one message or more, but is {_shorten(messages)}.")
+    for number, message in enumerate(messages):
+        _check_message(f"messages[{number}]", message)
+    return [{name: value for name, value in message.items() if name != "tool_calls" or value} for message in messages]
+
+
+def check_input(body: dict[str, Any]) -> None:
+    """
+    The input of a response: a text, parts of one, or messages and what became of tools.
+
+    Raises:
+        TypeError, ValueError: if it is something else; says which part.
+    """
+    given, instructions = body.get("input"), body.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise TypeError(f"`instructions` must be a string, but is {_shorten(instructions)}.")
+    if isinstance(given, str):
+        return
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"`input` must be a string, or a list of one item or more, but is {_shorten(given)}.")
+    for number, item in enumerate(given):
+        _check_object(f"input[{number}]", item)
+    has_messages = "role" in given[0]  # else all are parts of one
+    for number, item in enumerate(given):
+        (_check_item if has_messages else _check_part)(f"input[{number}]", item)
+
+
+def sequence_bias(logit_bias: Any, vocab_size: int) -> dict[tuple[int], float] | None:
+    """
+    A `logit_bias` as a generation config has it; None if there is none.
+
+    Raises:
+        TypeError, ValueError: if it is no bias of tokens that the model knows.
+    """
+    if logit_bias is None or logit_bias == {}:
+        return None
+    if not isinstance(logit_bias, dict):
+        raise TypeError(f"`logit_bias` must be an object of token ids and biases, but is {_shorten(logit_bias)}.")
+    try:
+        biases = {int(token): float(bias) for token, bias in logit_bias.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f'`logit_bias` must be an object of token ids and biases, such as {{"42": -100}}, but is '
+            f"{_shorten(logit_bias)}."
+        ) from error
+    unknown = [token for token in biases if not 0 <= token < vocab_size]
+    if unknown:
+        raise ValueError(
+            f"`logit_bias` names tokens beyond the {vocab_size} that the model knows: {_shorten(unknown)}. "
+            "Leave them out."
+        )
+    return {(token,): bias for token, bias in biases.items()}
+
+
+def _check_item(where: str, item: dict[str, Any]) -> None:
+    """An item of an input that begins with a message."""
+    kind = item.get("type")
+    if kind == "reasoning":
+        for number, part in enumerate(item.get("content") or ()):
+            _check_object(f"{where}.content[{number}]", part)
+            _check_strings(f"{where}.content[{number}]", part, "text")
+    elif kind == "function_call":
+        _check_strings(where, item, "call_id", "name")
+        _check_arguments(where, item)
+    elif kind == "function_call_output":
+        _check_strings(where, item, "call_id")
+        _check_content(f"{where}.output", item.get("output", 0))
+    else:
+        _check_message(where, item)
+
+
+def _check_message(where: str, message: Any) -> None:
+    _check_object(where, message)
+    _check_strings(where, message, "role")
+    _check_content(f"{where}.content", message.get("content"))
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise TypeError(f"`{where}.tool_calls` must be a list, but is {_shorten(calls)}.")
+    for number, call in enumerate(calls):
+        place = f"{where}.tool_calls[{number}]"
+        _check_object(place, call)
+        function = call.get("function") or call
+        _check_object(f"{place}.function", function)
+        _check_arguments(f"{place}.function", function)
+
+
+def _check_content(where: str, content: Any) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise TypeError(f"`{where}` must be a string or a list of parts, but is {_shorten(content)}.")
+    for number, part in enumerate(content):
+        _check_object(f"{where}[{number}]", part)
+        _check_part(f"{where}[{number}]", part)
+
+
+def _check_part(where: str, part: dict[str, Any]) -> None:
+    kind = part.get("type")
+    if kind not in (*_TEXT_PARTS, "refusal"):
+        raise ValueError(
+            f"`{where}.type` must be one of {', '.join(_TEXT_PARTS)}, but is {_shorten(kind)}. This server reads text."
+        )
+    if kind in _TEXT_PARTS:
+        _check_strings(where, part, "text")
+
+
+def _check_arguments(where: str, function: dict[str, Any]) -> None:
+    arguments = function.get("arguments")
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"`{where}.arguments` must be a JSON object, but is {_shorten(arguments)}.")
+
+
+def _check_object(where: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise TypeError(f"`{where}` must be an object, but is {_shorten(value)}.")
+
+
+def _check_strings(where: str, value: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(value.get(name), str):
+            raise ValueError(f"`{where}.{name}` must be a string, but is {_shorten(value.get(name))}.")
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]} …"

@@ -1,0 +1,308 @@
+"""Requests over HTTP, in one process and with a tiny model: what is asked for, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.batches import limits
+from support.models import VOCAB, tiny_model
+from support.servers import engine_over
+from support.tokenizer import tiny_tokenizer
+
+from hf_specdec import NgramDraft
+
+
+for package in ("fastapi", "openai", "prometheus_client"):
+    pytest.importorskip(package)
+
+from fastapi.testclient import TestClient  # noqa: E402
+
+from hf_specdec.serving.app import build_app  # noqa: E402
+
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}"
+    "{{ message.content }}{% endfor %}"
+)
+CHAT = {"messages": [{"role": "user", "content": "abc xyz"}], "max_tokens": 6, "temperature": 0}
+COMPLETION = {"prompt": "abc xyz", "max_tokens": 6, "temperature": 0}
+RESPONSE = {"input": "abc xyz", "max_output_tokens": 6, "temperature": 0}
+PATHS = {"chat/completions": CHAT, "completions": COMPLETION, "responses": RESPONSE}
+NUM_TOKENS = 4 * 200
+"""For which there is memory."""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
+    with (
+        tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager,
+        engine_over(manager, tokenizer) as engine,
+        TestClient(build_app(engine, tokenizer, "some/tiny"), raise_server_exceptions=False) as client,
+    ):
+        yield client
+        assert not engine._open and not engine._handlers
+
+
+def ask(client: TestClient, path: str, **options: Any) -> Any:
+    """The answer to a request that is served."""
+    response = client.post(f"/v1/{path}", json=PATHS[path] | options)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    if "output" in answer:
+        return answer["output"][0]["content"][0]["text"]
+    (choice,) = answer["choices"]
+    return choice["message"]["content"] if "message" in choice else choice["text"]
+
+
+def refusal(client: TestClient, path: str, body: Any) -> str:
+    """Why a request is refused: with the same status and words whether it is to be streamed or not."""
+    reasons = set()
+    for stream in (False, True):
+        response = client.post(f"/v1/{path}", json=body | {"stream": stream})
+        assert response.status_code == 400, response.text
+        reasons.add(response.json()["error"]["message"])
+    (reason,) = reasons
+    return reason
+
+
+# --------------------------------------------------------------------------------------------------- what is answered
+
+
+def test_responses_are_streamed_if_that_is_asked_for(client: TestClient) -> None:
+    answers = [ask(client, "responses", **options) for options in ({}, {"stream": False}, {"stream": None})]
+    assert len({text_of(answer) for answer in answers}) == 1 and answers[0]["object"] == "response"
+    with client.stream("POST", "/v1/responses", json=RESPONSE | {"stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert "response.completed" in response.read().decode()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_logit_bias(client: TestClient, path: str) -> None:
+    usual, tokenizer = text_of(ask(client, path)), tiny_tokenizer()
+    assert text_of(ask(client, path, logit_bias={})) == text_of(ask(client, path, logit_bias=None)) == usual
+    (token,) = tokenizer("q")["input_ids"]
+    for bias in (100, 100.0, "100"):
+        assert text_of(ask(client, path, logit_bias={str(token): bias})) == "q" * 6
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_why_it_ends(client: TestClient, path: str) -> None:
+    """By a stop string, too, that the last allowed token completes, or by an end token."""
+
+    def reason(**options: Any) -> tuple[str, int]:
+        answer = ask(client, path, **options)
+        with client.stream("POST", f"/v1/{path}", json=PATHS[path] | options | {"stream": True}) as response:
+            lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+        found = answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+        last = json.loads(lines[-1])
+        assert found == (last["choices"][0]["finish_reason"], last["usage"]["completion_tokens"])
+        return found
+
+    text = text_of(ask(client, path))
+    (last,) = tiny_tokenizer()(text[-1])["input_ids"]
+    assert reason() == ("length", 6)
+    assert reason(stop=text) == ("stop", 6)
+    config = json.dumps({"max_new_tokens": 6, "eos_token_id": [last], "do_sample": False})
+    assert reason(generation_config=config)[0] == "stop"
+    assert reason(max_tokens=None, generation_config=json.dumps({"max_length": 12}))[0] == "length"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_length_by_default(client: TestClient, path: str) -> None:
+    """As much as fits: more than that is refused if it is asked for."""
+    for options in ({}, {"generation_config": '{"do_sample": false}'}):
+        bias = {"2": -100}  # no end
+        answer = ask(client, path, max_tokens=None, logit_bias=bias, **options)
+        assert answer["usage"]["total_tokens"] == NUM_TOKENS
+        assert answer["choices"][0]["finish_reason"] == "length"
+    assert "never fit" in refusal(client, path, PATHS[path] | {"max_tokens": NUM_TOKENS})
+
+
+def test_completion_tokens_by_their_other_name(client: TestClient) -> None:
+    answer = ask(client, "chat/completions", max_tokens=None, max_completion_tokens=3)
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+def test_names(client: TestClient) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["id"] == "some/tiny" and client.get("/v1/models/some/tiny").json() == model
+    for path in PATHS:
+        for name in ("some/tiny", "some/tiny@main", None):
+            assert ask(client, path, model=name)["model"] == "some/tiny"
+        assert "'another'" in refusal(client, path, PATHS[path] | {"model": "another"})
+    missing = client.get("/v1/models/another")
+    assert missing.status_code == 404 and "some/tiny" in missing.json()["error"]["message"]
+
+
+def test_load_model(client: TestClient) -> None:
+    assert '"ready"' in client.post("/load_model", json={"model": "some/tiny"}).text
+    for body in ({"model": 5}, {"model": "another"}, {}):
+        response = client.post("/load_model", json=body)
+        assert response.status_code == 400 and "some/tiny" in response.json()["error"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "config",
+    [{"bad_words_ids": [[999999]]}, {"sequence_bias": [[[999999], 1.0]]}, {"max_time": "a"}],
+    ids=lambda config: next(iter(config)),
+)
+def test_requests_that_fail(client: TestClient, path: str, config: dict[str, Any]) -> None:
+    config = {"max_new_tokens": 6, "do_sample": False, **config}
+    assert "Error: " in refusal(client, path, PATHS[path] | {"generation_config": json.dumps(config)})
+
+
+def test_streams_that_fail(client: TestClient) -> None:
+    """After their first token: told as JSON, whatever the reason says."""
+    config = json.dumps({"forced_eos_token_id": 999999, "do_sample": False})
+    body = CHAT | {"generation_config": config, "stream": True}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    assert "out of bounds" in events[-1]["error"]
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ([1], "object"),
+        ({"a": 1}, "token ids"),
+        ({"5": None}, "token ids"),
+        ({"5": 1, str(VOCAB): 1}, rf"the {VOCAB} that .*\[{VOCAB}\]"),
+        ({"-1": 1}, r"\[-1\]"),
+    ],
+)
+def test_wrong_logit_biases(client: TestClient, wrong: Any, message: str) -> None:
+    for path in ("chat/completions", "completions"):
+        reason = refusal(client, path, PATHS[path] | {"logit_bias": wrong})
+        assert re.search(message, reason) and "`logit_bias`" in reason
+
+
+def messages(*of_them: Any) -> dict[str, Any]:
+    return {"messages": list(of_them)}
+
+
+USER = {"role": "user", "content": "abc"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ({}, "`messages` must be a list"),
+        ({"messages": None}, "`messages` must be a list"),
+        ({"messages": "hi"}, "`messages` must be a list"),
+        (messages(), "`messages` must be a list of one message"),
+        (messages("hi"), "`messages[0]` must be an object"),
+        (messages(USER, {"content": "x"}), "`messages[1].role` must be a string"),
+        (messages({"role": 5, "content": "x"}), "`messages[0].role` must be a string"),
+        (messages({"role": "user", "content": 5}), "`messages[0].content` must be a string or a list"),
+        (messages({"role": "user", "content": ["a"]}), "`messages[0].content[0]` must be an object"),
+        (messages({"role": "user", "content": [{"text": "a"}]}), "`messages[0].content[0].type`"),
+        (messages({"role": "user", "content": [{"type": "text"}]}), "`messages[0].content[0].text`"),
+        (messages({"role": "user", "content": [{"type": "image_url"}]}), "'image_url'. This server reads text"),
+        (messages({"role": "assistant", "tool_calls": [CALL]}), "`messages[0].tool_calls[0].function.arguments`"),
+        (messages({"role": "assistant", "tool_calls": ["f"]}), "`messages[0].tool_calls[0]` must be an object"),
+        (messages({"role": "assistant", "tool_calls": "f"}), "`messages[0].tool_calls` must be a list"),
+        (messages({"role": "system", "content": "x"}), "no system message, please"),
+    ],
+)
+def test_wrong_messages(client: TestClient, body: dict[str, Any], message: str) -> None:
+    assert message in refusal(client, "chat/completions", body)
+
+
+def test_tool_calls(client: TestClient) -> None:
+    """An empty list of them is none: the content counts."""
+    for calls in (None, []):
+        message = {"role": "assistant", "content": "abc xyz", "tool_calls": calls}
+        assert text_of(ask(client, "chat/completions", messages=[message])) == text_of(ask(client, "chat/completions"))
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    ask(client, "chat/completions", messages=[USER, called, {"role": "tool", "tool_call_id": "1", "content": "abc"}])
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ({}, "`input` must be a string, or a list"),
+        ({"input": []}, "`input` must be a string, or a list"),
+        ({"input": [{"content": "a"}]}, "`input[0].type`"),
+        ({"input": ["a"]}, "`input[0]` must be an object"),
+        ({"input": [USER, {"content": "a"}]}, "`input[1].role`"),
+        ({"input": [USER, {"type": "function_call", "name": "f", "arguments": "{}"}]}, "`input[1].call_id`"),
+        ({"input": [USER, {"type": "function_call", "name": "f", "call_id": "1"}]}, "`input[1].arguments`"),
+        ({"input": [USER, {"type": "function_call_output", "call_id": "1"}]}, "`input[1].output`"),
+        ({"input": [USER, {"type": "reasoning", "content": [{}]}]}, "`input[1].content[0].text`"),
+        ({"input": "abc", "instructions": 5}, "`instructions` must be a string"),
+    ],
+)
+def test_wrong_inputs(client: TestClient, body: dict[str, Any], message: str) -> None:
+    assert message in refusal(client, "responses", body)
+
+
+@pytest.mark.parametrize(
+    "given", ["abc", [{"type": "input_text", "text": "abc"}], [USER, {**USER, "type": "message"}]]
+)
+def test_inputs(client: TestClient, given: Any) -> None:
+    ask(client, "responses", input=given)
+
+
+@pytest.mark.parametrize(
+    "path, option, alike",
+    [
+        ("chat/completions", {"n": 2}, {"n": 1}),
+        ("chat/completions", {"logprobs": True}, {"logprobs": False}),
+        ("chat/completions", {"top_logprobs": 3}, {"top_logprobs": 0}),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, {"response_format": {"type": "text"}}),
+        ("chat/completions", {"presence_penalty": 0.5}, {"presence_penalty": 0.0}),
+        ("completions", {"n": 2}, {"n": None}),
+        ("completions", {"best_of": 2}, {"best_of": 1}),
+        ("completions", {"logprobs": 0}, {"logprobs": None}),
+        ("completions", {"echo": True}, {"echo": False}),
+        ("responses", {"text": {"format": {"type": "json_object"}}}, {"text": {"format": {"type": "text"}}}),
+        ("responses", {"previous_response_id": "resp_1"}, {"previous_response_id": None}),
+        ("responses", {"top_logprobs": 3}, {"text": {"verbosity": "low"}}),
+    ],
+)
+def test_options_that_are_not_supported(
+    client: TestClient, path: str, option: dict[str, Any], alike: dict[str, Any]
+) -> None:
+    (name,) = option
+    reason = refusal(client, path, PATHS[path] | option)
+    assert f"`{name}" in reason and "not supported" in reason
+    assert text_of(ask(client, path, **alike)) == text_of(ask(client, path))
+
+
+def test_an_engine_that_has_ended() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model()
+    with (
+        model.init_continuous_batching(
+            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
+        ) as manager,
+        engine_over(manager, tokenizer) as engine,
+        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
+    ):
+        assert client.get("/metrics").status_code == 200
+        with model.register_forward_pre_hook(_fail):
+            assert [
+                client.post("/v1/completions", json=COMPLETION | {"stream": stream}).status_code
+                for stream in (True, False)
+            ] == [503, 503]
+        assert client.get("/health").status_code == client.get("/metrics").status_code == 503
+
+
+def _fail(*_: Any) -> None:
+    raise MemoryError("out of it")
