@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,12 +42,23 @@ def load_target(name: str | None, dtype: torch.dtype, device: str, device_map: s
     Raises:
         ImportError, OSError, ValueError: if no model can be read.
     """
+    check_place(name)
     model = AutoModelForCausalLM.from_pretrained(name or str(smollm2_folder()), dtype=dtype, device_map=device_map)
     return (model if device_map is not None else model.to(device)).eval()
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
+<<<<<<< HEAD:hf_specdec/loading.py
     """The tokenizer of a target; SmolLM2's if `name` is None."""
+=======
+    """
+    The tokenizer of a target.
+
+    Raises:
+        OSError, ValueError: if there is nothing that can be read.
+    """
+    check_place(name)
+>>>>>>> 8f12e1a (What keeps a server from starting is told before models load):hf_specdec/benchmarking/loading.py
     return AutoTokenizer.from_pretrained(name or str(smollm2_folder()))
 
 
@@ -62,11 +74,36 @@ def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
     """
     if name == "ngram":
         return NgramDraft()
+    check_place(name)
     kind = kind_of_draft(name)
     if kind == "model":
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
     heads: dict[str, Any] = {"eagle": EagleHead, "medusa": MedusaHeads}
     return heads[kind].from_pretrained(name).to(device).eval()
+
+
+def check_place(name: str | None) -> None:
+    """
+    Whether there may be a model: in a folder that is not empty, or on the Hub.
+
+    Raises:
+        OSError: if there is none.
+    """
+    if name is None:
+        return
+    folder = Path(name)
+    if folder.is_dir() and not any(folder.iterdir()):
+        raise OSError(f"The folder {name!r} is empty. Name one with a model's files (config.json, *.safetensors).")
+    if not folder.exists() and not _is_hub_id(name):
+        raise OSError(f"There is no folder {name!r}, and it is no Hub id (owner/name). Name one that exists.")
+
+
+def _is_hub_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def kind_of_draft(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import socket
 from typing import Annotated
 
 import typer
@@ -14,6 +16,38 @@ from .arguments import checked_device, checked_dtype, or_bad_parameter
 
 
 PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client")
+
+
+def check_address(host: str, port: int) -> None:
+    """
+    Whether a server may listen there, before its models are loaded.
+
+    Raises:
+        typer.BadParameter: if not; says which option is wrong.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise typer.BadParameter(f"{host!r} is no address: {error}.", param_hint="--host") from error
+    strange: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise typer.BadParameter(
+                    f"{port} cannot be listened at: {error.strerror}. Give another, or 0 for any that is free.",
+                    param_hint="--port",
+                ) from error
+            strange.append(error)
+    if len(strange) == len(found):
+        raise typer.BadParameter(
+            f"{host!r} is no address of this machine: {strange[0].strerror}.", param_hint="--host"
+        ) from strange[0]
 
 
 def serve(
@@ -84,6 +118,7 @@ def serve(
 
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
+    check_address(host, port)
     device = checked_device(device)
     config = or_bad_parameter(
         "--tree",
@@ -96,6 +131,7 @@ def serve(
         ),
     )
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
+    or_bad_parameter("--draft", loading.check_place, None if draft == "ngram" else draft)
     options = EngineOptions(
         target=target,
         draft=draft,

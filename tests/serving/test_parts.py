@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,11 +94,35 @@ def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     "arguments, message",
     [
         (("--tree", "[(0, 0)]"), "parent"),
-        (("no/such/folder/here",), "no/such/folder/here"),
-        (("--draft", "no/such/draft"), "no/such/draft"),
+        (("no/such/folder/here",), "TARGET: There is no folder 'no/such/folder/here'"),
+        (("./nowhere",), "TARGET: There is no folder './nowhere'"),
+        (("--draft", "no/such/draft"), "--draft: There is no folder 'no/such/draft'"),
+        (("--draft", "/nowhere"), "--draft: There is no folder '/nowhere'"),
+        (("--host", "nowhere.invalid"), "--host: 'nowhere.invalid' is no address"),
+        (("--host", "192.0.2.1"), "--host: '192.0.2.1' is no address of this machine"),
     ],
 )
 def test_bad_options_are_explained(arguments: tuple[str, ...], message: str) -> None:
-    result = CliRunner().invoke(build_app(), ["serve", *arguments, "--device", "cpu"], env={"COLUMNS": "200"})
+    check_refusal(message, *arguments)
+
+
+def check_refusal(message: str, *arguments: str) -> None:
+    """Asserts that the command says so, before it loads anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "running_engine", None)
+        result = CliRunner().invoke(build_app(), ["serve", *arguments, "--device", "cpu"], env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert message in result.output
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_empty_folders(tmp_path: Path) -> None:
+    check_refusal(f"TARGET: The folder '{tmp_path}' is empty", str(tmp_path))
+    check_refusal(f"--draft: The folder '{tmp_path}' is empty", "--draft", str(tmp_path))
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        check_refusal(f"--port: {port} cannot be listened at", "--host", "127.0.0.1", "--port", port)
