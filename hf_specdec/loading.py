@@ -48,9 +48,6 @@ def load_target(name: str | None, dtype: torch.dtype, device: str, device_map: s
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-<<<<<<< HEAD:hf_specdec/loading.py
-    """The tokenizer of a target; SmolLM2's if `name` is None."""
-=======
     """
     The tokenizer of a target.
 
@@ -58,7 +55,6 @@ def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
         OSError, ValueError: if there is nothing that can be read.
     """
     check_place(name)
->>>>>>> 8f12e1a (What keeps a server from starting is told before models load):hf_specdec/benchmarking/loading.py
     return AutoTokenizer.from_pretrained(name or str(smollm2_folder()))
 
 
