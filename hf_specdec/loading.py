@@ -80,10 +80,10 @@ def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
 
 def check_place(name: str | None) -> None:
     """
-    Whether there may be a model: in a folder that is not empty, or on the Hub.
+    Checks that a name is a folder with files in it, or may be a Hub id.
 
     Raises:
-        OSError: if there is none.
+        OSError: if it is neither.
     """
     if name is None:
         return

@@ -357,7 +357,7 @@ class SpeculativeBatchingManager:
         return [request.request_id for request in requests]
 
     def _new_name(self) -> str:
-        """One that no open request has been given by its caller."""
+        """A generated name that no open request has."""
         return next(name for number in self._numbers if not self._loop.is_open(name := f"req_{number}"))
 
     def cancel_request(self, request_id: str) -> None:
@@ -372,7 +372,7 @@ class SpeculativeBatchingManager:
             )
 
     def _check_queue(self, count: int) -> None:
-        """Requests that come while a step runs have no place as yet, but do not wait if there is one for them."""
+        """Raises `queue.Full` if so many more requests would have to wait; those with a free place do not wait."""
         most = self._limits.max_queue_size
         if not most:
             return
@@ -426,7 +426,7 @@ class SpeculativeBatchingManager:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that the text of a request may have, its prompt included."""
+        """Most tokens of a request's text, its prompt included."""
         return self._admission.most_tokens
 
     @property

@@ -34,10 +34,10 @@ FinishReason = Literal["stop", "length"]
 @dataclass
 class SpeculativeGenerationOutput(GenerationOutput):
     """
-    transformers' `GenerationOutput`, what speculation did, and why the text ends.
+    transformers' `GenerationOutput` with speculation metrics and the reason why the text ends.
 
     Args:
-        speculation (`SpeculationMetrics`): the counts of this request so far.
+        speculation (`SpeculationMetrics`): speculation counts of this request so far.
         finish_reason (`str`, *optional*): `"stop"` for a text that ends with an end token, a stop string or another
             criterion, `"length"` for one that is as long as it may be; None for one that has not ended.
     """
@@ -125,7 +125,7 @@ class Request:
         self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
         self._timestamps: list[float] | None = [] if record_timestamps else None
         self._end_tokens = frozenset(end_tokens_of(options.criteria))
-        # These, and the usual two, are looked at without a tensor.
+        # Token criteria and the two usual ones are checked without a tensor.
         self._token_criteria = [one for one in options.criteria if isinstance(one, TokenCriterion)]
         self._criteria = StoppingCriteriaList(
             criterion
@@ -253,7 +253,7 @@ def _with_stop_strings(
         generation_config = copy.copy(generation_config)
         generation_config.stop_strings = None
     if model.generation_config.stop_strings is not None:
-        options["stop_strings"] = None  # nor those of the model
+        options["stop_strings"] = None  # overrides the model's own
     if stop_strings:
         criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
         criteria.append(_stop_string_criterion(tokenizer, stop_strings))

@@ -96,7 +96,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> None:
-        """Gives the first of the waiting requests their blocks, as far as these go."""
+        """Admits waiting requests in order, as long as there are places and blocks for them."""
         for _ in range(self.num_admissible(self.waiting)):
             request = self.waiting.popleft()
             self.pool.reserve(request.table, request.length)
@@ -104,10 +104,10 @@ class Scheduler:
             request.status = RequestStatus.PREFILLING
 
     def num_admissible(self, requests: Iterable[Request]) -> int:
-        """For how many of these, in their order, there are places and blocks at present."""
+        """Number of these requests, in their order, for which there are places and blocks at present."""
         running, free, number = len(self.active), self.pool.num_free, 0
         for request in requests:
-            # One block more for each that runs already: else it would have to wait again soon.
+            # One more block for each running request and this one: else it would soon be preempted.
             spare = running + 1 if running else 0
             free -= self.pool.blocks_for(request.length)
             if running >= self.max_requests or free < spare:

@@ -20,10 +20,10 @@ PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client")
 
 def check_address(host: str, port: int) -> None:
     """
-    Whether a server may listen there, before its models are loaded.
+    Checks, before models are loaded, that a server can listen at an address.
 
     Raises:
-        typer.BadParameter: if not; says which option is wrong.
+        typer.BadParameter: if not; the error names the option.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -54,7 +54,7 @@ class OneModel(ModelManager):
         return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}]
 
     def is_called(self, name: Any) -> bool:
-        """Whether a client may call it so: as at the start, or with the revision that transformers' server adds."""
+        """Whether the model goes by a name: its own, or that with the revision that transformers' server adds."""
         return name in (self.force_model, f"{self.force_model}@main")
 
 
@@ -63,9 +63,9 @@ _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 class _OwnRequests:
     """
-    Each request has its own options, also those that transformers' handlers leave out; what they would ignore to the
-    answer's cost is refused. A stream begins with the first token: a request that is refused, or fails before, is
-    answered with a status of its own.
+    A mixin for transformers' handlers: requests have options of their own, including those that the handlers ignore,
+    and options that would change the answer but cannot are refused. A stream begins with the first token, so that a
+    request that is refused, or fails before, gets an HTTP error status.
     """
 
     model_manager: OneModel
@@ -77,7 +77,7 @@ class _OwnRequests:
         return name, *self.model_manager.load_model_and_processor()
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
-        handler: Any = super()  # it is mixed into one
+        handler: Any = super()  # of the handler with this mixin
         check_options(body)
         response = await handler.handle_request(body, request_id)
         for request in asked_for.get() or ():
@@ -87,13 +87,13 @@ class _OwnRequests:
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
     ) -> GenerationConfig:
-        # A seed would seed all of torch.
+        # A handler would seed torch globally.
         others = {name: value for name, value in body.items() if name not in ("seed", "logit_bias")}
         if body.get("max_completion_tokens") is not None:  # which transformers 5.17 leaves out
             others["max_tokens"] = body["max_completion_tokens"]
         if others.get("stop") in ("", []):
             del others["stop"]
-        handler: Any = super()  # it is mixed into one
+        handler: Any = super()  # of the handler with this mixin
         config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
         if all(body.get(name) is None for name in (*_LENGTHS, "generation_config")):
@@ -142,7 +142,7 @@ class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
 
 
 class _Response(_OwnRequests, ResponseHandler):
-    """Streamed if that is asked for: transformers' handler does so by default."""
+    """Handles responses, which are streamed only if that is asked for (transformers' handler does so by default)."""
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         check_input(body)

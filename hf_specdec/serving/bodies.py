@@ -1,4 +1,4 @@
-"""Checks of what clients ask for, of which transformers' handlers take the form for granted and leave some out."""
+"""Checks of request bodies, which transformers' handlers take for granted or ignore."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ANSWERED_ALIKE = {
     "response_format": ('{"type": "text"}',),
     "previous_response_id": (),
 }
-"""Options that are not supported, and their values, as JSON, with which that makes no difference."""
+"""Options that are not supported, with the values (as JSON) that change nothing."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def check_options(body: dict[str, Any]) -> None:
     """
-    Options that would change the answer, and cannot.
+    Refuses options that would change the answer but are not supported.
 
     Raises:
-        ValueError: if one is given.
+        ValueError: if one is given with a value that changes something.
     """
     for name, values in _ANSWERED_ALIKE.items():
         if body.get(name) is not None and json.dumps(body[name]) not in values:
@@ -38,10 +38,10 @@ def check_options(body: dict[str, Any]) -> None:
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:
     """
-    The messages of a chat, without lists of tool calls that are empty, for which transformers leaves the content out.
+    The messages of a chat, without empty lists of tool calls, because of which transformers drops a message's content.
 
     Raises:
-        TypeError, ValueError: if they are no messages; says which.
+        TypeError, ValueError: if they are no messages; the error names the message.
     """
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"`messages` must be a list of one message or more, but is {_shorten(messages)}.")
@@ -52,10 +52,10 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
 
 def check_input(body: dict[str, Any]) -> None:
     """
-    The input of a response: a text, parts of one, or messages and what became of tools.
+    Checks that the input of a response is a text, parts of a text, or messages and tool calls with their outputs.
 
     Raises:
-        TypeError, ValueError: if it is something else; says which part.
+        TypeError, ValueError: if not; the error names the part.
     """
     given, instructions = body.get("input"), body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
@@ -73,7 +73,7 @@ def check_input(body: dict[str, Any]) -> None:
 
 def sequence_bias(logit_bias: Any, vocab_size: int) -> dict[tuple[int], float] | None:
     """
-    A `logit_bias` as a generation config has it; None if there is none.
+    The `sequence_bias` of a generation config for a `logit_bias`; None without a bias.
 
     Raises:
         TypeError, ValueError: if it is no bias of tokens that the model knows.

@@ -28,14 +28,14 @@ asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default
 
 
 DEFAULT_LENGTH = 1024
-"""Tokens that may be generated where a request does not say how many, if as many fit."""
+"""Most new tokens of a request that does not say how many, if they fit."""
 
 _KINDS_OF_REQUESTS = ("ValueError", "TypeError", "IndexError", "KeyError", "AttributeError", "OverflowError")
-"""Errors that options of a request raise in its own processors and criteria."""
+"""Names of errors that bad options of a request raise in its own processors and criteria."""
 
 
 class _ErrorText(str):
-    """The reason of an error, which transformers' handlers of streams put between quotes into JSON."""
+    """An error message that is escaped when it is formatted: transformers' stream handlers put it between JSON quotes."""
 
     def __format__(self, spec: str) -> str:
         return json.dumps(self)[1:-1]
@@ -43,16 +43,16 @@ class _ErrorText(str):
 
 class RequestFailed(Exception):
     """
-    A request has ended with an error.
+    Raised for a request that has ended with an error.
 
     Args:
-        reason (`str`): as its result says.
+        reason (`str`): the error of its result.
     """
 
     def __init__(self, reason: str):
         super().__init__(reason)
         self.is_its_own = reason.partition(":")[0] in (*_KINDS_OF_REQUESTS, NOTHING_TO_CHOOSE.partition(":")[0])
-        """Whether the request is at fault, and not the server."""
+        """Whether the request is at fault rather than the server."""
 
 
 class SpeculativeState(GenerationState):
@@ -112,7 +112,7 @@ class Generation(BaseGenerateManager):
                 model, processor, inputs, gen_config, request.request_id
             )
         except RuntimeError:
-            await request.begun()  # it may have been refused, or failed
+            await request.begun()  # raises if the request was refused, or has failed
             raise
         return trimmed(text, gen_config.stop_strings), length, tokens
 
@@ -165,12 +165,12 @@ class OneRequest:
 
     async def begun(self) -> None:
         """
-        Waits until it has a token, or is over.
+        Waits until the request has a token, or is over.
 
         Raises:
-            ValueError, TypeError, queue.Full: if it is refused.
+            ValueError, TypeError, queue.Full: if the request is refused.
             CBWorkerDeadError: if the engine has ended.
-            RequestFailed: if it has ended with another error.
+            RequestFailed: if the request has ended with another error.
         """
         await self.admitted()
         if self._first_result is not None:
@@ -209,7 +209,7 @@ class OneRequest:
             if result.error is not None:
                 self._error = result.error = _ErrorText(result.error)
             if result.finish_reason is not None:
-                # By which transformers' handlers tell why a text ends: it is as long as it may be, or there is no end.
+                # Transformers' handlers say "length" for texts of at least this many tokens, and "stop" for others.
                 self._config.max_new_tokens = 0 if result.finish_reason == "length" else None
             if not first_result.done():
                 first_result.set_result(None)

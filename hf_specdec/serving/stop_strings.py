@@ -1,4 +1,4 @@
-"""Stop strings as OpenAI's interface has them: looked for in what is generated, and no part of the answer."""
+"""Stop strings as in OpenAI's API: searched in the generated text, and cut from its end."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .streams import MergedQueue
 
 
 MOST_STOP_STRINGS = 4
-"""Of a request, as with OpenAI."""
+"""Most stop strings of a request, as in OpenAI's API."""
 LONGEST_STOP_STRING = 1024
-"""Characters of one."""
+"""Most characters of a stop string."""
 LONGEST_CONTEXT = 8
-"""Tokens that are decoded again with the next one, since some are text of another kind after others."""
+"""Most tokens decoded again as context of the next one: tokenizers decode some tokens by those before."""
 LONGEST_UNFINISHED = 16
-"""With how many tokens, context included, a text may wait for the last bytes of a character."""
+"""Most tokens, context included, for which a text waits for the last bytes of a character."""
 _STOP = "`stop` (`stop_strings` of a generation config)"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What the last bytes of a text are decoded to, while they are not a whole character."""
+"""The character that bytes are decoded to while they are not a whole character."""
 
 
 def checked_stop_strings(stop_strings: Any) -> list[str]:
     """
-    Stop strings as a list, each of one character or more.
+    The stop strings as a list, each of one character or more.
 
     Raises:
         TypeError, ValueError: for what is no string or list of strings, and for an empty string.
@@ -41,7 +41,7 @@ def checked_stop_strings(stop_strings: Any) -> list[str]:
 
 def check_number_and_length(stop_strings: list[str]) -> None:
     """
-    Stop strings of a client are few, and short enough to be looked for at every token.
+    Checks that stop strings are few, and short enough to be searched at every token.
 
     Raises:
         ValueError: if there are too many, or one is too long.
@@ -73,22 +73,22 @@ class StopStringSearch:
     def __init__(self, stop_strings: list[str]):
         self._strings = stop_strings
         self.has_ended = False
-        """Whether a stop string has come."""
+        """Whether a stop string was found."""
         self.start()
 
     def start(self) -> None:
-        """Lets another text begin."""
+        """Begins another text."""
         self.held = ""
-        """The end of the text so far, as far as it may be the beginning of a stop string."""
+        """The end of the text, held back because it may be the beginning of a stop string."""
         self._begun = [0] * len(self._strings)
 
     def feed(self, piece: str) -> str:
-        """What of the text is now known to be before all stop strings, and was not before."""
+        """Adds a piece; returns the text that is newly known to precede all stop strings."""
         if self.has_ended:
             return ""
         text, begun, end, most = self.held + piece, self._begun, -1, 0
         for number, string in enumerate(self._strings):
-            start = len(self.held) - begun[number]  # it does not begin before its own part of what has been held
+            start = len(self.held) - begun[number]  # a match begins in its own part of the held text, or later
             at = text.find(string, start)
             if at >= 0:
                 end = at if end < 0 else min(end, at)
@@ -101,7 +101,7 @@ class StopStringSearch:
 
 
 def _begun(string: str, text: str, start: int) -> int:
-    """How many of the last characters of a text are the beginning of a string; no more than from `start` on."""
+    """How many of a text's last characters, from `start` on at most, are the beginning of a string."""
     at = text.find(string[0], start)
     while at >= 0:
         if string.startswith(text[at:]):
@@ -112,8 +112,9 @@ def _begun(string: str, text: str, start: int) -> int:
 
 class StopStringCriterion(TokenCriterion):
     """
-    A stopping criterion that decodes what is generated, token by token, and ends it with the first stop string. (That
-    of transformers looks at the prompt, too, and first makes a table over the vocabulary: seconds for a long string.)
+    A stopping criterion that decodes the generated text token by token and ends it with the first stop string. (The
+    criterion of transformers searches the prompt, too, and first builds a table over the vocabulary, which takes
+    seconds for a long string.)
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): the model's.
@@ -125,12 +126,12 @@ class StopStringCriterion(TokenCriterion):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_strings: str | list[str]):
         self._search = StopStringSearch(checked_stop_strings(stop_strings))
-        # Without what transformers does around it, which takes four times as long.
+        # Without transformers' own wrapper, which takes four times as long.
         self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
         self._tokens: list[int] = []
-        """The last ones: those that are decoded, as context, and those that are not as yet a whole character."""
+        """The last tokens: those that serve as context, and those that are not yet a whole character."""
         self._num_context = self._num_searched = 0
-        """Tokens that are context, and characters of `_tokens` that have been searched."""
+        """Number of tokens that serve as context, and of characters of `_tokens` that have been searched."""
 
     def ends_with(self, token: int) -> bool:
         """Whether a stop string ends within this token."""

@@ -59,8 +59,8 @@ class Served:
     The first message of an engine whose models are loaded.
 
     Args:
-        config (`PreTrainedConfig`), generation_config (`GenerationConfig`): the model's.
-        most_tokens (`int`): that a text may have, its prompt included.
+        config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
+        most_tokens (`int`): most tokens of a text, its prompt included.
     """
 
     config: PreTrainedConfig
@@ -119,9 +119,9 @@ class Progress(NamedTuple):
     New tokens and status of one request after a step.
 
     Args:
-        request_id (`str`): its name.
-        tokens (`list[int]`): those that nobody has been told.
-        status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*): as of a
+        request_id (`str`): the request's name.
+        tokens (`list[int]`): tokens that have not been sent before.
+        status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*): as in a
             `SpeculativeGenerationOutput`.
     """
 

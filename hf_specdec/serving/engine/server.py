@@ -74,7 +74,7 @@ class EngineServer:
                 streaming=asked.streaming,
                 generation_config=asked.generation_config,
                 seed=asked.seed,
-                stop_strings=[],  # they are the criterion's
+                stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria,
             )
         except Exception as error:  # an error of a request's options fails only that request
@@ -88,7 +88,7 @@ class EngineServer:
         for output in outputs:
             tokens, name = output.generated_tokens, output.request_id
             if name not in self._told:
-                continue  # somebody else's
+                continue  # not a request of the client
             new = tokens[self._told[name] :]
             told.append(Progress(name, new, output.status, output.error, output.finish_reason))
             if output.is_finished():
