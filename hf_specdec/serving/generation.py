@@ -35,7 +35,7 @@ _KINDS_OF_REQUESTS = ("ValueError", "TypeError", "IndexError", "KeyError", "Attr
 
 
 class _ErrorText(str):
-    """An error message that is escaped when it is formatted: transformers' stream handlers put it between JSON quotes."""
+    """An error message that is escaped when formatted: transformers' stream handlers put it between JSON quotes."""
 
     def __format__(self, spec: str) -> str:
         return json.dumps(self)[1:-1]
