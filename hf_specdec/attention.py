@@ -283,6 +283,26 @@ def _attention_function(implementation: str, module: torch.nn.Module) -> Callabl
 # --------------------------------------------------------------------------------------------------------- the switch
 
 
+class SwitchedName(str):
+    """
+    The name "tree_attention" as a switched config holds it. A copy of the config that is made meanwhile (by
+    `copy.deepcopy` or `pickle`) holds the previous implementation.
+    """
+
+    previous: str
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.previous,)
+
+
+@lru_cache(maxsize=16)  # one object per name: compiled forwards may check its identity
+def switched_name(previous: str) -> SwitchedName:
+    """The `SwitchedName` of a config that had the implementation `previous`."""
+    name = SwitchedName(NAME)
+    name.previous = previous
+    return name
+
+
 @dataclass
 class _Switch:
     config: PreTrainedConfig
@@ -305,6 +325,8 @@ def _previous_implementation(config: PreTrainedConfig) -> str:
     # The config is not in `_switches` but may say "tree_attention": a separate object that was switched together with
     # its parent's config, or a config that has just been restored.
     name = config._attn_implementation
+    if isinstance(name, SwitchedName):
+        return name.previous
     return "sdpa" if name in (None, NAME) else name
 
 
@@ -351,8 +373,9 @@ def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
         for config in configs:
             switch = _switches.get(id(config))
             if switch is None:
-                switch = _switches[id(config)] = _Switch(config, config._attn_implementation or "eager")
-                config._attn_implementation_internal = NAME
+                previous = _previous_implementation(config) if config._attn_implementation else "eager"
+                switch = _switches[id(config)] = _Switch(config, previous)
+                config._attn_implementation_internal = switched_name(switch.previous)
             switch.calls += 1
     try:
         yield

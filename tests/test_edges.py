@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -54,6 +56,32 @@ def test_prompts_of_32_bit_integers(batch_size: int) -> None:
     output = target.generate(**inputs, **options, assistant_model=noisy_copy(target), tree=TREE)
     assert output.dtype == plain.dtype == torch.int64
     assert torch.equal(plain, output)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_copies_of_a_model_made_during_a_call(family: str) -> None:
+    """As another thread makes them, for an average of weights or a checkpoint: they are as if there were no call."""
+    target = tiny_model(family, attn_implementation="eager")
+    draft, inputs, copies = noisy_copy(target), prompts(1, 16), {}
+
+    def copy_model(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if not copies:
+            assert target.config._attn_implementation == attention.NAME
+            copies.update(deep=copy.deepcopy(target), shallow=copy.copy(target.config), pickled=pickle.dumps(target))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    options = {"max_new_tokens": 8, "do_sample": False, "assistant_model": draft, "tree": TREE}
+    text = target.generate(**inputs, **options, stopping_criteria=[copy_model])
+    assert b"hf_specdec" not in copies["pickled"], "it can be read without this library"
+    for copied in (copies["deep"], pickle.loads(copies["pickled"])):
+        assert {module.config._attn_implementation for module in copied.modules() if hasattr(module, "config")} == {
+            "eager"
+        }
+        assert torch.equal(copied(**inputs).logits, target(**inputs).logits)
+        assert torch.equal(copied.generate(**inputs, **options), text)
+    shallow = type(target)(copies["shallow"]).eval()
+    shallow.load_state_dict(target.state_dict())
+    assert torch.equal(shallow(**inputs).logits, target(**inputs).logits)
 
 
 class TestLengthDependentRotaryEmbeddings:
