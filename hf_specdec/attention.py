@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+from packaging import version
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -295,9 +296,15 @@ class SwitchedName(str):
         return str, (self.previous,)
 
 
+COPIES_ARE_AS_BEFORE = version.parse(torch.__version__).release >= (2, 13)
+"""Whether configs are switched to a `SwitchedName`: no older torch.compile was seen to trace a subclass of `str`."""
+
+
 @lru_cache(maxsize=16)  # one object per name: compiled forwards may check its identity
-def switched_name(previous: str) -> SwitchedName:
-    """The `SwitchedName` of a config that had the implementation `previous`."""
+def switched_name(previous: str) -> str:
+    """The name "tree_attention" for a config that had the implementation `previous`."""
+    if not COPIES_ARE_AS_BEFORE:
+        return NAME
     name = SwitchedName(NAME)
     name.previous = previous
     return name
