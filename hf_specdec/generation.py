@@ -23,6 +23,7 @@ from .stopping import ColumnJudge, end_tokens_of, max_length_of
 from .target import Target
 from .trees import DraftTree, choice_of
 from .verification import (
+    DraftRest,
     DraftTemperature,
     TargetDistribution,
     Walk,
@@ -72,7 +73,7 @@ class SpeculativeCall:
         self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
-        self._is_spoiled = self._drafts_no_more = False
+        self.draft_rest, self._drafts_no_more = DraftRest(), False
         visible = _visible(model_kwargs.get("attention_mask"))
         self.sequences = Sequences(
             input_ids,
@@ -127,20 +128,20 @@ class SpeculativeCall:
     def _step(self) -> None:
         phase, seconds = self.metrics.phase, self.metrics.seconds
         before = dict(seconds)
-        was_spoiled, self._is_spoiled = self._is_spoiled, False
-        speculates = not was_spoiled and self._speculates()
+        rests = self.draft_rest.takes_step()
+        speculates = not rests and self._speculates()
         with phase("propose"):
             draft = self._propose() if speculates else self._no_draft()
         with phase("score"):
             outputs = self.target.score(draft)
         if draft.num_nodes > 0 and self._holds_nan(outputs.logits):
-            self._take_nothing()
-            return
-        with phase("accept"):
-            walk = self._accept(draft, outputs)
-        with phase("commit"):
-            self._commit(draft if speculates else None, walk, outputs)
-        if self._may_speculate() and not was_spoiled:
+            walk = self._take_nothing(draft)
+        else:
+            with phase("accept"):
+                walk = self._accept(draft, outputs)
+            with phase("commit"):
+                self._commit(draft if speculates else None, walk, outputs)
+        if self._may_speculate() and not rests:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
             self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
@@ -150,11 +151,17 @@ class SpeculativeCall:
         goes_on = ~torch.tensor(self.sequences.resting, device=logits.device)
         return bool((rows_with_nan(logits) & goes_on).any())
 
-    def _take_nothing(self) -> None:
-        """Ends a step in which a draft token may have spoiled the other nodes; the next goes without drafts."""
+    def _take_nothing(self, draft: DraftTree) -> Walk:
+        """Ends a step in which a draft token may have spoiled the other nodes; its drafts count as refused."""
+        nothing = Walk.start(self.sequences.batch_size, [])
         self.target.cache.wipe()
-        self.drafter.commit([None] * self.sequences.batch_size)
-        self._is_spoiled = True
+        self.drafter.commit(nothing.paths)
+        self.drafter.wipe()
+        self.draft_rest.begin()
+        for row, rests in enumerate(self.sequences.resting):
+            if not rests:
+                self.metrics.add_draft(draft.num_valid(row), 0)
+        return nothing
 
     def give_up_drafts(self) -> None:
         """Lets the rest of the call go without drafts."""

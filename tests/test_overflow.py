@@ -6,6 +6,7 @@ keys from the other nodes, but not 0 · NaN: texts must be plain `generate`'s al
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from support.models import prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.verification import DraftRest
 
 
 TREE = "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
@@ -47,7 +49,7 @@ def test_greedy_texts(batch_size: int, attn_implementation: str) -> None:
     call = prompts(batch_size, 9, padding=batch_size > 1) | {"max_new_tokens": 40, "do_sample": False}
     plain = target.generate(**call)
     assert torch.equal(target.generate(**call, assistant_model=draft, tree=TREE), plain)
-    assert hf_specdec.last_metrics().num_accepted_tokens > 5
+    assert hf_specdec.last_metrics().num_accepted_tokens > 2
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -76,14 +78,15 @@ def test_sampled_texts_go_on() -> None:
     assert text.shape == (2, 49) and not target(text).logits.isnan().any()
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
-def test_steps_on_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call goes on without them, and without drafts."""
     pytest.importorskip("triton", reason="the kernels need triton")
     target, draft = poisoned_pair()
-    call = prompts(3, 9) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    call = prompts(batch_size, 9) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     if kind == "sampled":
-        call |= {"do_sample": True, "temperature": 1e-4, "top_k": 0}
+        call |= {"do_sample": True, "temperature": 1e-7, "top_k": 0}
     plain = target.generate(**call)
     steps: Steps = install(monkeypatch, with_kernel=False)
     assert torch.equal(target.generate(**call, assistant_model=draft, tree=TREE), plain)
@@ -108,6 +111,55 @@ def test_requests_in_flight(on_device: bool, monkeypatch: pytest.MonkeyPatch) ->
     assert_nothing_left(manager)
 
 
+def test_nothing_is_left_in_blocks() -> None:
+    """Neither by the target nor by a draft that overflows, too."""
+    target, draft = poisoned_pair()
+    draft.set_input_embeddings(copy.deepcopy(target.get_input_embeddings()))
+    inputs = [row.tolist() for row in prompts(3, 9)["input_ids"]]
+    manager = target.init_continuous_batching(assistant_model=draft, tree=TREE, continuous_batching_config=limits())
+    with manager:
+        names = [manager.add_request(prompt, max_new_tokens=40) for prompt in inputs]
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+    assert [output.generated_tokens for output in outputs] == [
+        text_alone(target, prompt, max_new_tokens=40) for prompt in inputs
+    ]
+    for cache in (manager.engine.target.cache, manager.engine.drafting.cache):
+        blocks = sorted(cache.clean_blocks)
+        assert len(blocks) > 6
+        assert not any(states[blocks].isnan().any() for layer in cache.layers for states in (layer.keys, layer.values))
+
+
+class Poisoner(hf_specdec.Drafter):
+    """Proposes one token again and again."""
+
+    def __init__(self, token: int):
+        self.token = token
+
+    def propose(self, sequences: Any) -> hf_specdec.DraftTree:
+        tokens = torch.full((sequences.batch_size, 1), self.token)
+        return hf_specdec.DraftTree(tokens, hf_specdec.Topology.of_tree(hf_specdec.TokenTree.chain(1), "cpu"))
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_draft_that_never_learns_costs_little(in_flight: bool) -> None:
+    """Its steps become rare, and count as drafts that were refused."""
+    target, _ = poisoned_pair()
+    poison = int(target.get_input_embeddings().weight.isnan().any(dim=1).nonzero())
+    call, forwards = prompts(1, 9) | {"max_new_tokens": 60, "do_sample": False}, []
+    plain = target.generate(**call)[0, 9:].tolist()
+    handle = target.get_decoder().register_forward_hook(lambda *_: forwards.append(1))
+    if in_flight:
+        prompt, options = call["input_ids"][0].tolist(), {"max_new_tokens": 60, "do_sample": False}
+        [output] = target.generate_batch([prompt], assistant_model=Poisoner(poison), tree=TREE, **options).values()
+        text, metrics = output.generated_tokens, output.speculation
+    else:
+        text = target.generate(**call, assistant_model=Poisoner(poison), tree=TREE)[0, 9:].tolist()
+        metrics = hf_specdec.last_metrics()
+    handle.remove()
+    assert text == plain and metrics.num_accepted_tokens == 0
+    assert 4 < metrics.num_drafts <= len(forwards) - 60 < 10
+
+
 def test_a_target_that_is_broken_fails_as_ever() -> None:
     """NaN of the text's own tokens is not taken for a draft's."""
     target, draft = poisoned_pair()
@@ -121,3 +173,16 @@ def test_a_target_that_is_broken_fails_as_ever() -> None:
     with manager:
         name = manager.add_request(prompts(1, 9)["input_ids"][0].tolist(), max_new_tokens=8)
         assert "NaN" in manager.get_result(name, timeout=60).error
+
+
+def test_rests_become_longer_as_long_as_nothing_else_comes() -> None:
+    rest, spoiled = DraftRest(), [True, True, True, False, True, True, *[True] * 4]
+    lengths = []
+    for is_spoiled in spoiled:
+        length = 0
+        while rest.takes_step():
+            length += 1
+        lengths.append(length)
+        if is_spoiled:
+            rest.begin()
+    assert lengths == [0, 1, 2, 4, 0, 1, 2, 4, 8, 16]

@@ -94,8 +94,6 @@ class Engine:
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""
-        self._spoiled: set[Request] = set()
-        """Requests from which the last step took nothing, see `rows_with_nan`: their next one goes without a tree."""
         self._last_end: float | None = None
         """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
@@ -155,7 +153,6 @@ class Engine:
 
     def end(self, request: Request) -> None:
         """Removes a request that is over from the batch."""
-        self._spoiled.discard(request)
         self.scheduler.remove(request)
 
     def _read(self, chunk: Chunk) -> list[Request]:
@@ -252,8 +249,7 @@ class Engine:
             self.choices.end_device_step(trees, walk.paths, seconds, outcome.only_read, outcome.was_put_off)
         self._soil_failed(requests)
         if outcome.spoiled:
-            self._spoiled |= {requests[row] for row in outcome.spoiled}
-            self._wipe_spoiled()
+            self._spare([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
@@ -280,10 +276,11 @@ class Engine:
 
     def _groups(self, requests: list[Request]) -> list[DraftGroup]:
         """Groups the rows that speculate in this step by their trees and by what their drafts are drawn from."""
-        spoiled, self._spoiled = self._spoiled, set()
         groups: dict[Any, DraftGroup] = {}
         for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
-            if tree is None or request.room < 1 or request in spoiled or not self.drafting.knows(request):
+            if tree is None or request.room < 1 or not self.drafting.knows(request):
+                continue
+            if request.draft_rest.takes_step():
                 continue
             # A tree never takes blocks from other requests.
             if not self.pool.reserve(request.table, request.length + tree.num_slots):
@@ -320,6 +317,7 @@ class Engine:
     ) -> Walk:
         distributions: Any = RowDistributions(requests, logits, self.ranks.agree)
         spoiled = self._spoiled_rows(requests, draft, logits)
+        self._spare([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():
@@ -341,15 +339,22 @@ class Engine:
         for row in [row for row in rows if draft.num_valid(row) == 0]:
             requests[row].fail(NAN_LOGITS)
             rows.remove(row)
-        self._spoiled |= {requests[row] for row in rows}
         return rows
 
-    def _wipe_spoiled(self) -> None:
-        """Removes NaN from what the target and the draft keep of spoiled requests."""
-        for request in self._spoiled:
+    def _spare(self, spoiled: list[tuple[Request, int]]) -> None:
+        """
+        Removes NaN from what target and draft keep of spoiled requests, given with the number of their draft tokens,
+        which count as refused.
+        """
+        for request, drafted in spoiled:
             self.target.cache.wipe_behind(request.table, request.length - 1)
+            if self.drafting.cache is not None:
+                self.drafting.cache.wipe_behind(request.table, self.drafting.cache.length_of(request.table))
             if self.drafting.features is not None:
                 self.drafting.features.wipe(request)
+            request.draft_rest.begin()
+            for metrics in (request.metrics, self.metrics):
+                metrics.add_draft(drafted, 0)
 
     def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
         drafted = {row for group in groups for row in group.rows}
@@ -358,7 +363,6 @@ class Engine:
             if path is not None:
                 self._count(request, len(path), draft.num_valid(row) if row in drafted else None)
         self.target.cache.keep(walk.paths)
-        self._wipe_spoiled()
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         self._soil_failed(requests)
 

@@ -253,7 +253,7 @@ class _Loop:
     def _learn(self, overlaps: list[list[int]]) -> None:
         """Updates the temperature of q, from reported overlaps, for steps that are not yet launched."""
         temperature, drawing = self.call.temperature, self.step.drawing
-        if drawing is not None and temperature.begin_step():
+        if drawing is not None and overlaps and temperature.begin_step():
             temperature.learn(mean_overlaps(overlaps))
             drawing.draft_temperature.fill_(temperature.value)
 

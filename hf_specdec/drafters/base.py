@@ -164,6 +164,9 @@ class Drafter(CandidateGenerator):
         committed.
         """
 
+    def wipe(self) -> None:
+        """Removes what the drafter keeps behind the committed tokens, which may be NaN; called after spoiled steps."""
+
     # ------------------------------------------------------------------------ transformers' own interface: chains
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, None]:

@@ -84,6 +84,9 @@ class DraftModelDrafter(Drafter):
             self.model(**inputs, return_dict=True)
         self.cache.adopt_prefill()
 
+    def wipe(self) -> None:
+        self.cache.wipe()
+
     # ------------------------------------------------------------------------------------------------------- propose
 
     def propose(self, sequences: Sequences) -> DraftTree | None:

@@ -177,6 +177,9 @@ class EagleDrafter(Drafter):
         if len(self._waiting) * len(paths) >= MOST_WAITING:
             self.catch_up(self.sequences)
 
+    def wipe(self) -> None:
+        self.cache.wipe()
+
     # ------------------------------------------------------------------------------------------------------- propose
 
     def propose(self, sequences: Sequences) -> DraftTree | None:

@@ -17,6 +17,7 @@ _ANSWERED_ALIKE = {
     "previous_response_id": (),
 }
 """Options that are not supported, with the values (as JSON) that change nothing."""
+_ITEMS = ("reasoning", "function_call", "function_call_output")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -67,6 +68,11 @@ def check_input(body: dict[str, Any]) -> None:
     for number, item in enumerate(given):
         _check_object(f"input[{number}]", item)
     has_messages = "role" in given[0]  # else all are parts of one
+    if not has_messages and given[0].get("type") in _ITEMS:
+        raise ValueError(
+            f"`input` begins with a {given[0]['type']}, but must begin with a message: this server keeps no earlier "
+            "turns. Put the messages before it."
+        )
     for number, item in enumerate(given):
         (_check_item if has_messages else _check_part)(f"input[{number}]", item)
 
@@ -127,6 +133,8 @@ def _check_message(where: str, message: Any) -> None:
         _check_object(place, call)
         function = call.get("function") or call
         _check_object(f"{place}.function", function)
+        if function.get("arguments") == "":  # as some clients write the call of a function without parameters
+            function["arguments"] = "{}"
         _check_arguments(f"{place}.function", function)
 
 

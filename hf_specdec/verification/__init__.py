@@ -4,12 +4,13 @@ from .choosing import choose
 from .draft_temperature import DraftTemperature
 from .processors import TargetDistribution, copies_per_row, warpers_of
 from .rejection import walk_by_rejection
-from .spoiling import rows_with_nan
+from .spoiling import DraftRest, rows_with_nan
 from .target import walk_target
 from .walk import Walk, new_tokens
 
 
 __all__ = [
+    "DraftRest",
     "DraftTemperature",
     "TargetDistribution",
     "Walk",

@@ -108,7 +108,8 @@ class Outcome:
         features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
             `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
         errors (`dict[int, str]`): error messages of the rows that fail.
-        spoiled (`set[int]`): rows from which nothing is taken, see `rows_with_nan`.
+        spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
+            tokens.
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
@@ -119,7 +120,7 @@ class Outcome:
     drafted: dict[int, int] = field(default_factory=dict)
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    spoiled: set[int] = field(default_factory=set)
+    spoiled: dict[int, int] = field(default_factory=dict)
     captured: bool = False
     only_read: bool = False
     was_put_off: bool = False
@@ -406,7 +407,7 @@ class DeviceSteps:
             path, tokens = rest[:new], rest[new : 2 * new]
             error = error_of(accepted, is_nan)
             if is_nan and row in were_drafted:
-                outcome.spoiled.add(row)
+                outcome.spoiled[row] = drafted
                 continue
             if error is not None:
                 outcome.errors[row] = error
@@ -417,8 +418,8 @@ class DeviceSteps:
         first = 0
         for group in part.groups if part.draws else ():
             temperature = group.request.temperature
-            if temperature not in outcome.learnt and temperature.begin_step():
-                own = report[first : first + len(group.rows)]
+            own = [row for row in report[first : first + len(group.rows)] if not row[2]]  # without NaN
+            if own and temperature not in outcome.learnt and temperature.begin_step():
                 temperature.learn(mean_overlaps([row[3 + 2 * new :] for row in own]))
             outcome.learnt.add(temperature)
             first += len(group.rows)
