@@ -21,8 +21,8 @@ class Rows:
         active (`torch.Tensor` of shape `[batch]`, bool): rows that have not ended.
         end_tokens (`torch.Tensor` of shape `[ends]`, int64): tokens that end a row.
         report (`torch.Tensor` of shape `[batch, 2 + depth + 1 + …]`, int64): result of the last step: number of
-            accepted nodes (-1 for a row that rested, or `NOTHING_TO_DRAW`), number of valid draft tokens, and the new
-            tokens, followed by -1; where children were drawn, also `Drawing.reported_overlaps`.
+            accepted nodes (-1 for a row that rested, `NOTHING_TO_DRAW`, or `SPOILED`), number of valid draft tokens,
+            and the new tokens, followed by -1; where children were drawn, also `Drawing.reported_overlaps`.
     """
 
     text: torch.Tensor

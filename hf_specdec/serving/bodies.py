@@ -45,7 +45,7 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
         TypeError, ValueError: if they are no messages; the error names the message.
     """
     if not isinstance(messages, list) or not messages:
-        raise ValueError(f"`messages` must be a list of one message or more, but is {_shorten(messages)}.")
+        raise ValueError(f"`messages` must be a list of one message or more, but is {shortened(messages)}.")
     for number, message in enumerate(messages):
         _check_message(f"messages[{number}]", message)
     return [{name: value for name, value in message.items() if name != "tool_calls" or value} for message in messages]
@@ -60,11 +60,11 @@ def check_input(body: dict[str, Any]) -> None:
     """
     given, instructions = body.get("input"), body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
-        raise TypeError(f"`instructions` must be a string, but is {_shorten(instructions)}.")
+        raise TypeError(f"`instructions` must be a string, but is {shortened(instructions)}.")
     if isinstance(given, str):
         return
     if not isinstance(given, list) or not given:
-        raise ValueError(f"`input` must be a string, or a list of one item or more, but is {_shorten(given)}.")
+        raise ValueError(f"`input` must be a string, or a list of one item or more, but is {shortened(given)}.")
     for number, item in enumerate(given):
         _check_object(f"input[{number}]", item)
     has_messages = "role" in given[0]  # else all are parts of one
@@ -87,18 +87,18 @@ def sequence_bias(logit_bias: Any, vocab_size: int) -> dict[tuple[int], float] |
     if logit_bias is None or logit_bias == {}:
         return None
     if not isinstance(logit_bias, dict):
-        raise TypeError(f"`logit_bias` must be an object of token ids and biases, but is {_shorten(logit_bias)}.")
+        raise TypeError(f"`logit_bias` must be an object of token ids and biases, but is {shortened(logit_bias)}.")
     try:
         biases = {int(token): float(bias) for token, bias in logit_bias.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(
             f'`logit_bias` must be an object of token ids and biases, such as {{"42": -100}}, but is '
-            f"{_shorten(logit_bias)}."
+            f"{shortened(logit_bias)}."
         ) from error
     unknown = [token for token in biases if not 0 <= token < vocab_size]
     if unknown:
         raise ValueError(
-            f"`logit_bias` names tokens beyond the {vocab_size} that the model knows: {_shorten(unknown)}. "
+            f"`logit_bias` names tokens beyond the {vocab_size} that the model knows: {shortened(unknown)}. "
             "Leave them out."
         )
     return {(token,): bias for token, bias in biases.items()}
@@ -127,7 +127,7 @@ def _check_message(where: str, message: Any) -> None:
     _check_content(f"{where}.content", message.get("content"))
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise TypeError(f"`{where}.tool_calls` must be a list, but is {_shorten(calls)}.")
+        raise TypeError(f"`{where}.tool_calls` must be a list, but is {shortened(calls)}.")
     for number, call in enumerate(calls):
         place = f"{where}.tool_calls[{number}]"
         _check_object(place, call)
@@ -142,7 +142,7 @@ def _check_content(where: str, content: Any) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise TypeError(f"`{where}` must be a string or a list of parts, but is {_shorten(content)}.")
+        raise TypeError(f"`{where}` must be a string or a list of parts, but is {shortened(content)}.")
     for number, part in enumerate(content):
         _check_object(f"{where}[{number}]", part)
         _check_part(f"{where}[{number}]", part)
@@ -152,7 +152,8 @@ def _check_part(where: str, part: dict[str, Any]) -> None:
     kind = part.get("type")
     if kind not in (*_TEXT_PARTS, "refusal"):
         raise ValueError(
-            f"`{where}.type` must be one of {', '.join(_TEXT_PARTS)}, but is {_shorten(kind)}. This server reads text."
+            f"`{where}.type` must be one of {', '.join(_TEXT_PARTS)}, but is {shortened(kind)}. "
+            "This server reads text."
         )
     if kind in _TEXT_PARTS:
         _check_strings(where, part, "text")
@@ -165,20 +166,21 @@ def _check_arguments(where: str, function: dict[str, Any]) -> None:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"`{where}.arguments` must be a JSON object, but is {_shorten(arguments)}.")
+        raise ValueError(f"`{where}.arguments` must be a JSON object, but is {shortened(arguments)}.")
 
 
 def _check_object(where: str, value: Any) -> None:
     if not isinstance(value, dict):
-        raise TypeError(f"`{where}` must be an object, but is {_shorten(value)}.")
+        raise TypeError(f"`{where}` must be an object, but is {shortened(value)}.")
 
 
 def _check_strings(where: str, value: dict[str, Any], *names: str) -> None:
     for name in names:
         if not isinstance(value.get(name), str):
-            raise ValueError(f"`{where}.{name}` must be a string, but is {_shorten(value.get(name))}.")
+            raise ValueError(f"`{where}.{name}` must be a string, but is {shortened(value.get(name))}.")
 
 
-def _shorten(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """A value for an error message, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} …"

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..stopping import TokenCriterion
+from .bodies import shortened
 from .streams import MergedQueue
 
 
@@ -33,7 +34,7 @@ def checked_stop_strings(stop_strings: Any) -> list[str]:
     """
     strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
     if not isinstance(strings, (list, tuple)) or not all(isinstance(string, str) for string in strings):
-        raise TypeError(f"{_STOP} must be a string or a list of strings, but is {_shorten(stop_strings)}.")
+        raise TypeError(f"{_STOP} must be a string or a list of strings, but is {shortened(stop_strings)}.")
     if not all(strings):
         raise ValueError(f"{_STOP} has an empty string in it, with which every text begins. Leave it out.")
     return list(strings)
@@ -51,7 +52,7 @@ def check_number_and_length(stop_strings: list[str]) -> None:
     longest = max(stop_strings, key=len, default="")
     if len(longest) > LONGEST_STOP_STRING:
         raise ValueError(
-            f"{_STOP} may have strings of {LONGEST_STOP_STRING} characters, but {_shorten(longest)} has "
+            f"{_STOP} may have strings of {LONGEST_STOP_STRING} characters, but {shortened(longest)} has "
             f"{len(longest)}. Give a shorter one, such as its beginning."
         )
 
@@ -194,8 +195,3 @@ class TrimmedQueue:
 
 def _as_list(stop_strings: str | list[str] | None) -> list[str]:
     return [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:76]} …"
