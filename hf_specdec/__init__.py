@@ -11,7 +11,7 @@ Torch, transformers and most submodules are imported only on first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import hook
+from .generation import hook
 
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .config import SpeculativeConfig
     from .drafters import Drafter, DraftRequest, NgramDraft
     from .eagle import EagleConfig, EagleHead
+    from .generation.recording import SpeculativeGenerateOutput
     from .medusa import MedusaConfig, MedusaHeads
     from .metrics import SpeculationMetrics, last_metrics
-    from .recording import SpeculativeGenerateOutput
     from .trees import DraftTree, DynamicTree, TokenTree, Topology
 
 __version__ = "0.1.0"
@@ -51,7 +51,7 @@ _HOMES = {
     "eagle": ("EagleConfig", "EagleHead"),
     "medusa": ("MedusaConfig", "MedusaHeads"),
     "metrics": ("SpeculationMetrics", "last_metrics"),
-    "recording": ("SpeculativeGenerateOutput",),
+    "generation.recording": ("SpeculativeGenerateOutput",),
     "trees": ("DraftTree", "DynamicTree", "TokenTree", "Topology"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,7 +11,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint import WEIGHT_FILES, HubOptions, find_first, read_weights
+from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_weights
 from .drafters import NgramDraft
 from .eagle import EagleConfig, EagleHead
 from .medusa import MedusaConfig, MedusaHeads

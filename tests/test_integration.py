@@ -382,7 +382,7 @@ def test_the_attention_implementation_is_restored(family: str, implementation: s
     assert seen == {"tree_attention"}
     for config in (*configs, draft.config):
         assert config._attn_implementation == before
-    assert not hf_specdec.attention._switches
+    assert not hf_specdec.attention.switch._switches
 
 
 @pytest.mark.parametrize("where", ["processor", "streamer"])
@@ -400,7 +400,7 @@ def test_after_an_error_all_is_as_before(
         )
     assert torch.equal(torch.get_rng_state(), state)
     assert target.config._attn_implementation == draft.config._attn_implementation == "sdpa"
-    assert not hf_specdec.attention._switches
+    assert not hf_specdec.attention.switch._switches
     assert_same_text(target, inputs, draft, max_new_tokens=NEW_TOKENS)
 
 

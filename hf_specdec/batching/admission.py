@@ -17,9 +17,9 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
-from ..forward import execution_device
+from ..forwards.models import execution_device
+from ..generation.refusals import check_call, check_inputs
 from ..ranks import Ranks, is_sharded
-from ..refusals import check_call, check_inputs
 from .blocks import BlockPool
 from .request import Request, RequestOptions, prepare_options
 

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters import Drafter, DraftRequest
-from ..sequences import Sequences
+from ..generation.sequences import Sequences
 from ..trees import DraftTree
 from .joining import join_drafts
 from .paged_cache import PagedCache

@@ -15,7 +15,10 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
-from ..forward import NodeInputs, TreeForward
+from ..attention.kernel import KernelInputs
+from ..forwards.node_inputs import NodeInputs
+from ..forwards.pieces import WIDTHS
+from ..forwards.tree_forward import TreeForward
 from ..graphs import (
     RECORDERS,
     GraphPool,
@@ -25,14 +28,13 @@ from ..graphs import (
     obstacle_to_graphs,
     warn_of_failed_capture,
 )
-from ..kernels import KernelInputs, kernels_are_installed
-from ..prompts import WIDTHS
+from ..kernels import kernels_are_installed
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
 from .paged_cache import PagedWindow
 
 
 if TYPE_CHECKING:
-    from ..features import Features
+    from ..forwards.features import Features
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows, and queries per row, of captured graphs: the next size is at most 1.5 times the number needed."""

@@ -16,9 +16,9 @@ from transformers.utils import logging
 
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
-from ..forward import execution_device
+from ..forwards.models import execution_device
+from ..forwards.pieces import busy_at
 from ..metrics import SpeculationMetrics
-from ..prompts import busy_at
 from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..cache.sizes import kv_bytes_per_layer
 from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
-from ..forward import execution_device
-from ..kv_sizes import kv_bytes_per_layer
+from ..forwards.models import execution_device
 from .waiting_features import WaitingFeatures
 
 

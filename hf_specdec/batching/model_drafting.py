@@ -10,7 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters import Drafter, DraftModelDrafter, DraftRequest, EagleDrafter, MedusaDrafter
-from ..forward import TreeForward, causal_chain, execution_device
+from ..forwards.models import execution_device
+from ..forwards.node_inputs import causal_chain
+from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
 from ..kernels import DTYPES
 from ..trees import DraftTree

@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..cache import LengthsOnDevice, TreeCache
-from ..kernels import Compaction
+from ..cache.compaction import Compaction
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 
 

@@ -19,10 +19,10 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..config import SpeculationPlan
 from ..device_steps.verdicts import Warpers
-from ..forward import execution_device
+from ..forwards.models import execution_device
+from ..generation.sequences import Sequences
+from ..generation.stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..metrics import SpeculationMetrics
-from ..sequences import Sequences
-from ..stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..verification import DraftRest, warpers_of
 from . import sharing
 from .blocks import BlockTable

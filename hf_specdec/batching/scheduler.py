@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from ..prompts import next_piece, padded_piece
+from ..forwards.pieces import next_piece, padded_piece
 from .blocks import BlockPool
 from .paged_cache import PagedCache
 from .request import Request

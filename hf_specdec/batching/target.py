@@ -10,10 +10,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..features import Features, watch_features
-from ..forward import TreeForward, causal_chain, execution_device
+from ..forwards.features import Features, watch_features
+from ..forwards.models import execution_device
+from ..forwards.node_inputs import causal_chain
+from ..forwards.pieces import MOST_PADDED
+from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
-from ..prompts import MOST_PADDED
 from ..trees import DraftTree
 from .blocks import BlockPool
 from .graphs import PagedGraphs

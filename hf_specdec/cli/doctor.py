@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..checkpoint import HubOptions
+from ..checkpoints.reading import HubOptions
 
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ..attention import mask_values
+from ..attention.kernel import first_slots_of
 from ..cache import DeviceCache, TreeCache
 from ..drafters import Drafter, DraftModelDrafter, EagleDrafter
 from ..drafters.growth import Warp, grow, held_levels
-from ..forward import TreeForward, causal_chain
-from ..kernels import first_slots_of
+from ..forwards.node_inputs import causal_chain
+from ..forwards.tree_forward import TreeForward
 from ..trees import DraftTree, DynamicTree, TokenTree
 from .rows import Rows
 

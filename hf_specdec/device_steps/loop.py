@@ -23,8 +23,8 @@ from .verdicts import NOTHING_TO_DRAW, SPOILED, Warpers
 
 
 if TYPE_CHECKING:
-    from ..generation import SpeculativeCall
-    from ..target import Target
+    from ..generation.loop import SpeculativeCall
+    from ..generation.target import Target
 
 logger = logging.get_logger(__name__)
 

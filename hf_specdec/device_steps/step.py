@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..cache import DeviceCache
+from ..cache.compaction import Compaction
 from ..graphs import Record, random_state_kept
-from ..kernels import Compaction
 from ..trees import DynamicTree, TokenTree
 from ..verification import DraftTemperature, rows_with_nan
 from .drafts import PARTS, Padding
@@ -19,8 +19,8 @@ from .verdicts import SPOILED, Verdict, Warpers
 
 if TYPE_CHECKING:
     from ..drafters import Drafter
-    from ..sequences import Sequences
-    from ..target import Target
+    from ..generation.sequences import Sequences
+    from ..generation.target import Target
 
 
 class DeviceStep:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint import Checkpoint, HubOptions
+from ..checkpoints.reading import Checkpoint, HubOptions
 from ..drafters import EagleDrafter
 from ..eagle import EagleHead
 from ..eagle.formats import read_head
-from ..forward import execution_device
+from ..forwards.models import execution_device
 from .diagnosis import Agreement, Diagnosis
 from .measuring import Text, hits_on, tree_acceptance_length, write
 from .readings import readings, reread

@@ -11,8 +11,8 @@ from ..benchmarking.contenders import GREEDY
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
-from ..features import watch_features
-from ..forward import execution_device, keeping_one_logit
+from ..forwards.features import watch_features
+from ..forwards.models import execution_device, keeping_one_logit
 from ..metrics import metrics_of_last_call
 
 

@@ -14,14 +14,14 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
-from ..sequences import Sequences
+from ..generation.sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, TreeChoice
 from ..verification.draft_temperature import DraftTemperature
 
 
 if TYPE_CHECKING:
+    from ..generation.target import Target
     from ..graphs import GraphLoans, GraphStore
-    from ..target import Target
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
-from ..forward import TreeForward, causal_chain, execution_device, keeping_one_logit
-from ..sequences import Sequences
+from ..forwards.models import execution_device, keeping_one_logit
+from ..forwards.node_inputs import causal_chain
+from ..forwards.tree_forward import TreeForward
+from ..generation.sequences import Sequences
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow

@@ -12,11 +12,13 @@ from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLog
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
-from ..features import decoder_layers
-from ..forward import TreeForward, causal_chain, execution_device
+from ..forwards.features import decoder_layers
+from ..forwards.models import execution_device
+from ..forwards.node_inputs import causal_chain
+from ..forwards.pieces import WIDTHS
+from ..forwards.tree_forward import TreeForward
+from ..generation.sequences import Sequences
 from ..graphs import GraphStore
-from ..prompts import WIDTHS
-from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
@@ -24,7 +26,7 @@ from .heads import Borrowed, OfCall, borrowed_lm_head, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..target import Target
+    from ..generation.target import Target
 
 LONGEST_FORWARD = 512
 """Most rows of one forward of a head while it catches up: bounds its memory."""

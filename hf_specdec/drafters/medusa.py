@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from ..forward import execution_device
+from ..forwards.models import execution_device
+from ..generation.sequences import Sequences
 from ..medusa import MedusaHeads
-from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, best_tokens, grow_dynamic
@@ -20,7 +20,7 @@ from .heads import OfCall, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..target import Target
+    from ..generation.target import Target
 
 
 class MedusaDrafter(Drafter):

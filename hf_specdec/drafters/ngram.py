@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..sequences import Sequences
+from ..generation.sequences import Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
 from .base import Drafter, DraftRequest
 

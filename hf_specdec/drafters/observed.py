@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ..sequences import Sequences
+from ..generation.sequences import Sequences
 from ..trees import DraftTree, Tree
 from .base import Drafter, DraftRequest
 
 
 if TYPE_CHECKING:
-    from ..target import Target
+    from ..generation.target import Target
 
 Observer = Callable[[DraftTree | None, list[list[int] | None]], None]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from huggingface_hub import ModelCard
 
-from ..hub import push_to_hub
-from ..pretrained import PublishedModel
+from ..checkpoints.hub import push_to_hub
+from ..checkpoints.pretrained import PublishedModel
 from .card import model_card
 from .configuration_eagle import EagleConfig
 from .formats import Checkpoint, HubOptions, read_head

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from ..rope import LENGTH_DEPENDENT
+from ..forwards.rope import LENGTH_DEPENDENT
 from .modeling_eagle import EagleHead
 
 

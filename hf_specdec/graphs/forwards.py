@@ -15,8 +15,9 @@ from .capturing import Record
 
 
 if TYPE_CHECKING:
-    from ..features import Features
-    from ..forward import NodeInputs, TreeForward
+    from ..forwards.features import Features
+    from ..forwards.node_inputs import NodeInputs
+    from ..forwards.tree_forward import TreeForward
 
 
 class StaticContext:

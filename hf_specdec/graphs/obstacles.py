@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import output_capturing
 
 from ..attention import implementation_of, supports_switching
-from ..modules import buffers_of, modules_of, parameters_of
+from ..forwards.modules import buffers_of, modules_of, parameters_of
 from .capturing import RECORDERS
 
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
-from ..kernels import NODES_PER_WORD
-from ..kv_sizes import kv_bytes_per_layer
-from ..prompts import WIDTHS
+from ..attention.kernel import NODES_PER_WORD
+from ..cache.sizes import kv_bytes_per_layer
+from ..forwards.pieces import WIDTHS
 from .capturing import RECORDERS, GraphPool
 from .forwards import CapturedForward
 from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
@@ -26,7 +26,8 @@ from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_captur
 
 if TYPE_CHECKING:
     from ..device_steps.step import DeviceStep
-    from ..forward import NodeInputs, TreeForward
+    from ..forwards.node_inputs import NodeInputs
+    from ..forwards.tree_forward import TreeForward
 
 SMALLEST_CAPACITY = 512
 MOST_CAPTURED_QUERIES = 256

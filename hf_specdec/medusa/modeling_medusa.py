@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoModel
 
-from ..checkpoint import Checkpoint, HubOptions
-from ..pretrained import PublishedModel
+from ..checkpoints.pretrained import PublishedModel
+from ..checkpoints.reading import Checkpoint, HubOptions
 from .configuration_medusa import MedusaConfig
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..stopping import TokenCriterion
+from ..generation.stopping import TokenCriterion
 from .bodies import shortened
 from .streams import MergedQueue
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..kv_sizes import head_dim_of
+from ..cache.sizes import head_dim_of
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import DepthCounts
 from .reading import Reading

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..grouped_attention import grouped_attention
+from ..attention.grouped import grouped_attention
 
 
 NAME = "hf_specdec_grouped"

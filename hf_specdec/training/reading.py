@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters.heads import BorrowedRows
-from ..features import watch_features
+from ..forwards.features import watch_features
 from .vocabulary import draft_indices
 
 

@@ -20,7 +20,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
-from ..kv_sizes import kv_bytes_per_layer
+from ..cache.sizes import kv_bytes_per_layer
 from .data import Text
 from .grouped_attention import grouped_attention_lent, without_cudnn
 from .scripts import Part

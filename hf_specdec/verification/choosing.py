@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..argmax import argmax
+from .argmax import argmax
 
 
 def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:

@@ -13,9 +13,9 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 from transformers.generation import logits_process
 
-from ..recording import Recorder
-from ..sequences import Sequences
-from ..stopping import ColumnJudge
+from ..generation.recording import Recorder
+from ..generation.sequences import Sequences
+from ..generation.stopping import ColumnJudge
 from .choosing import choose
 from .walk import Walk
 

@@ -17,10 +17,11 @@ from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
-from hf_specdec import NgramDraft, SpeculativeConfig, compiling
+from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching.device_steps.prompts import PromptStep
 from hf_specdec.batching.graphs import PagedGraphs
-from hf_specdec.compiling import compiled_layers
+from hf_specdec.forwards import compiling
+from hf_specdec.forwards.compiling import compiled_layers
 
 
 @pytest.fixture

@@ -123,8 +123,8 @@ def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(rows.InFlightRows, "load", alike)
         assert fit_requests("noisy", "target", False, ("plain", "low temperature")).p_value < 1e-6
     else:
-        index = growth._score_index
-        monkeypatch.setattr(growth, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
+        index = growth.static._score_index
+        monkeypatch.setattr(growth.static, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
         assert fit_requests("noisy", "rejection", False, ("plain",)).p_value < 1e-6
 
 

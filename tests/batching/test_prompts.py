@@ -19,7 +19,7 @@ from hf_specdec.batching.device_steps.prompts import DevicePrompts, PromptStep
 from hf_specdec.batching.engine import Engine
 from hf_specdec.batching.graphs import PagedForward, PagedGraphs
 from hf_specdec.batching.target import InFlightTarget
-from hf_specdec.prompts import next_piece, padded_piece
+from hf_specdec.forwards.pieces import next_piece, padded_piece
 
 
 WIDTHS = (4, 16)

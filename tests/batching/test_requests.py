@@ -24,7 +24,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.batching import request as request_module
-from hf_specdec.stopping import TokenCriterion
+from hf_specdec.generation.stopping import TokenCriterion
 
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"

@@ -15,7 +15,8 @@ from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
 import hf_specdec
-from hf_specdec import SpeculativeConfig, compiling
+from hf_specdec import SpeculativeConfig
+from hf_specdec.forwards import compiling
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_specdec import DynamicTree, attention, forward, graphs
+from hf_specdec import DynamicTree, attention, graphs
 from hf_specdec.device_steps import loop
 from hf_specdec.drafters import growth
+from hf_specdec.forwards import node_inputs
 from hf_specdec.trees import draft_tree
 
 
@@ -73,7 +74,7 @@ def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monke
     else:
         draft = tiny_head(target, **vocabulary, **({"has_lm_head": False} if "borrows" in kind else {}))
     target.generate(**prompts(2, 9, padding=True), max_new_tokens=8, do_sample=False, assistant_model=draft, tree=tree)
-    for cached in (growth._levels, draft_tree._of_tree, forward._short_causal_chain, attention.mask_values):
+    for cached in (growth.static._levels, draft_tree._of_tree, node_inputs._short_causal_chain, attention.mask_values):
         cached.cache_clear()
     gc.collect()
     assert len(inputs.read) > 20

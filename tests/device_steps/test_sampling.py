@@ -88,8 +88,8 @@ def test_children_of_another_distribution_do_not_fit(
 ) -> None:
     """All tested with the root's q; or drawn at one temperature and tested at another."""
     if wrong == "index":
-        index = growth._score_index
-        monkeypatch.setattr(growth, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
+        index = growth.static._score_index
+        monkeypatch.setattr(growth.static, "_score_index", lambda *tree: torch.zeros_like(index(*tree)))
     else:
         walk = Verdict.walk
 

@@ -207,7 +207,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(monkeypatch: pytest.M
             super().__init__(*args, **kwargs)
             caches.append(weakref.ref(self))
 
-    monkeypatch.setattr("hf_specdec.target.TreeCache", Watched)
+    monkeypatch.setattr("hf_specdec.generation.target.TreeCache", Watched)
     monkeypatch.setattr("hf_specdec.drafters.eagle.TreeCache", Watched)
     gc.collect()
     gc.disable()

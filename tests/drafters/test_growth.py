@@ -10,7 +10,8 @@ import torch
 from support.exact import SIGNIFICANCE, combine, fit, fit_counts
 from support.tables import TableModel, ordered_draws
 
-from hf_specdec.drafters.growth import _share_out, draw_without_replacement
+from hf_specdec.drafters.growth import draw_without_replacement
+from hf_specdec.drafters.growth.budgeted import _share_out
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_specdec import graphs, kernels
+from hf_specdec.attention.kernel import KernelInputs
 
 
 class StandIn:
@@ -68,14 +69,14 @@ def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts:
     if with_kernel:
         pytest.importorskip("triton", reason="the kernels need triton")
         monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64, torch.float32))
-        attend, found.has_kernel = kernels.KernelInputs.attend, True
+        attend, found.has_kernel = KernelInputs.attend, True
 
         def counted(*args: Any, **options: Any) -> torch.Tensor:
             found.attended += 1
             return attend(*args, **options)
 
         if counts:
-            monkeypatch.setattr(kernels.KernelInputs, "attend", counted)
+            monkeypatch.setattr(KernelInputs, "attend", counted)
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
     monkeypatch.setattr(graphs.stores, "SMALLEST_CAPACITY", 32)
     return found

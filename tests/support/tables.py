@@ -14,8 +14,8 @@ import torch
 from transformers import LogitsProcessorList
 
 from hf_specdec.drafters import growth
-from hf_specdec.recording import Recorder
-from hf_specdec.sequences import Sequences
+from hf_specdec.generation.recording import Recorder
+from hf_specdec.generation.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree, Topology
 from hf_specdec.verification import TargetDistribution, Walk, rejection, target
 
@@ -59,7 +59,8 @@ class TableModel:
 
     def grow(self, tree: TokenTree | DynamicTree, rows: int, depth: int = 99) -> DraftTree:
         """`rows` trees with children drawn from this model."""
-        return growth.grow_drawn(tree, self.root.expand(rows, -1), self.run_level, lambda logits: logits, depth)
+        root = self.root.expand(rows, -1)
+        return growth.grow(tree, root, self.run_level, depth, warp_if_drawn=lambda logits: logits)
 
     def grow_best(self, tree: TokenTree | DynamicTree, rows: int) -> DraftTree:
         """`rows` trees of this model's best tokens."""

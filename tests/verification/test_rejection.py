@@ -21,8 +21,8 @@ from support.tables import (
 from transformers import LogitsProcessorList
 
 from hf_specdec.drafters.growth import draw_without_replacement
-from hf_specdec.recording import Recorder
-from hf_specdec.sequences import Sequences
+from hf_specdec.generation.recording import Recorder
+from hf_specdec.generation.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
 from hf_specdec.verification import TargetDistribution, walk_by_rejection
 

@@ -13,8 +13,8 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_specdec.recording import Recorder
-from hf_specdec.sequences import Sequences
+from hf_specdec.generation.recording import Recorder
+from hf_specdec.generation.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
 from hf_specdec.verification import TargetDistribution, Walk, choose, walk_by_rejection, walk_target
 

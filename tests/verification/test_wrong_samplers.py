@@ -29,8 +29,9 @@ from support.tables import (
     walk,
 )
 
-from hf_specdec import SpeculativeConfig, generation
+from hf_specdec import SpeculativeConfig
 from hf_specdec.drafters import growth
+from hf_specdec.generation import loop
 from hf_specdec.trees import DraftTree, TokenTree
 from hf_specdec.verification import TargetDistribution, Walk, choose, rejection
 
@@ -162,7 +163,7 @@ def _put_in(way: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Rule, Draws]:
         return TESTS[way].rule, ordered_draws
     if way in DRAWS:
         draw, law = DRAWS[way]
-        monkeypatch.setattr(growth, "draw_without_replacement", draw)
+        monkeypatch.setattr(growth.static, "draw_without_replacement", draw)
         return recursive_rejection, law
     return recursive_rejection, ordered_draws
 
@@ -298,13 +299,13 @@ def test_a_bonus_token_from_unwarped_logits_is_caught(
 ):
     """With chains of one, so that there are many bonus tokens."""
     walks = {"rejection": "walk_by_rejection", "target": "walk_target"}
-    right = getattr(generation, walks[verification])
+    right = getattr(loop, walks[verification])
 
     def with_raw_bonus(draft: DraftTree, target: TargetDistribution, rows: list[int], *options: bool) -> Walk:
         return right(draft, _RawBonus(target, draft), rows, *options)
 
     if wrong:
-        monkeypatch.setattr(generation, walks[verification], with_raw_bonus)
+        monkeypatch.setattr(loop, walks[verification], with_raw_bonus)
     config = SpeculativeConfig(tree=TokenTree.chain(1), verification=verification)
     found = fit_samples(config, a_draft("noisy"), setting)
     assert found.p_value < CAUGHT if wrong else found.p_value > RIGHT, found

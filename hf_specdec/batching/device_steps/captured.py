@@ -14,7 +14,7 @@ from .rows import InFlightRows, Size
 
 
 if TYPE_CHECKING:
-    from ...forward import TreeForward
+    from ...forwards.tree_forward import TreeForward
     from ..target import InFlightTarget
 
 

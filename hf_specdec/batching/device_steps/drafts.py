@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...drafters.growth import Warp, grow, held_levels
-from ...forward import causal_chain
+from ...forwards.node_inputs import causal_chain
 from ...trees import DraftTree, DynamicTree, TokenTree, Topology
 from ..paged_cache import DevicePagedCache
 from .rows import InFlightRows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...forward import causal_chain
+from ...forwards.node_inputs import causal_chain
 from ...trees import DraftTree, Topology
 from ...verification import Walk, rows_with_nan
 from ..request import Request

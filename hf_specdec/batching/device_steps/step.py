@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels import Compaction
+from ...cache.compaction import Compaction
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, new_tokens, rows_with_nan
 from .captured import CapturedStep

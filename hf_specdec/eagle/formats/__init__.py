@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from ...checkpoint import Checkpoint, HubOptions
+from ...checkpoints.reading import Checkpoint, HubOptions
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
 from .reading import Reading
 from .target import Target

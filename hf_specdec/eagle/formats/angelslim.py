@@ -5,7 +5,7 @@ lm_head over the draft vocabulary rules out.
 
 from __future__ import annotations
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 from .keys import Keys
 from .reading import Reading
 from .safeailab import read_either

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 
 
 class Keys:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_either

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from huggingface_hub.errors import StrictDataclassError
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 from ..configuration_eagle import EagleConfig
 from .keys import Keys
 from .reading import Reading

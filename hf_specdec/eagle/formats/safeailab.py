@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 from ..configuration_eagle import EagleConfig
 from .keys import Keys
 from .layers import layer_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_either

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoints.reading import Checkpoint
 from .keys import Keys
 from .reading import Reading, section
 from .safeailab import read_eagle1, read_eagle3

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
 from ...config import SpeculativeConfig
-from ...forward import execution_device
+from ...forwards.models import execution_device
 from .client import EngineClient
 from .messages import NotServed
 from .server import EngineServer

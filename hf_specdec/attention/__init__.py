@@ -1,0 +1,36 @@
+"""
+Attention over the nodes of a tree.
+
+- `context`: what the queries of a forward attend to.
+- `registered`: the attention and mask functions that transformers calls.
+- `switch`: switching a model to them during a call.
+- `kernel`: the Triton kernel, where it can run.
+- `grouped`: grouped-query attention with a mask, elsewhere.
+"""
+
+from .context import TreeContext, mask_values
+from .registered import layer_window, register, tree_attention, tree_attention_mask
+from .switch import (
+    NAME,
+    implementation_of,
+    is_exact,
+    needs_context,
+    supports_switching,
+    switched_to_tree_attention,
+)
+
+
+__all__ = [
+    "NAME",
+    "TreeContext",
+    "implementation_of",
+    "is_exact",
+    "layer_window",
+    "mask_values",
+    "needs_context",
+    "register",
+    "supports_switching",
+    "switched_to_tree_attention",
+    "tree_attention",
+    "tree_attention_mask",
+]

@@ -1,0 +1,165 @@
+"""`TreeContext`: what the queries of a forward over a tree attend to, as dense masks or as inputs of the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+
+from .kernel import NODES_PER_WORD, KernelInputs
+
+
+@dataclass(eq=False)
+class TreeContext:
+    """
+    Attention context of one tree forward: what its queries may attend to. Queries are nodes; keys are the slots of a
+    `TreeCache`: the committed slots of the query's row, followed by the slots of the tree's nodes.
+
+    Args:
+        lengths (`list[int]`): number of committed slots of every row.
+        lengths_device (`torch.device`): device on which masks and lengths are computed.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens,
+            where some hold padding.
+        num_slots (`int`): number of slots (keys) that the forward sees.
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes a query may attend to.
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depth of every query; depth 0 is the
+            position right after the committed slots.
+        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64): depth of every node after the committed
+            slots.
+        uniform_length (`int`, *optional*): number of committed slots, if it is equal in all rows.
+        kernel_device (`torch.device`, *optional*): device on which layers attend with the tree-attention kernel, which
+            needs no mask; None: layers attend with a mask.
+        first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, the first slot of every row
+            that holds a token.
+        node_multiple (`int`): for the kernel, the number of nodes is padded to a multiple of this.
+        device_lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): number of committed slots of every row,
+            if the cache has it on the device. Where only the device knows it, `lengths` is good for its size alone.
+        block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*): for the kernel, the block table of
+            every row of a paged cache.
+    """
+
+    lengths: list[int]
+    lengths_device: torch.device
+    visible: torch.Tensor | None
+    num_slots: int
+    ancestors: torch.Tensor
+    query_depths: torch.Tensor
+    node_depths: torch.Tensor
+    uniform_length: int | None = None
+    kernel_device: torch.device | None = None
+    first_slots: torch.Tensor | None = None
+    node_multiple: int = 1
+    device_lengths: torch.Tensor | None = None
+    block_tables: torch.Tensor | None = None
+    was_used: bool = False
+    _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+    _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
+
+    def over(self, num_slots: int, node_multiple: int = NODES_PER_WORD) -> TreeContext:
+        """
+        A copy for a forward that sees `num_slots` slots, of which those after the nodes are masked out. The number of
+        nodes is padded to a multiple of `node_multiple`, so that the levels of a tree can share a captured graph.
+        """
+        return replace(
+            self, num_slots=num_slots, node_multiple=node_multiple, was_used=False, _masks={}, _kernel_inputs=None
+        )
+
+    @property
+    def uses_kernel(self) -> bool:
+        """Whether layers attend with the tree-attention kernel."""
+        return self.kernel_device is not None
+
+    @property
+    def kernel_inputs(self) -> KernelInputs:
+        """The tree-attention kernel's arguments for this forward, built on first use."""
+        if self._kernel_inputs is None:
+            self._kernel_inputs = self._make_kernel_inputs()
+        return self._kernel_inputs
+
+    def _make_kernel_inputs(self) -> KernelInputs:
+        return KernelInputs.of(
+            torch.tensor(self.lengths) if self.device_lengths is None else self.device_lengths,
+            self.ancestors,
+            self.query_depths,
+            self.node_depths,
+            self.first_slots,
+            self.node_multiple,
+            self.block_tables,
+        ).to(self.kernel_device)
+
+    def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The mask that the model itself is given: `mask`, or unused zeros where layers attend with the kernel."""
+        if not self.uses_kernel:
+            return self.mask(dtype, device)
+        shape = (len(self.lengths), 1, self.ancestors.shape[1], self.num_slots)
+        return torch.zeros(1, 1, 1, 1, dtype=dtype, device=device).expand(shape)
+
+    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+        """
+        The additive mask `[1 or batch, 1, queries, slots]`: 0 where a query may attend, else the lowest value of
+        `dtype`.
+
+        Args:
+            window (`int`, *optional*): a query attends to keys less than this many positions before it.
+        """
+        key = (dtype, device, window)
+        if key not in self._masks and window is None and self._sees_all:
+            self._masks[key] = torch.zeros(1, 1, self.ancestors.shape[1], self.num_slots, dtype=dtype, device=device)
+        elif key not in self._masks:
+            allowed = self._allowed if window is None else self._allowed & (self._distances < window)
+            self._masks[key] = torch.where(allowed[:, None], *mask_values(dtype, allowed.device)).to(device)
+        return self._masks[key]
+
+    @property
+    def _sees_all(self) -> bool:
+        """Whether a single query attends to every slot: the level of a chain, or a step without a tree."""
+        if self.ancestors.shape[1] > 1 or self.uniform_length is None or self.visible is not None:
+            return False
+        if self.num_slots > self.uniform_length + self.ancestors.shape[2]:
+            return False
+        return self.ancestors.device.type == "cpu" and bool(self.ancestors.all())  # elsewhere it would synchronize
+
+    @cached_property
+    def _allowed(self) -> torch.Tensor:
+        """Which slots a query may attend to, `[1 or batch, queries, slots]` bool."""
+        queries, num_nodes = self.ancestors.shape[1:]
+        if self.uniform_length is not None and self.visible is None:
+            behind = self.num_slots - self.uniform_length - num_nodes
+            ancestors = torch.nn.functional.pad(self.ancestors, (0, behind), value=False) if behind else self.ancestors
+            return torch.nn.functional.pad(ancestors, (self.uniform_length, 0), value=True)
+        rows = len(self.lengths)
+        nodes = self._nodes[:, None].expand(rows, queries, self.num_slots)
+        in_tree = self.ancestors.expand(rows, -1, -1).gather(2, nodes.clamp(0, num_nodes - 1))
+        allowed = (nodes < 0) | (in_tree & (nodes >= 0) & (nodes < num_nodes))
+        if self.visible is None:
+            return allowed
+        # Nodes may be padding, too: in the prefill of a head, whose nodes are the prompt's tokens.
+        visible = torch.nn.functional.pad(
+            self.visible, (0, max(self.num_slots - self.visible.shape[1], 0)), value=True
+        )
+        return allowed & visible[:, None, : self.num_slots]
+
+    @cached_property
+    def _nodes(self) -> torch.Tensor:
+        """Index of the node in every slot, `[batch, slots]` int64; negative for committed slots."""
+        lengths = self.device_lengths
+        if lengths is None:
+            lengths = torch.tensor(self.lengths, device=self.lengths_device)
+        return torch.arange(self.num_slots, device=self.lengths_device) - lengths[:, None]
+
+    @cached_property
+    def _distances(self) -> torch.Tensor:
+        """Position of the query minus position of the key, `[batch, queries, slots]` int64."""
+        rows = len(self.lengths)
+        depths = self.node_depths.expand(rows, -1).gather(1, self._nodes.clamp(0, self.node_depths.shape[1] - 1))
+        return self.query_depths[:, :, None] - torch.where(self._nodes < 0, self._nodes, depths)[:, None]
+
+
+@lru_cache(maxsize=16)
+def mask_values(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of an additive mask for allowed and for hidden slots."""
+    return torch.zeros((), dtype=dtype, device=device), torch.full(
+        (), torch.finfo(dtype).min, dtype=dtype, device=device
+    )

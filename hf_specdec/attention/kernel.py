@@ -1,0 +1,137 @@
+"""
+Tree attention by the Triton kernel, which replaces the dense mask: it reads the keys of every row up to its length,
+once for all heads that share them, and takes a tree as bits. Models use it where it can run: on CUDA with Triton, in
+place of "sdpa".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from transformers import PreTrainedModel
+
+from ..cache.sizes import head_dim_of
+from ..kernels import DEVICES, kernels_are_installed
+
+
+MOST_KERNEL_QUERIES = 1024
+"""Most queries per row that attend with the kernel; longer prompt chunks do as well with dense matrix products."""
+NODES_PER_WORD = 64
+_LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True, eq=False)
+class KernelInputs:
+    """
+    Arguments of `hf_specdec_kernels.tree_attention` that describe one forward, by the names that they have there.
+
+    Args:
+        lengths (`torch.Tensor` of shape `[batch]`, int64).
+        ancestors (`torch.Tensor` of shape `[1 or batch, queries, words]`, int64).
+        query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64).
+        node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64).
+        first_slots (`torch.Tensor` of shape `[batch]`, int64).
+        block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*).
+    """
+
+    lengths: torch.Tensor
+    ancestors: torch.Tensor
+    query_depths: torch.Tensor
+    node_depths: torch.Tensor
+    first_slots: torch.Tensor
+    block_tables: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        lengths: torch.Tensor,
+        ancestors: torch.Tensor,
+        query_depths: torch.Tensor,
+        node_depths: torch.Tensor,
+        first_slots: torch.Tensor | None,
+        multiple: int = 1,
+        block_tables: torch.Tensor | None = None,
+    ) -> KernelInputs:
+        """
+        Builds the inputs from a mask `ancestors`, `[1 or batch, queries, nodes]` bool, and pads the number of nodes to
+        a multiple of `multiple` by nodes to which no query attends.
+        """
+        from hf_specdec_kernels import pack_ancestors
+
+        behind = -ancestors.shape[2] % multiple
+        if behind:
+            node_depths = torch.nn.functional.pad(node_depths, (0, behind))
+        if first_slots is None:
+            first_slots = torch.zeros_like(lengths)
+        return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots, block_tables)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors that are not None, by field name."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def to(self, device: torch.device) -> KernelInputs:
+        """The inputs with all tensors on `device`."""
+        return KernelInputs(**{name: value.to(device) for name, value in self.tensors().items()})
+
+    def for_batch(self, batch_size: int) -> KernelInputs:
+        """A copy in memory of its own, with every tensor expanded to `batch_size` rows."""
+        expanded = {name: value.expand(batch_size, *value.shape[1:]) for name, value in self.tensors().items()}
+        return KernelInputs(**{name: value.clone() for name, value in expanded.items()})
+
+    def copy_(self, source: KernelInputs) -> None:
+        """Copies the values of another step's inputs into these tensors."""
+        for name, value in self.tensors().items():
+            value.copy_(getattr(source, name))
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """
+        Runs the kernel: query `[batch, heads, queries, head_dim]` to output `[batch, queries, heads, head_dim]`.
+        Without soft-capping and attention sinks, which "sdpa" does not support either.
+        """
+        from hf_specdec_kernels import tree_attention
+
+        return tree_attention(
+            query,
+            key,
+            value,
+            self.lengths,
+            self.ancestors,
+            num_nodes=self.node_depths.shape[1],
+            first_slots=self.first_slots,
+            query_depths=self.query_depths,
+            node_depths=self.node_depths,
+            block_tables=self.block_tables,
+            scale=scale,
+            window=window,
+        )
+
+
+def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
+    """Whether a model's forwards over trees can use the kernel instead of `implementation`."""
+    config = model.config.get_text_config(decoder=True)
+    return (
+        implementation == "sdpa"
+        and model.dtype in DEVICES.get(model.device.type, ())
+        and head_dim_of(config) <= _LARGEST_HEAD
+        and kernels_are_installed()
+    )
+
+
+def first_slots_of(visible: torch.Tensor | None) -> torch.Tensor | None:
+    """
+    The first slot of every row that holds a token, `[batch]` int64, from `[batch, slots]` bool; None if there is
+    padding anywhere but on the left. Waits for the device.
+    """
+    if visible is None or bool((visible[:, 1:] < visible[:, :-1]).any()):
+        return None
+    return (~visible).sum(dim=1)

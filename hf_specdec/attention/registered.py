@@ -1,0 +1,119 @@
+"""
+"tree_attention": attention over a tree of draft tokens, registered with transformers as attention and mask function.
+
+While a call speculates, its models use "tree_attention" instead of their own implementation. A forward that carries a
+`TreeContext` attends along the tree; every other forward (prefill, other threads) falls through to the model's own
+implementation.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .context import TreeContext
+from .grouped import grouped_attention
+from .switch import NAME, previous_implementation
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    tree_context: TreeContext | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, nodes, head_dim]`,
+    key and value `[batch, kv_heads, slots, head_dim]`.
+    """
+    implementation = previous_implementation(module.config)
+    if tree_context is None:
+        function = _attention_function(implementation, module)
+        return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
+    tree_context.was_used = True
+    if tree_context.uses_kernel:
+        scale, window = kwargs.get("scaling"), layer_window(module, kwargs)
+        return tree_context.kernel_inputs.attend(query, key, value, scale=scale, window=window), None
+    attention_mask = tree_context.mask(query.dtype, query.device, layer_window(module, kwargs))
+    implementation = _implementation_with_masks(implementation, kwargs)
+    if implementation == "sdpa" and key.shape[1] < query.shape[1] and not module.training:
+        return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
+    function = _attention_function(implementation, module)
+    return function(module, query, key, value, attention_mask, **kwargs)
+
+
+class _AsBefore:
+    """
+    Proxy of an attention layer (or its config) that reports the implementation from before the switch, because flash
+    attention reads from the config which of its kernels to run.
+    """
+
+    def __init__(self, part: Any, implementation: str):
+        self._part, self._implementation = part, implementation
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_attn_implementation":
+            return self._implementation
+        value = getattr(self._part, name)
+        return _AsBefore(value, self._implementation) if name == "config" else value
+
+
+def tree_attention_mask(*args, config: PreTrainedConfig, **kwargs) -> Any:
+    """
+    The registered mask function (transformers' `AttentionMaskInterface`): makes the mask of the implementation that
+    the model had. Tree forwards bring a mask of their own.
+    """
+    implementation = previous_implementation(config)
+    make_mask = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(implementation)
+    return None if make_mask is None else make_mask(*args, config=config, **kwargs)
+
+
+def register() -> None:
+    """Registers `tree_attention` and `tree_attention_mask` with transformers as "tree_attention"."""
+    AttentionInterface.register(NAME, tree_attention)
+    AttentionMaskInterface.register(NAME, tree_attention_mask)
+
+
+def layer_window(module: torch.nn.Module, kwargs: dict[str, Any]) -> int | None:
+    """The sliding window of an attention layer, None for full attention."""
+    if "sliding_window" in kwargs:
+        return kwargs["sliding_window"]
+    config, layer = module.config, getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None and layer is not None and types[layer] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _implementation_with_masks(implementation: str, kwargs: dict[str, Any]) -> str:
+    """The implementation for a tree forward: the model's own if it takes a dense mask, else the nearest that does."""
+    if implementation in ("eager", "sdpa"):
+        return implementation
+    # sdpa supports neither soft-capping nor attention sinks.
+    return "eager" if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None else "sdpa"
+
+
+def _attention_function(implementation: str, module: torch.nn.Module) -> Callable:
+    if implementation == "eager":
+        # Every model file defines its own eager attention; a subclass may live in another file.
+        for kind in type(module).__mro__:
+            function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+            if function is not None:
+                return function
+        raise ValueError(
+            f"`assistant_model`: no eager attention found for {type(module).__name__}. Load the model with "
+            "attn_implementation='sdpa'."
+        )
+    return ALL_ATTENTION_FUNCTIONS[implementation]
+
+
+register()

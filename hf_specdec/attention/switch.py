@@ -1,0 +1,145 @@
+"""
+The switch of a model's attention implementation to "tree_attention" and back, and what the model had before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from packaging import version
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..forwards.modules import modules_of
+
+
+NAME = "tree_attention"
+"""The name under which tree attention is registered with transformers."""
+
+
+class SwitchedName(str):
+    """
+    The name "tree_attention" as a switched config holds it. A copy of the config that is made meanwhile (by
+    `copy.deepcopy` or `pickle`) holds the previous implementation.
+    """
+
+    previous: str
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.previous,)
+
+
+COPIES_ARE_AS_BEFORE = version.parse(torch.__version__).release >= (2, 13)
+"""Whether configs are switched to a `SwitchedName`: no older torch.compile was seen to trace a subclass of `str`."""
+
+
+@lru_cache(maxsize=16)  # one object per name: compiled forwards may check its identity
+def switched_name(previous: str) -> str:
+    """The name "tree_attention" for a config that had the implementation `previous`."""
+    if not COPIES_ARE_AS_BEFORE:
+        return NAME
+    name = SwitchedName(NAME)
+    name.previous = previous
+    return name
+
+
+@dataclass
+class _Switch:
+    config: PreTrainedConfig
+    previous: str
+    calls: int = 0
+
+
+_lock = threading.Lock()
+_switches: dict[int, _Switch] = {}
+"""
+Switched configs by `id(config)`: the previous implementation, and how many calls need the switch. Each `_Switch` holds
+its config, so that the id stays valid.
+"""
+
+
+def previous_implementation(config: PreTrainedConfig) -> str:
+    switch = _switches.get(id(config))
+    if switch is not None:
+        return switch.previous
+    # The config is not in `_switches` but may say "tree_attention": a separate object that was switched together with
+    # its parent's config, or a config that has just been restored.
+    name = config._attn_implementation
+    if isinstance(name, SwitchedName):
+        return name.previous
+    return "sdpa" if name in (None, NAME) else name
+
+
+def implementation_of(model: PreTrainedModel) -> str:
+    """The attention implementation that a model has outside of speculative calls."""
+    return previous_implementation(model.config.get_text_config(decoder=True))
+
+
+def is_exact(implementation: str) -> bool:
+    """
+    Whether an attention implementation is known to compute softmax attention, so that another one may take its place
+    over trees: transformers' own, and kernels from the Hub, which have a repository's name.
+    """
+    name = implementation.rpartition("|")[2]  # "paged|sdpa" is sdpa
+    return name in ("eager", "sdpa", "flex_attention") or name.startswith("flash_attention_") or "/" in name
+
+
+def supports_switching(model: PreTrainedModel) -> bool:
+    """Whether the model's attention goes through transformers' `AttentionInterface`."""
+    return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()
+
+
+def needs_context(model: PreTrainedModel) -> bool:
+    """
+    Whether layers need the `TreeContext` because a dense mask is not enough: with sliding windows, and with
+    implementations that take no dense mask.
+    """
+    config = model.config.get_text_config(decoder=True)
+    has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ()) or getattr(
+        config, "sliding_window", None
+    )
+    return bool(has_windows) or previous_implementation(config) not in ("eager", "sdpa")
+
+
+@contextmanager
+def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
+    """
+    Switches a model to `tree_attention` inside the context. Calls of several threads on one model are counted: the
+    first call switches, the last call restores. Setting the implementation on the configs takes microseconds,
+    `set_attn_implementation` 200 µs.
+    """
+    configs = _decoder_configs(model)
+    with _lock:
+        for config in configs:
+            switch = _switches.get(id(config))
+            if switch is None:
+                previous = previous_implementation(config) if config._attn_implementation else "eager"
+                switch = _switches[id(config)] = _Switch(config, previous)
+                config._attn_implementation_internal = switched_name(switch.previous)
+            switch.calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for config in configs:
+                switch = _switches[id(config)]
+                switch.calls -= 1
+                if switch.calls == 0:
+                    if config._attn_implementation == NAME:  # else it was set anew meanwhile
+                        config._attn_implementation_internal = switch.previous
+                    del _switches[id(config)]
+
+
+def _decoder_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The configs that the decoder's attention layers read, each once."""
+    text_config = model.config.get_text_config(decoder=True)
+    configs = {id(text_config): text_config}
+    for module in modules_of(model):
+        config = vars(module).get("config")
+        if isinstance(config, PreTrainedConfig) and hasattr(module, "layer_idx"):
+            configs.setdefault(id(config), config)
+    return list(configs.values())

@@ -1,0 +1,18 @@
+"""
+K/V caches that hold the nodes of a tree behind the committed tokens.
+
+- `tree_cache`: the cache of a call, and its exchange with transformers' own caches.
+- `layers`: the K/V of one attention layer.
+- `device_cache`: caches whose lengths only the device knows.
+- `reuse`: which caches of a user can be continued.
+- `compaction`: moving accepted nodes by the Triton kernel.
+- `sizes`: how large keys and values are.
+"""
+
+from .device_cache import DeviceCache, LengthsOnDevice
+from .layers import TreeLayer, WriteWindow
+from .reuse import check_reusable
+from .tree_cache import TreeCache
+
+
+__all__ = ["DeviceCache", "LengthsOnDevice", "TreeCache", "TreeLayer", "WriteWindow", "check_reusable"]

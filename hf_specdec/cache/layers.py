@@ -1,0 +1,132 @@
+"""The K/V of one attention layer, and the slots that a forward over a tree writes to."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+
+if TYPE_CHECKING:
+    from .tree_cache import TreeCache
+
+
+class TreeLayer(CacheLayerMixin):
+    """
+    K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. Sliding-window layers keep all slots, too: the
+    mask decides what a query attends to.
+    """
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+
+    def __init__(self, cache: TreeCache, index: int):
+        super().__init__()
+        self._index = index
+        self._cache = weakref.ref(cache)  # no reference cycle: K/V must be freed with the call
+        self.filled = 0
+        """Number of slots written by plain forwards, equal in all rows; unused in tree forwards."""
+        self.first = 0
+        """The first slot that holds K/V: a sliding-window layer that was loaded had dropped those before."""
+
+    @property
+    def cache(self) -> TreeCache:
+        """The cache that the layer is part of."""
+        return self._cache()
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        capacity, storage = self.cache.capacity, self.cache.storage
+        likes = key_states, value_states  # two dtypes under autocast
+        shapes = [(*states.shape[:2], capacity, states.shape[3]) for states in likes]
+        if storage is None:
+            self.keys, self.values = map(torch.Tensor.new_zeros, likes, shapes)
+        else:
+            self.keys, self.values = storage.layer(self._index, shapes, likes)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Writes new K/V (`[batch, kv_heads, nodes, head_dim]`) and returns views of all slots up to the last one
+        written. Plain forwards append to the filled slots; tree forwards write to the slots that
+        `TreeCache.write_nodes` set.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        num_nodes = key_states.shape[2]
+        window = self.cache.write_window
+        if window is None:
+            start, end = self.filled, self.filled + num_nodes
+            self.filled = end
+        else:
+            start, end = window.start, window.end
+        self.reserve(end)
+        if start is not None:
+            self.keys[:, :, start : start + num_nodes] = key_states
+            self.values[:, :, start : start + num_nodes] = value_states
+        else:
+            # No `scatter_`: the compiler turns it into a copy of the whole cache and back.
+            rows, slots = window.places_on(self.device)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def reserve(self, num_slots: int) -> None:
+        """Grows the capacity to `num_slots`, at least doubling it, in memory of its own (not the storage's)."""
+        if num_slots <= self.keys.shape[2]:
+            return
+        self.cache.storage = None
+        self.cache.capacity = max(num_slots, self.cache.capacity, 2 * self.keys.shape[2])
+        old = self.keys, self.values
+        self.lazy_initialization(self.keys, self.values)
+        for new, states in zip((self.keys, self.values), old, strict=True):
+            new[:, :, : states.shape[2]] = states
+
+    def move(self, sources: Any, targets: Any) -> None:
+        """
+        Copies slots `sources` to `targets`, in place: either a list and a slice for all rows, or two `[batch, slots]`
+        int64 tensors on the layer's device.
+        """
+        for states in (self.keys, self.values):
+            if isinstance(targets, slice):
+                states[:, :, targets] = states[:, :, sources]
+                continue
+            shape = (-1, states.shape[1], -1, states.shape[3])
+            moved = states.gather(2, sources[:, None, :, None].expand(shape))
+            states.scatter_(2, targets[:, None, :, None].expand(shape), moved)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that a plain forward of `query_length` tokens sees, and the index of the first key (0)."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Number of committed slots of the longest row."""
+        return self.filled if self.cache.write_window is None else max(self.cache.lengths)
+
+    def get_max_length(self) -> int:
+        """-1: the layer grows."""
+        return -1
+
+
+class WriteWindow:
+    """
+    Slots that a tree forward writes to: `slots` (`[batch, nodes]`, int64), or the slots from `start` on if all rows
+    write to equal slots; `end` is one past the last slot of any row.
+    """
+
+    def __init__(self, start: int | None, end: int, slots: torch.Tensor | None):
+        self.start, self.end, self.slots = start, end, slots
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def places_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the written rows, `[batch, 1]`, and slots, `[batch, nodes]`, int64 on `device`."""
+        if device not in self._places:
+            assert self.slots is not None
+            rows = torch.arange(len(self.slots), device=device)[:, None]
+            self._places[device] = rows, self.slots.to(device)
+        return self._places[device]

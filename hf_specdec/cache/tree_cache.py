@@ -1,0 +1,185 @@
+"""`TreeCache`: preallocated K/V with a length per row, which keeps an accepted path of a tree in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+
+from .layers import TreeLayer, WriteWindow
+
+
+if TYPE_CHECKING:
+    from ..graphs import GraphStore
+
+
+class TreeCache(Cache):
+    """
+    The cache of a speculative call. Row b's committed tokens fill its first `lengths[b]` slots. A tree forward writes
+    its nodes after them, without moving `lengths`; `keep` then moves the accepted nodes down in place and the lengths
+    up.
+
+    Args:
+        num_layers (`int`): decoder layers of the model.
+        batch_size (`int`): rows.
+        device (`torch.device`): where lengths and slot numbers live; K/V are where the model computes them.
+        capacity (`int`): slots to allocate at first; more are allocated by doubling.
+        storage (`GraphStore`, *optional*): memory over which CUDA graphs are captured; holds the K/V until a row
+            outgrows its capacity.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        device: torch.device,
+        capacity: int,
+        storage: GraphStore | None = None,
+    ):
+        super().__init__(layers=[TreeLayer(self, index) for index in range(num_layers)])
+        self.device, self.storage = device, storage
+        self.capacity = capacity if storage is None else storage.capacity
+        self.write_window: WriteWindow | None = None
+        self._has_memory = False
+        self.set_lengths([0] * batch_size)
+
+    lengths_are_on_device = False
+    """Whether `lengths_tensor` is on the device already, at no cost."""
+    is_on_device = False
+    """Whether only the device knows the lengths."""
+    block_tables: torch.Tensor | None = None
+    """Block table of every row of a paged cache, `[batch, blocks]` int64; None in other caches."""
+
+    @property
+    def uniform_length(self) -> int | None:
+        """Number of committed slots, if it is equal in all rows; else None."""
+        return self.lengths[0] if min(self.lengths) == max(self.lengths) else None
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        """Sets the number of committed slots of every row."""
+        self.lengths = list(lengths)
+        self._lengths_tensor: torch.Tensor | None = None
+
+    @property
+    def lengths_tensor(self) -> torch.Tensor:
+        """Number of committed slots of every row, `[batch]` int64 on the device; built on first use, seldom needed."""
+        if self._lengths_tensor is None:
+            self._lengths_tensor = torch.tensor(self.lengths, device=self.device)
+        return self._lengths_tensor
+
+    def adopt_prefill(self) -> None:
+        """Marks all slots that plain forwards have written as committed."""
+        self.set_lengths([self.get_seq_length()] * len(self.lengths))
+
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
+        """
+        Makes the following forwards tree forwards that write `num_nodes` nodes from slot `lengths + offset` on.
+
+        Args:
+            offset (`int`): nodes that earlier forwards of the step have written.
+            num_nodes (`int`): nodes that the next forward writes.
+            in_place (`bool`, *optional*, defaults to `True`): whether layers read K/V in place instead of from a
+                gathered copy; without effect here, where K/V are always read in place.
+        """
+        end = max(self.lengths) + offset + num_nodes
+        if self.uniform_length is not None:
+            self.write_window = WriteWindow(self.uniform_length + offset, end, None)
+        else:
+            nodes = torch.arange(offset, offset + num_nodes, device=self.device)
+            self.write_window = WriteWindow(None, end, self.lengths_tensor[:, None] + nodes)
+
+    def take_memory(self) -> None:
+        """
+        Initializes layers that have not written yet with their memory in the storage. A replayed CUDA graph writes to
+        that memory without calling the layers, which would zero it at their first write.
+        """
+        if self._has_memory or self.storage is None:
+            return
+        for index, layer in enumerate(self.layers):
+            held = self.storage.held(index)
+            if held is not None and not layer.is_initialized:
+                layer.lazy_initialization(*held)
+        self._has_memory = True
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        """
+        Commits the root and an accepted path for every row.
+
+        Args:
+            paths (`list`): for every row, the accepted nodes from the root's child down (`list[int]`); a row with None
+                keeps nothing, not even the root.
+        """
+        kept = [[0, *path] if path is not None else [] for path in paths]
+        if any(nodes != list(range(len(nodes))) for nodes in kept):
+            self._move(kept)
+        self.set_lengths([length + len(nodes) for length, nodes in zip(self.lengths, kept, strict=True)])
+
+    def wipe(self) -> None:
+        """Zeroes the K/V in all slots behind the committed ones: NaN there would reach later forwards."""
+        for layer in self.layers:
+            for row, length in enumerate(self.lengths if layer.is_initialized else ()):
+                for states in (layer.keys, layer.values):
+                    states[row, :, length:] = 0.0
+
+    def _move(self, kept: list[list[int]]) -> None:
+        if len(kept) == 1:
+            start = self.lengths[0]
+            sources: Any = [start + node for node in kept[0]]
+            targets: Any = slice(start, start + len(sources))
+        else:
+            # Rows that keep fewer nodes copy surplus slots onto themselves; the next step overwrites these.
+            most = max(map(len, kept))
+            nodes = [row + list(range(len(row), most)) for row in kept]
+            sources = self.lengths_tensor[:, None] + torch.tensor(nodes, device=self.device)
+            targets = self.lengths_tensor[:, None] + torch.arange(most, device=self.device)
+        self._move_slots(sources, targets)
+
+    def _move_slots(self, *places: Any) -> None:
+        """Calls `move` of every layer; tensors in `places` are copied once to every device that has layers."""
+        of_device: dict[torch.device, list[Any]] = {}
+        for layer in self.layers:
+            if not layer.is_initialized:
+                continue
+            if layer.device not in of_device:
+                of_device[layer.device] = [
+                    place.to(layer.device) if isinstance(place, torch.Tensor) else place for place in places
+                ]
+            layer.move(*of_device[layer.device])
+
+    # ---------------------------------------------------------------------------- from and to transformers' own caches
+
+    def load(self, cache: Cache) -> None:
+        """
+        Copies the K/V of a `DynamicCache` into this (empty) cache. Slots that a sliding-window layer has dropped stay
+        empty: they are outside the window of every later query.
+        """
+        length = cache.get_seq_length()
+        for layer, source in zip(self.layers, cache.layers, strict=False):
+            if source.keys is None or source.keys.numel() == 0:
+                continue
+            layer.lazy_initialization(source.keys, source.values)
+            layer.reserve(length)
+            held = source.keys.shape[2]
+            layer.keys[:, :, length - held : length] = source.keys
+            layer.values[:, :, length - held : length] = source.values
+            layer.filled, layer.first = length, length - held
+        self.set_lengths([length] * len(self.lengths))
+
+    def store(self, cache: Cache, length: int) -> None:
+        """Copies the first `length` slots into a `DynamicCache`, as plain `generate` would have left it."""
+        if cache.layer_class_to_replicate is not None:
+            while len(cache.layers) < sum(layer.is_initialized for layer in self.layers):
+                cache.layers.append(cache.layer_class_to_replicate())
+        for layer, target in zip(self.layers, cache.layers, strict=False):
+            if not layer.is_initialized:
+                continue
+            start = 0
+            if isinstance(target, DynamicSlidingWindowLayer):
+                target.cumulative_length = length
+                # A layer that records its past drops none of it before it is cropped.
+                start = layer.first if target.record_past else max(length - target.sliding_window + 1, 0)
+            if not target.is_initialized:
+                target.lazy_initialization(layer.keys, layer.values)
+            target.keys = layer.keys[:, :, start:length].clone()
+            target.values = layer.values[:, :, start:length].clone()

@@ -1,0 +1,68 @@
+"""
+Growth of a tree, level by level, from a draft's logits, whatever model computes them.
+
+`root_logits` are `[batch, vocab]`; `run_level` forwards one level's nodes (`LevelNodes`) and returns their logits
+`[batch, queries, vocab]`.
+
+- `static`: static trees, filled with the best tokens or with drawn ones.
+- `dynamic`: dynamic trees from the best tokens.
+- `budgeted`: dynamic trees from drawn tokens.
+- `best_tokens`, `drawing`: a level's candidates.
+- `nodes`: the nodes that a level forwards.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...trees import DraftTree, DynamicTree, TokenTree
+from .best_tokens import BestTokens, best_tokens
+from .budgeted import grow_budgeted
+from .drawing import draw_without_replacement
+from .dynamic import grow_dynamic
+from .nodes import LevelNodes, RunLevel, Warp
+from .static import grow_drawn, grow_static, held_levels
+
+
+__all__ = [
+    "BestTokens",
+    "LevelNodes",
+    "RunLevel",
+    "Warp",
+    "best_tokens",
+    "draw_without_replacement",
+    "grow",
+    "grow_budgeted",
+    "grow_drawn",
+    "grow_dynamic",
+    "grow_static",
+    "held_levels",
+]
+
+
+def grow(
+    tree: TokenTree | DynamicTree,
+    root_logits: torch.Tensor,
+    run_level: RunLevel,
+    depth: int,
+    warp_if_drawn: Warp | None = None,
+) -> DraftTree:
+    """
+    Fills a tree with the draft's best tokens, or with tokens drawn from the draft's distribution q.
+
+    Args:
+        depth (`int`): levels that can be used (a static tree has no more).
+        warp_if_drawn (`Callable`, *optional*): function from the draft's logits to the scores of q; children are then
+            drawn from the softmax of the scores. Without it, children are the draft's best tokens.
+    """
+    if warp_if_drawn is not None:
+        if isinstance(tree, DynamicTree):
+            return grow_budgeted(tree, root_logits, run_level, warp_if_drawn, depth)
+        return grow_drawn(tree, root_logits, run_level, warp_if_drawn)
+    if isinstance(tree, DynamicTree):
+
+        def expand(nodes: LevelNodes) -> BestTokens:
+            return best_tokens(run_level(nodes), tree.top_k)
+
+        return grow_dynamic(tree, best_tokens(root_logits, tree.top_k), expand, depth)
+    return grow_static(tree, root_logits, run_level)

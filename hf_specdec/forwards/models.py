@@ -1,0 +1,40 @@
+"""What a model's forward takes, and where it runs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+
+def forward_parameters(model: PreTrainedModel) -> set[str]:
+    """Names of the arguments that the model's forward takes (the forward of a compiled model names none)."""
+    return set(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
+
+
+def shares_kv(model: PreTrainedModel) -> bool:
+    """Whether the model's last layers reuse the K/V of earlier layers, as in Gemma 3n and 4."""
+    return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", None))
+
+
+def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
+    """
+    Keyword arguments for a prefill that needs the logits of the last position alone, but the hidden states of all.
+    Gemma 4 (transformers 5.23) runs the layers that share K/V only at positions whose logits a number asks for; an
+    index does not have that effect. (accelerate would move the index to the first layer's device, not the last's.)
+    """
+    if "logits_to_keep" not in forward_parameters(model):
+        return {}
+    if not shares_kv(model):
+        return {"logits_to_keep": 1}
+    return {"logits_to_keep": 0 if hasattr(model, "_hf_hook") else torch.tensor([-1])}
+
+
+def execution_device(model: PreTrainedModel) -> torch.device:
+    """Device of a model's inputs: that of its weights, or the execution device of a model that accelerate offloads."""
+    device = model.device
+    if device.type == "meta":
+        device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
+    return device

@@ -1,0 +1,251 @@
+"""`TreeForward`: runs a model over the nodes of a tree, into a `TreeCache`."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import TreeContext, implementation_of, needs_context, supports_switching
+from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
+from ..cache import TreeCache
+from .compiling import compiled_layers, compiled_whole
+from .features import Features
+from .models import execution_device, forward_parameters, shares_kv
+from .node_inputs import NodeInputs
+
+
+if TYPE_CHECKING:
+    from ..graphs import StaticContext
+
+
+class TreeForward:
+    """
+    Runs a model over nodes that follow the committed slots of its cache.
+
+    Args:
+        model (`PreTrainedModel`): the target or a draft model.
+        cache (`TreeCache`): the model's cache.
+        visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*):
+            Which of the cache's first slots hold tokens, where some hold padding.
+        position_shift (`torch.Tensor` of shape `[…, batch]`, int64):
+            Position of a token minus its slot, per row; with leading dimensions for models whose positions have
+            several.
+        model_kwargs (`dict`, *optional*): keyword arguments of the `generate` call that every forward gets.
+        prepares_inputs (`bool`, *optional*, defaults to `False`): whether inputs go through the model's
+            `prepare_inputs_for_generation`, as in `generate`, or are passed as they are.
+        max_position (`int`, *optional*): larger positions are clamped to this one.
+        features (`Features`, *optional*): records the model's hidden states.
+        shift_of_all (`int`, *optional*): the position shift, if it is known to be equal in all rows. Without it the
+            host reads `position_shift`, which synchronizes with the device.
+    """
+
+    TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: TreeCache,
+        visible: torch.Tensor | None,
+        position_shift: torch.Tensor,
+        model_kwargs: dict[str, Any] | None = None,
+        prepares_inputs: bool = False,
+        max_position: int | None = None,
+        features: Features | None = None,
+        shift_of_all: int | None = None,
+    ):
+        self.model, self.cache, self.visible = model, cache, visible
+        self.position_shift, self.max_position, self.features = position_shift, max_position, features
+        self._shift_of_all = _shift_of_all(position_shift) if shift_of_all is None else shift_of_all
+        self.model_kwargs = dict(model_kwargs or {})
+        self.prepares_inputs = prepares_inputs
+        # `device` and `dtype` iterate over the parameters: too slow for every forward.
+        self.device, self.dtype = execution_device(model), model.dtype
+        self.token_types = {
+            name: types[:, -1:] if name == "token_type_ids" else torch.zeros_like(types[:, -1:])
+            for name in self.TOKEN_TYPES
+            if (types := self.model_kwargs.pop(name, None)) is not None
+        }
+        self.switches = supports_switching(model)
+        # The dense mask is enough for layers without a window, if their implementation takes one.
+        self.needs_context = self.switches and needs_context(model)
+        parameters = forward_parameters(model)
+        self.takes_positions = "position_ids" in parameters
+        # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
+        self.takes_logits_to_keep = "logits_to_keep" in parameters and not shares_kv(model)
+        self.without_router_logits = {"output_router_logits": False} if "output_router_logits" in parameters else {}
+        """Keyword arguments that keep a mixture of experts from computing its auxiliary loss, which no mask fits."""
+        with_graphs = self.switches and cache.storage is not None
+        self._first_slots, self.has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
+        if self.has_kernel and visible is not None:
+            self._first_slots = first_slots_of(visible)
+            self.has_kernel = self._first_slots is not None
+        constants = sorted(self.model_kwargs.items(), key=lambda item: item[0])
+        self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
+        self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
+
+    compiles = False
+    """Whether forwards that attend with the kernel run compiled."""
+    any_shape = False
+    """Whether the decoder layers are compiled, for any number of rows and nodes; else the whole model, per shape."""
+
+    def over(
+        self,
+        cache: TreeCache,
+        first_slots: torch.Tensor,
+        visible: torch.Tensor | None,
+        position_shift: torch.Tensor,
+    ) -> TreeForward:
+        """
+        A copy of this forward over a cache whose lengths only the device knows.
+
+        Args:
+            cache (`DeviceCache` or `DevicePagedCache`): the cache.
+            first_slots (`torch.Tensor` of shape `[batch]`, int64): the first slot of every row that holds a token.
+            visible (`torch.Tensor` of shape `[batch, capacity]`, bool, *optional*): which slots hold tokens, for a
+                forward that attends with masks.
+            position_shift (`torch.Tensor` of shape `[batch]`, int64): position of a token minus its slot, per row.
+        """
+        forward = copy.copy(self)
+        forward.cache, forward._first_slots, forward.visible = cache, first_slots, visible
+        forward.position_shift, forward._shift_of_all = position_shift, None
+        return forward
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        ancestors: torch.Tensor,
+        query_depths: torch.Tensor,
+        node_depths: torch.Tensor | None = None,
+        offset: int = 0,
+        position_depths: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        inputs: dict[str, Any] | None = None,
+    ) -> ModelOutput:
+        """
+        Runs the model over nodes and writes their K/V into the cache, without committing them.
+
+        Args:
+            tokens (`torch.Tensor` of shape `[batch, queries]`, int64): the tokens of the nodes to run.
+            ancestors (`torch.Tensor` of shape `[1 or batch, queries, nodes]`, bool): which nodes a query attends to.
+            query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64): depths of the queries.
+            node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64, *optional*):
+                Depths of all nodes in `ancestors`. Defaults to `query_depths`, where the nodes are the queries.
+            offset (`int`, *optional*, defaults to 0): index of the first query among the nodes; its K/V go to slot
+                `length + offset`.
+            position_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int64, *optional*):
+                Depths to take positions from, where they are not `query_depths`.
+            logits_to_keep (`int` or `torch.Tensor` of shape `[kept]`, *optional*, defaults to 0):
+                How many of the last queries get logits (0: all), or the indices of the queries that get logits
+                (without CUDA graphs).
+            inputs (`dict[str, torch.Tensor]`, *optional*): keyword arguments for the model instead of `input_ids`.
+
+        Returns:
+            `ModelOutput`: the model's output, with `logits` `[batch, queries, vocab]`.
+        """
+        cache = self.cache
+        uses_kernel = self._may_use_kernel(tokens.shape[1])
+        cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
+        context = TreeContext(
+            lengths=cache.lengths,
+            lengths_device=cache.device,
+            visible=self.visible,
+            num_slots=cache.write_window.end,
+            ancestors=ancestors,
+            query_depths=query_depths,
+            node_depths=query_depths if node_depths is None else node_depths,
+            uniform_length=cache.uniform_length,
+            kernel_device=self.device if uses_kernel else None,
+            first_slots=self._first_slots,
+            device_lengths=cache.lengths_tensor if cache.lengths_are_on_device else None,
+            block_tables=cache.block_tables,
+        )
+        positions = None
+        if self.takes_positions:
+            positions = self._positions(query_depths if position_depths is None else position_depths)
+        nodes = NodeInputs(tokens.to(self.device), positions, logits_to_keep, inputs)
+        outputs = None if cache.storage is None else cache.storage.run(self, nodes, context)
+        return self.run(nodes, context) if outputs is None else outputs
+
+    def run(self, nodes: NodeInputs, context: TreeContext | StaticContext) -> ModelOutput:
+        """Runs the model's forward without CUDA graphs, after `write_nodes` of the cache."""
+        inputs = dict(self.model_kwargs)
+        for name, types in self.token_types.items():
+            inputs[name] = types.expand(nodes.tokens.shape)
+        if nodes.positions is not None:
+            inputs["position_ids"] = nodes.positions
+        if self.takes_logits_to_keep:
+            inputs["logits_to_keep"] = nodes.logits_to_keep
+        if self.switches:
+            inputs["tree_context"] = context
+        inputs |= self.without_router_logits | {
+            "past_key_values": self.cache,
+            "attention_mask": context.model_mask(self.dtype, self.device),
+            "use_cache": True,
+        }
+        if nodes.others is not None:
+            inputs |= nodes.others
+        elif self.prepares_inputs:
+            inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
+        else:
+            inputs["input_ids"] = nodes.tokens
+        model: Any = self.model
+        running: AbstractContextManager[None] = nullcontext()
+        if self.compiles and context.uses_kernel:
+            assert context.kernel_inputs is not None  # built before tracing, which could not store it
+            if self.any_shape:
+                running = compiled_layers(self.model, self.cache)
+            else:
+                model = compiled_whole(self.model)
+        with running:
+            outputs = model(**inputs, return_dict=True)
+        is_for_cache = not outputs  # a head that only fills its cache need not attend
+        if self.needs_context and not is_for_cache and not context.was_used:
+            raise ValueError(
+                f"`assistant_model`: {type(self.model).__name__} does not hand `tree_context` to its attention "
+                "layers, or its attention implementation was set during the call. Call `generate` without "
+                "`assistant_model`."
+            )
+        return outputs
+
+    def _may_use_kernel(self, queries: int) -> bool:
+        """
+        Whether layers attend with the kernel in a forward of this many queries: only with CUDA graphs, and if no node
+        is padding, as in the prefill of a head.
+        """
+        if not self.has_kernel or queries > MOST_KERNEL_QUERIES:
+            return False
+        if self.cache.is_on_device:
+            return True
+        if self.cache.storage is None:
+            return False
+        return self.visible is None or self.visible.shape[1] <= min(self.cache.lengths)
+
+    def _positions(self, depths: torch.Tensor) -> torch.Tensor:
+        """Positions of nodes at the given depths, `[…, batch, queries]`."""
+        cache = self.cache
+        if self._shift_of_all is not None and cache.uniform_length is not None:
+            positions = (depths + (cache.uniform_length + self._shift_of_all)).expand(len(cache.lengths), -1)
+        else:
+            positions = cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
+        # Positions are never larger than slots, so that there is seldom anything to clamp.
+        if self.max_position is not None and cache.write_window.end > self.max_position:
+            positions = positions.clamp(max=self.max_position)
+        return positions.to(self.device)
+
+
+def _shift_of_all(position_shift: torch.Tensor) -> int | None:
+    """The position shift, if it is equal in all rows; None if rows differ, or have several shifts each."""
+    shifts = set(position_shift.tolist()) if position_shift.dim() == 1 else set()
+    return shifts.pop() if len(shifts) == 1 else None
+
+
+def _is_constant(name: str, value: Any) -> bool:
+    """Whether a keyword argument is equal at every step and asks for no output besides logits."""
+    if name in ("output_attentions", "output_hidden_states"):
+        return not value
+    return value is None or isinstance(value, bool | int | float | str)

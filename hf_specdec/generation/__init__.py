@@ -1,0 +1,10 @@
+"""
+The loop of a speculative `generate` call, from the hook in transformers to what comes back.
+
+- `hook`, `importing`: how `generate` becomes ours, once transformers is loaded.
+- `calls`: entry point of a call behind the hook.
+- `refusals`: calls that cannot be served.
+- `loop`: propose, score, accept, commit.
+- `target`, `prefill`: the target in one call.
+- `sequences`, `stopping`, `recording`: the rows, where they end, what is returned besides tokens.
+"""

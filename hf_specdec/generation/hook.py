@@ -1,0 +1,178 @@
+"""
+Hooks that let hf_specdec serve `model.generate(assistant_model=…, tree=…)` and `generate_batch`, on unchanged
+transformers. The speculative code is imported with the first speculative call.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from typing import Any
+
+from .importing import when_imported
+
+
+OPTIONS = ("assistant_model", "tree", "speculative_config")
+_DESTRUCTION = "destroy_cached_continuous_batching_manager"
+_BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
+
+
+def install_when_needed() -> None:
+    """Installs the hooks when transformers' modules are imported: at once for modules that already are."""
+    when_imported("transformers.generation.configuration_utils", _add_options)
+    when_imported("transformers.generation.utils", install)
+    when_imported("transformers.models.auto.configuration_auto", _register_configs)
+
+
+def install() -> None:
+    """
+    Wraps methods of `GenerationMixin` and `ContinuousMixin`, once. The wrappers serve speculative calls and pass all
+    other calls to the original methods.
+    """
+    from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
+    from transformers.generation.utils import GenerationMixin
+
+    _add_options()
+    if hasattr(GenerationMixin._assisted_decoding, "__wrapped__"):
+        return
+    _wrap_validation(GenerationMixin)
+    _wrap_assisted_decoding(GenerationMixin)
+    for name in _BATCH_METHODS:
+        _wrap_batches(ContinuousMixin, name)
+    _wrap_destruction(ContinuousMixin)
+
+
+def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
+    """
+    Whether hf_specdec serves a `generate` call: it names a tree or a `SpeculativeConfig`, or its assistant is a
+    drafter or head of hf_specdec.
+    """
+    if generation_config.tree is not None or generation_config.speculative_config is not None:
+        return True
+    if assistant_model is None or "hf_specdec.drafters" not in sys.modules and "hf_specdec.eagle" not in sys.modules:
+        return False
+    from ..drafters import is_own_draft
+
+    return is_own_draft(assistant_model)
+
+
+# ------------------------------------------------------------------------------------------------ options and configs
+
+
+def _add_options() -> None:
+    from transformers.generation.configuration_utils import GenerationConfig
+
+    if not hasattr(GenerationConfig, "tree"):
+        GenerationConfig.tree = None
+        GenerationConfig.speculative_config = None
+
+
+def _register_configs() -> None:
+    """Imports the modules that register our configs with `AutoConfig`, except one whose import triggered this hook."""
+    for name in ("hf_specdec.eagle.configuration_eagle", "hf_specdec.medusa.configuration_medusa"):
+        if name not in sys.modules:
+            import_module(name)
+
+
+# ---------------------------------------------------------------------------------------------------- wrapped methods
+
+
+def _wrap_validation(mixin: Any) -> None:
+    original = mixin._validate_generation_mode
+
+    @functools.wraps(original)
+    def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
+        assistant_model = generation_mode_kwargs.get("assistant_model")
+        if not is_speculative(generation_config, assistant_model):
+            return original(self, generation_mode, generation_config, generation_mode_kwargs)
+        from .refusals import check_call, check_not_for_batches
+
+        check_call(self, generation_mode, generation_config, generation_mode_kwargs)
+        check_not_for_batches(generation_config)
+
+    mixin._validate_generation_mode = _validate_generation_mode
+
+
+def _wrap_assisted_decoding(mixin: Any) -> None:
+    original = mixin._assisted_decoding
+
+    @functools.wraps(original)
+    def _assisted_decoding(
+        self,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        synced_gpus=False,
+        streamer=None,
+        inputs_tensor=None,
+        assistant_model=None,
+        assistant_tokenizer=None,
+        tokenizer=None,
+        **model_kwargs,
+    ):
+        call = {
+            "logits_processor": logits_processor,
+            "stopping_criteria": stopping_criteria,
+            "generation_config": generation_config,
+            "synced_gpus": synced_gpus,
+            "streamer": streamer,
+        }
+        if not is_speculative(generation_config, assistant_model):
+            return original(
+                self,
+                input_ids,
+                **call,
+                inputs_tensor=inputs_tensor,
+                assistant_model=assistant_model,
+                assistant_tokenizer=assistant_tokenizer,
+                tokenizer=tokenizer,
+                **model_kwargs,
+            )
+        from .calls import decode
+
+        return decode(self, input_ids, assistant_model, model_kwargs=model_kwargs, **call)
+
+    mixin._assisted_decoding = _assisted_decoding
+
+
+def _wrap_batches(mixin: Any, name: str) -> None:
+    original = getattr(mixin, name)
+
+    @functools.wraps(original)
+    def method(self, *args, **kwargs):
+        config = kwargs.get("generation_config")
+        position = 1 if name == "generate_batch" else 0
+        if config is None and len(args) > position:
+            config = args[position]
+        is_ours = any(kwargs.get(option) is not None for option in OPTIONS)
+        is_ours |= any(getattr(config, option, None) is not None for option in OPTIONS)
+        given = {option: value for option, value in kwargs.items() if value is not None or option not in OPTIONS}
+        if not is_ours:
+            _destroy_ours(self)
+            return original(self, *args, **given)
+        from ..batching.methods import METHODS
+
+        return METHODS[name](self, *args, **given)
+
+    setattr(mixin, name, method)
+
+
+def _wrap_destruction(mixin: Any) -> None:
+    original = getattr(mixin, _DESTRUCTION)
+
+    @functools.wraps(original)
+    def method(self):
+        original(self)
+        _destroy_ours(self)
+
+    setattr(mixin, _DESTRUCTION, method)
+
+
+def _destroy_ours(model: Any) -> None:
+    """Destroys the speculative batching manager that a model keeps, so that its memory is free for another."""
+    if "hf_specdec.batching.methods" in sys.modules:  # else there is none
+        from ..batching.methods import METHODS
+
+        METHODS[_DESTRUCTION](model)

@@ -1,0 +1,90 @@
+"""Chunked prefill of a call's prompts, in the pieces of `forwards.pieces`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.utils import ModelOutput
+
+from ..forwards.node_inputs import causal_chain
+from ..forwards.pieces import MOST_PADDED, WIDTHS, busy_at, next_piece
+from ..forwards.rope import length_dependent_ropes
+
+
+if TYPE_CHECKING:
+    from .target import Target
+
+
+def can_read_in_pieces(target: Target) -> bool:
+    """
+    Whether the prompts of a call can be prefilled in chunks of `WIDTHS`: they are tokens, without padding or a cache
+    before them, too few to keep the device busy, and read by a model whose layers attend with the kernel and for which
+    chunks compute the same as one long forward.
+    """
+    sequences, storage, forward = target.sequences, target.cache.storage, target.forward
+    positions = target.model_kwargs.get("position_ids")
+    length = sequences.prompt_length
+    return (
+        storage is not None
+        and storage.works
+        and not target.was_given_a_cache
+        and forward.can_be_captured
+        and forward.has_kernel
+        and target.visible is None
+        and target.generation_config.prefill_chunk_size is None
+        and target.model_kwargs.get("inputs_embeds") is None
+        and max(length, WIDTHS[-1]) <= storage.capacity
+        and (length >= WIDTHS[0] or sequences.batch_size * WIDTHS[0] <= MOST_PADDED)
+        and forward.takes_positions  # else padding would get positions past the end
+        and not length_dependent_ropes(target.model.config.get_text_config(decoder=True))
+        and sequences.batch_size * length < busy_at(target.model.num_parameters())
+        and (positions is None or _are_counted(positions, length))
+    )
+
+
+def _are_counted(positions: torch.Tensor, length: int) -> bool:
+    """Whether positions (`[batch, length]`; no other shape) count 0, 1, 2, … in every row."""
+    counted = torch.arange(length, device=positions.device)
+    return positions.dim() == 2 and positions.shape[-1] == length and bool((positions == counted).all())
+
+
+def read_in_pieces(target: Target) -> ModelOutput:
+    """
+    Prefills the prompts of a call in chunks of `WIDTHS`, where `can_read_in_pieces`. The output has the logits of the
+    last position, `[batch, 1, vocab]`; `Features` records every token once, in order.
+    """
+    tokens, cache = target.sequences.columns(target.sequences.prompt_length), target.cache
+    batch_size, length = tokens.shape
+    padded = [width for width in WIDTHS if length <= width and batch_size * width <= MOST_PADDED]
+    if padded and length < padded[0]:
+        return _read_padded(target, tokens, padded[0])
+    outputs: Any = None
+    end = 0
+    while end < length:
+        width, count = next_piece(length, length - end, WIDTHS)
+        assert width is not None  # `can_read_in_pieces`
+        end += count
+        cache.set_lengths([end - width] * batch_size)
+        chain = causal_chain(width, tokens.device)
+        outputs = target.forward(tokens[:, end - width : end], *chain, logits_to_keep=1)
+        outputs.logits = outputs.logits[:, -1:]
+        if target.features is not None:
+            target.features.keep_of_last(width - count, width)
+    cache.set_lengths([length] * batch_size)
+    return outputs
+
+
+def _read_padded(target: Target, tokens: torch.Tensor, width: int) -> ModelOutput:
+    """Prefills prompts shorter than `width`, right-padded with copies of their last token (unseen by the prompt)."""
+    length = tokens.shape[1]
+    target.cache.set_lengths([0] * len(tokens))
+    depths = torch.arange(width, device=tokens.device).clamp(max=length - 1)
+    outputs = target.forward(
+        tokens[:, depths], *causal_chain(width, tokens.device), position_depths=depths[None], logits_to_keep=0
+    )
+    outputs.logits = outputs.logits[:, length - 1 : length]
+    target.cache.set_lengths([length] * len(tokens))
+    if target.features is not None:
+        target.features.keep_of_last(0, length)
+    return outputs

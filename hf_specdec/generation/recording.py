@@ -1,0 +1,168 @@
+"""Outputs that `return_dict_in_generate` returns besides the tokens, recorded column by column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.utils import ModelOutput
+
+from ..metrics import SpeculationMetrics
+
+
+@dataclass
+class SpeculativeGenerateOutput(GenerateDecoderOnlyOutput):
+    """
+    transformers' `GenerateDecoderOnlyOutput`, with the metrics of speculation. Where a row of a batch finished before
+    others, its later `scores`, `logits`, `hidden_states` and `attentions` are zero: nothing was computed for its
+    padding.
+
+    Args:
+        speculation (`SpeculationMetrics`): the counts of this call.
+    """
+
+    speculation: SpeculationMetrics | None = None
+
+
+class Recorder:
+    """
+    Collects the outputs of the forward that chose each generated token, row by row, and joins the rows to columns (the
+    t-th token of every row).
+
+    Args:
+        batch_size (`int`): number of rows.
+        scores, logits, attentions, hidden_states (`bool`): which of these outputs the call returns.
+        windows (`list`, *optional*): for every layer, the sliding window (`int`) outside of which plain `generate`'s
+            cache drops keys, or None.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        *,
+        scores: bool,
+        logits: bool,
+        attentions: bool,
+        hidden_states: bool,
+        windows: list[int | None] | None = None,
+    ):
+        choices = {"scores": scores, "logits": logits, "attentions": attentions, "hidden_states": hidden_states}
+        self.wanted = {name for name, wants in choices.items() if wants}
+        self._columns: dict[str, tuple] = dict.fromkeys(self.wanted, ())
+        self._ended: list[list[bool]] = []
+        self._rows: dict[str, list[list[Any]]] = {name: [[] for _ in range(batch_size)] for name in self.wanted}
+        self._windows = windows or []
+
+    @classmethod
+    def of_call(cls, batch_size: int, generation_config: GenerationConfig, cache: Cache | None) -> Recorder:
+        """A recorder of what a `generate` call returns; `cache` is the one that plain `generate` would use."""
+        returns = bool(generation_config.return_dict_in_generate)
+        return cls(
+            batch_size,
+            scores=returns and bool(generation_config.output_scores),
+            logits=returns and bool(generation_config.output_logits),
+            attentions=returns and bool(generation_config.output_attentions),
+            hidden_states=returns and bool(generation_config.output_hidden_states),
+            windows=[
+                layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
+                for layer in getattr(cache, "layers", ())
+            ],
+        )
+
+    @property
+    def scores(self) -> tuple[torch.Tensor, ...] | None:
+        """Processed scores of every judged column, `[batch, vocab]` float32 each; None unless asked for."""
+        return self.get("scores")
+
+    def get(self, name: str) -> tuple | None:
+        """The judged columns of `"scores"`, `"logits"`, `"attentions"` or `"hidden_states"`; None unless asked for."""
+        if name not in self.wanted:
+            return None
+        columns = self._columns[name]
+        columns += tuple(self._join_column(self._rows[name], index) for index in range(len(columns), len(self._ended)))
+        self._columns[name] = columns
+        return columns
+
+    def add_prefill(self, outputs: ModelOutput) -> None:
+        """Records `attentions` and `hidden_states` of the prefill (per layer, all rows) as the first column."""
+        for name in self.wanted & {"attentions", "hidden_states"}:
+            values = getattr(outputs, name, None)
+            if name == "attentions":
+                values = self._without_dropped_keys(values)
+            for row, column in enumerate(self._rows[name]):
+                column.append(None if values is None else tuple(_row_of(value, row) for value in values))
+
+    def add_step(self, paths: list[list[int] | None], outputs: ModelOutput, lengths: list[int]) -> None:
+        """
+        Records `attentions` and `hidden_states` of the nodes that walks visited, one entry per token that the walk
+        gave, as plain `generate` has them.
+
+        Args:
+            paths (`list`): the accepted nodes of every row (`list[int]`), or None for a row that did not walk.
+            outputs (`ModelOutput`): output of the step's forward.
+            lengths (`list[int]`): number of slots that each row had committed before the step.
+        """
+        if not self.wanted & {"attentions", "hidden_states"}:
+            return
+        for row, path in enumerate(paths):
+            nodes = [] if path is None else [0, *path]
+            for depth, node in enumerate(nodes):
+                if "hidden_states" in self.wanted:
+                    states = tuple(layer[row : row + 1, node : node + 1].clone() for layer in outputs.hidden_states)
+                    self.add_token("hidden_states", row, states)
+                if "attentions" in self.wanted:
+                    slots = [*range(lengths[row]), *(lengths[row] + above for above in nodes[: depth + 1])]
+                    weights = tuple(
+                        None if layer is None else layer[row : row + 1, :, node : node + 1, slots]
+                        for layer in outputs.attentions
+                    )
+                    self.add_token("attentions", row, self._without_dropped_keys(weights))
+
+    def _without_dropped_keys(self, attentions: tuple[torch.Tensor | None, ...] | None) -> Any:
+        """Attention weights (per layer) without the keys that plain `generate`'s cache drops outside of a window."""
+        if attentions is None:
+            return None
+        kept = list(attentions)
+        for layer, (weights, window) in enumerate(zip(attentions, self._windows, strict=False)):
+            if weights is not None and window is not None:
+                queries, keys = weights.shape[2:]
+                kept[layer] = weights[..., -(min(keys - queries, window - 1) + queries) :]
+        return tuple(kept)
+
+    def add_token(self, name: str, row: int, value: Any) -> None:
+        """Records a token's `[1, vocab]` tensor, or tuple of per-layer tensors with a batch of one."""
+        if name in self.wanted:
+            self._rows[name][row].append(value)
+
+    def add_column(self, ended: list[bool]) -> None:
+        """Adds the column of every row's next token, zero for rows that have `ended`; tokens may be recorded later."""
+        self._ended.append(list(ended))
+
+    def _join_column(self, rows: list[list[Any]], index: int) -> Any:
+        ended = self._ended[index]
+        values = [None if end or len(row) <= index else row[index] for row, end in zip(rows, ended, strict=True)]
+        for row in rows:
+            if index < len(row):
+                row[index] = None  # the column holds it now
+        return _join(values)
+
+
+def _row_of(value: torch.Tensor | None, row: int) -> torch.Tensor | None:
+    return None if value is None else value[row : row + 1]
+
+
+def _join(values: list[Any]) -> Any:
+    present = next((value for value in values if value is not None), None)
+    if present is None:
+        return None
+    if isinstance(present, tuple):
+        return tuple(
+            _join([None if value is None else value[layer] for value in values]) for layer in range(len(present))
+        )
+    if len(values) == 1:
+        return present
+    return torch.cat([torch.zeros_like(present) if value is None else value for value in values])

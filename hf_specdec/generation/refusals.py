@@ -1,0 +1,312 @@
+"""Calls that cannot be served are refused by name, before any forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GenerationMixin
+
+from ..attention import implementation_of, is_exact, supports_switching
+from ..cache import check_reusable
+from ..config import SpeculationPlan, SpeculativeConfig
+from ..drafters import DraftModelDrafter, as_drafter
+from ..forwards.models import forward_parameters
+from ..forwards.modules import modules_of
+from ..forwards.rope import length_dependent_ropes
+from ..ranks import is_pipeline, is_sharded
+
+
+# Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all.
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "moe", "mlp", "dense", "sparse", "dummy"})
+_BELONGS_TO_ASSISTED_GENERATION = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "speculation_type",
+    "max_matching_ngram_size",
+)
+
+
+def check_call(
+    model: PreTrainedModel,
+    generation_mode: GenerationMode,
+    generation_config: GenerationConfig,
+    generation_mode_kwargs: dict[str, Any],
+) -> None:
+    """
+    Checks a speculative call when `generate` validates its mode.
+
+    Raises:
+        ValueError: for what cannot be served; the message names the argument, its value and the remedy.
+        TypeError: for an argument of the wrong type.
+    """
+    config = SpeculativeConfig.from_generation_config(generation_config)
+    assistant_model = generation_mode_kwargs.get("assistant_model")
+    if assistant_model is None:
+        name = "speculative_config" if generation_config.tree is None else "tree"
+        raise ValueError(
+            f"`{name}`={getattr(generation_config, name)!r} without a draft: pass `assistant_model=` a draft model or "
+            f"`hf_specdec.NgramDraft()` (a callable `custom_generate` does not get it), or leave `{name}` out."
+        )
+    _check_target(model)
+    _check_mode(generation_mode, generation_config)
+    _check_options(generation_config, generation_mode_kwargs)
+    drafter = as_drafter(assistant_model)
+    vocab_size = model.config.get_text_config().vocab_size
+    if isinstance(drafter, DraftModelDrafter):
+        _check_draft_model(drafter.model, vocab_size)
+    for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
+        _check_keeps_cache(part, role)
+    plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
+    if is_sharded(model):
+        _check_drafts_are_whole(drafter.models)
+    for tree in plan.trees:
+        drafter.check(model, tree)
+        if drafter.max_depth is not None and tree.depth > drafter.max_depth:
+            raise ValueError(
+                f"`tree` is {tree.depth} levels deep, but {type(drafter).__name__} proposes only {drafter.max_depth}. "
+                "Use a shallower one."
+            )
+
+
+def check_inputs(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    input_ids: torch.Tensor,
+    model_kwargs: dict[str, Any],
+    shares_steps: bool = False,
+) -> None:
+    """
+    Checks what is known once `generate` has prepared its inputs. `shares_steps`: whether texts of other lengths are in
+    the same forwards.
+
+    Raises:
+        ValueError: for a `past_key_values` that cannot be used, or a text that is too long for the target's rotary
+            embedding.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if getattr(cache, "_is_user_defined", False):
+        check_reusable(cache)
+    _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)
+
+
+def check_not_for_batches(generation_config: GenerationConfig) -> None:
+    """
+    Checks that `generate` is not asked for what only `generate_batch` does.
+
+    Raises:
+        ValueError: for options of a `SpeculativeConfig` about requests that share steps.
+    """
+    config, default = SpeculativeConfig.from_generation_config(generation_config), SpeculativeConfig()
+    for name in ("disable_counts_waiting", "max_step_nodes"):
+        value = getattr(default if config is None else config, name)
+        if value != getattr(default, name):
+            raise ValueError(
+                f"`{name}={value!r}` is for `generate_batch` and its manager. Leave it out of `generate`, where "
+                "nobody waits and `tree` says how much is drafted."
+            )
+
+
+def _check_rotary_embedding(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    input_ids: torch.Tensor,
+    model_kwargs: dict[str, Any],
+    shares_steps: bool,
+) -> None:
+    text_config = model.config.get_text_config(decoder=True)
+    for rope in length_dependent_ropes(text_config):
+        boundary = (
+            rope.get("original_max_position_embeddings")
+            or getattr(text_config, "original_max_position_embeddings", None)
+            or text_config.max_position_embeddings
+        )
+        mask = model_kwargs.get("attention_mask")
+        prompt = input_ids.shape[1] if mask is None else int(mask.sum(dim=1).max())
+        longest = prompt + generation_config.max_length - input_ids.shape[1]
+        # After a prompt past the boundary, "longrope" no longer changes, unless shorter texts share its forwards.
+        never_changes = rope["rope_type"] == "longrope" and prompt > boundary and not shares_steps
+        if longest <= boundary or never_changes:
+            continue
+        raise ValueError(
+            f"`max_length`={generation_config.max_length}: the target's rotary embedding ({rope['rope_type']!r}) "
+            f"changes for all tokens when the text passes {boundary} tokens, which a tree cannot follow. Ask for at "
+            f"most `max_new_tokens={max(boundary - prompt, 0)}`, or call `generate` without `assistant_model`."
+        )
+
+
+def _check_target(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"`assistant_model`: the target {name} is an encoder-decoder model; trees are for decoder-only models. "
+            "Call `generate` without `tree` and `speculative_config`."
+        )
+    if is_pipeline(model):
+        raise ValueError(
+            f"`assistant_model`: the layers of the target {name} are spread over processes (`pp_size`), which is not "
+            "supported. Load it with `tp_plan` or `device_map`."
+        )
+    _check_attention(model, "target")
+    _check_decoding(model)
+    owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    peft_config = getattr(owner, "active_peft_config", None)
+    if peft_config is not None and peft_config.is_prompt_learning:
+        raise ValueError(
+            f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree "
+            "cannot follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
+        )
+
+
+def _check_decoding(model: PreTrainedModel) -> None:
+    """The target must decode as `GenerationMixin` does."""
+    name = type(model).__name__
+    modes = getattr(model, "_supported_generation_modes", None)
+    if type(model)._sample is not GenerationMixin._sample or (
+        modes is not None and GenerationMode.ASSISTED_GENERATION not in modes
+    ):
+        raise ValueError(
+            f"`assistant_model`: the target {name} has a decoding loop of its own. Call `generate` without "
+            "`assistant_model`."
+        )
+    if "cross_attention_mask" in forward_parameters(model):
+        raise ValueError(
+            f"`assistant_model`: the target {name} attends to its images by cross-attention, which needs a new mask "
+            "for every token. Call `generate` without `assistant_model`."
+        )
+
+
+def _check_attention(model: PreTrainedModel, role: str) -> None:
+    """Every layer must be attention over all earlier tokens, or over a sliding window of them."""
+    name = type(model).__name__
+    text_config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call `generate` "
+            "without `assistant_model`."
+        )
+    others = sorted(kinds - _PLAIN_LAYERS)
+    if model._is_stateful or others:
+        which = f" ({', '.join(others)})" if others else ""
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers, or others{which}, whose "
+            "state cannot hold a tree. Call `generate` without `assistant_model`."
+        )
+    if supports_switching(model) and not is_exact(implementation_of(model)):
+        raise ValueError(
+            f"`attn_implementation`={implementation_of(model)!r} of the {role} {name} is not one of transformers' "
+            "own, and cannot be replaced over a tree, because it may compute something else. Load the model with "
+            "'sdpa' or 'eager', or call `generate` without `assistant_model`."
+        )
+    uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
+    has_windows = "sliding_attention" in kinds or any(
+        getattr(text_config, option, None) for option in ("sliding_window", "window_size", "attention_types")
+    )
+    needs_more = uses_alibi or has_windows
+    if needs_more and not supports_switching(model):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
+            "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
+        )
+    for argument in ("position_ids", "past_key_values"):
+        if argument not in forward_parameters(model):
+            raise ValueError(
+                f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
+                "`generate` without `assistant_model`."
+            )
+
+
+def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
+    """With gradient checkpointing, layers in training mode drop the cache."""
+    if any(module.training and getattr(module, "gradient_checkpointing", False) for module in modules_of(model)):
+        raise ValueError(
+            f"`assistant_model`: the {role} {type(model).__name__} is in training mode with gradient checkpointing, "
+            "which keeps no cache. Call its `eval()` first."
+        )
+
+
+def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
+    if generation_config.num_beams is not None and generation_config.num_beams > 1:
+        raise ValueError(
+            f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy "
+            "decoding and sampling. Use num_beams=1, or leave `assistant_model` out."
+        )
+    if getattr(generation_config, "dola_layers", None) is not None:  # transformers keeps the mode, with a warning
+        raise ValueError(
+            f"`dola_layers={generation_config.dola_layers!r}` with `assistant_model`: trees are verified for greedy "
+            "decoding and sampling. Leave one of them out."
+        )
+    if generation_mode != GenerationMode.ASSISTED_GENERATION:
+        raise ValueError(
+            f"`assistant_model` with the generation mode '{generation_mode.value}': trees are verified for greedy "
+            "decoding and sampling. Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, "
+            "`constraints`, …)."
+        )
+
+
+def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]) -> None:
+    for name in ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"):
+        if getattr(generation_config, name, None):
+            raise ValueError(
+                f"`{name}={getattr(generation_config, name)!r}` beside `assistant_model`: they are two ways to draft. "
+                "Leave one out."
+            )
+    defaults = GenerationConfig()
+    global_defaults = GenerationConfig._get_default_generation_params()
+    for name in _BELONGS_TO_ASSISTED_GENERATION:
+        value = getattr(generation_config, name, None)
+        if value is not None and value not in (getattr(defaults, name, None), global_defaults.get(name)):
+            raise ValueError(
+                f"`{name}={value!r}` belongs to transformers' own assisted generation and has no meaning for a tree. "
+                "Leave it out; `tree=` says how much is drafted."
+            )
+    if generation_mode_kwargs.get("assistant_tokenizer") is not None:
+        raise ValueError(
+            "`assistant_tokenizer` with `tree`: a draft must have the target's vocabulary. Leave "
+            "`assistant_tokenizer` out and use such a draft, or leave `tree` out."
+        )
+    if generation_config.use_cache is False:
+        raise ValueError(
+            "`use_cache=False` with `assistant_model`: speculation needs the cache. Leave `use_cache` out."
+        )
+    if generation_config.cache_implementation not in (None, "dynamic"):
+        raise ValueError(
+            f"`cache_implementation={generation_config.cache_implementation!r}` with `tree`: a tree has a cache of "
+            "its own. Leave `cache_implementation` out."
+        )
+
+
+def _check_drafts_are_whole(drafts: tuple[PreTrainedModel, ...]) -> None:
+    """Draft models beside a sharded target must be whole on every rank: the ranks run them at different times."""
+    for draft in filter(is_sharded, drafts):
+        raise ValueError(
+            f"`assistant_model`: {type(draft).__name__} is sharded, like the target, but the ranks forward it at "
+            "different times. Give every rank a whole one."
+        )
+
+
+def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
+    draft_config = draft.config.get_text_config(decoder=True)
+    if draft.config.is_encoder_decoder:
+        raise ValueError(
+            f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
+            "Use a decoder-only model with the target's tokenizer."
+        )
+    if not draft.can_generate() and draft.get_output_embeddings() is None:
+        raise ValueError(
+            f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
+            "Load it with `AutoModelForCausalLM`."
+        )
+    if draft_config.vocab_size != vocab_size:
+        raise ValueError(
+            f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the "
+            f"target one of {vocab_size}. Use a draft model with the target's tokenizer."
+        )
+    _check_attention(draft, "draft")

@@ -1,0 +1,243 @@
+"""The target in one call: its prefill, its forwards over trees, and the cache they share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import transformers
+from packaging import version
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import implementation_of
+from ..cache import TreeCache
+from ..forwards.features import Features, watch_features
+from ..forwards.models import keeping_one_logit, shares_kv
+from ..forwards.node_inputs import causal_chain
+from ..forwards.tree_forward import TreeForward
+from ..graphs import GraphLoans
+from ..trees import DraftTree
+from .prefill import can_read_in_pieces, read_in_pieces
+from .sequences import Sequences
+
+
+_CHUNKS_BEHIND_A_CACHE = version.parse(transformers.__version__) >= version.parse("5.23.0")
+
+_UNKNOWN_STRETCH = 1024
+
+
+class Target:
+    """
+    The target model in one call, with its cache.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        sequences (`Sequences`): the rows.
+        visible (`torch.Tensor` of shape `[batch, slots]`, bool, *optional*):
+            Which of the prompt's slots hold tokens, where some hold padding.
+        generation_config (`GenerationConfig`): the call's generation config.
+        model_kwargs (`dict`): what `generate` hands to a decoding method for the model, `past_key_values` included.
+        num_nodes (`int`): most draft nodes of a step.
+        loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences,
+        visible: torch.Tensor | None,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        num_nodes: int,
+        loans: GraphLoans | None = None,
+    ):
+        self.model, self.sequences, self.visible = model, sequences, visible
+        self.generation_config = generation_config
+        self.model_kwargs = dict(model_kwargs)
+        self.is_running = False
+        """Whether a forward of this call is running, and not one that, say, a logits processor runs on the model."""
+        self.features: Features | None = None
+        """Hidden states recorded for the drafter; None if it reads none."""
+        self.users_cache = self.model_kwargs.pop("past_key_values", None)
+        """The cache that `generate` was given or has made, and returns."""
+        self.cache = TreeCache(
+            model.config.get_text_config(decoder=True).num_hidden_layers,
+            sequences.batch_size,
+            sequences.device,
+            capacity=self._first_capacity(num_nodes),
+            storage=None
+            if loans is None
+            else loans.store(model, sequences.batch_size, self._last_capacity(num_nodes)),
+        )
+        if self.was_given_a_cache:
+            self.cache.load(self.users_cache)
+
+    @contextmanager
+    def watched(self, boundaries: list[int]) -> Iterator[Features]:
+        """Records hidden states of this call's forwards, replayed CUDA graphs included; see `watch_features`."""
+        with watch_features(self.model, boundaries, lambda: self.is_running) as self.features:
+            yield self.features
+
+    # ------------------------------------------------------------------------------------------------------- prefill
+
+    def prefill(self) -> ModelOutput:
+        """Forwards the whole prompt, as plain `generate` does; logits are those of its last position at least."""
+        if self.cache.storage is not None:
+            before = self.cache.lengths
+            self.cache.set_lengths([self._prompt_slots()] * self.sequences.batch_size)
+            self._begin_steps()
+            if can_read_in_pieces(self):
+                with self._running():
+                    return read_in_pieces(self)
+            self.cache.set_lengths(before)
+        with self._running():
+            outputs = self.model._prefill(
+                self.sequences.columns(self.sequences.prompt_length).contiguous(),
+                self._config_of_prefill(),
+                self.model_kwargs | {"past_key_values": self.cache} | self._logits_of_prefill(),
+            )
+        self.cache.adopt_prefill()
+        if self.cache.lengths[0] == 0:
+            raise ValueError(
+                f"`assistant_model`: the target {type(self.model).__name__} has read the prompt past the cache that "
+                "it was given, as some do behind a length at which their rotary embedding changes. Call `generate` "
+                "without `assistant_model`."
+            )
+        self._begin_steps()
+        return outputs
+
+    def _begin_steps(self) -> None:
+        """Builds the `TreeForward` that runs the steps after the prompt."""
+        # Slots before the prompt's tokens: of a cache that was passed without its tokens, or of `inputs_embeds`.
+        self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
+        self.forward = TreeForward(
+            self.model,
+            self.cache,
+            self.visible,
+            self._position_shift(),
+            model_kwargs=self._kwargs_of_steps(),
+            prepares_inputs=True,
+            features=self.features,
+        )
+
+    def _config_of_prefill(self) -> GenerationConfig:
+        """
+        The generation config of the prefill: the call's, but without chunks after a filled cache before transformers
+        5.23, which forwards these wrongly.
+        """
+        config = self.generation_config
+        if config.prefill_chunk_size is None or self.cache.get_seq_length() == 0 or _CHUNKS_BEHIND_A_CACHE:
+            return config
+        config = copy.copy(config)
+        config.prefill_chunk_size = None
+        return config
+
+    def _logits_of_prefill(self) -> dict[str, Any]:
+        """
+        Arguments of the prefill for a target whose last layers share K/V: they must run at all positions if a drafter
+        reads hidden states, and for flash attention, whose masks the model cannot shorten.
+        """
+        if not shares_kv(self.model):
+            return {}
+        needs_all = self.features is not None or implementation_of(self.model) not in ("eager", "sdpa")
+        return keeping_one_logit(self.model) if needs_all else {}
+
+    @property
+    def was_given_a_cache(self) -> bool:
+        """Whether `generate` was given a cache, rather than having made its own."""
+        return getattr(self.users_cache, "_is_user_defined", False)
+
+    def _first_capacity(self, num_nodes: int) -> int:
+        """Slots for the prompt, the tree, and a first stretch of new text (or all of it, if it is shorter)."""
+        prompt = self._prompt_slots()
+        stretch = max(prompt, 256)
+        if self.sequences.max_length is not None:
+            stretch = min(stretch, max(self.sequences.max_length - self.sequences.prompt_length, 0))
+        return prompt + stretch + num_nodes + 1
+
+    def _last_capacity(self, num_nodes: int) -> int:
+        """Slots for the prompt, the tree, and all new text; `_UNKNOWN_STRETCH` tokens if it has no maximum length."""
+        if self.sequences.max_length is None:
+            return self._prompt_slots() + _UNKNOWN_STRETCH + num_nodes + 1
+        new_tokens = max(self.sequences.max_length - self.sequences.prompt_length, 0)
+        return self._prompt_slots() + new_tokens + num_nodes + 1
+
+    def _prompt_slots(self) -> int:
+        embeds = self.model_kwargs.get("inputs_embeds")
+        past = self.users_cache.get_seq_length() if self.was_given_a_cache else 0
+        return past + max(self.sequences.prompt_length, 0 if embeds is None else embeds.shape[1])
+
+    def _position_shift(self) -> torch.Tensor:
+        """Position of a token minus its slot, `[…, batch]`, from what `generate` gave the prompt."""
+        positions = self.model_kwargs.get("position_ids")
+        slots = self.cache.lengths[0]
+        if positions is not None:
+            return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], self.sequences.batch_size)
+        if self.visible is not None:
+            return self.visible.sum(dim=1) - slots
+        return torch.zeros(self.sequences.batch_size, dtype=torch.long, device=self.sequences.device)
+
+    def _kwargs_of_steps(self) -> dict[str, Any]:
+        """The call's keyword arguments that every forward after the prefill gets, too."""
+        not_passed = ("attention_mask", "position_ids", "inputs_embeds", "logits_to_keep", "use_cache")
+        return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def score(self, draft: DraftTree) -> ModelOutput:
+        """Forwards the root and all draft nodes at once: logits `[batch, nodes + 1, vocab]`."""
+        topology = draft.topology
+        position_depths = None if draft.valid is None else topology.depths * draft.counting()
+        tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
+        with self._running():
+            return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
+
+    @contextmanager
+    def recorded_features(self, for_compiler: bool = False) -> Iterator[Features | None]:
+        """
+        Records hidden states of this call's forwards inside the context, apart from earlier ones, where these forwards
+        do not go through `score`. Yields the `Features`, or None if the drafter reads none; see `Features.recorded`.
+        """
+        with self._running(), nullcontext() if self.features is None else self.features.recorded(for_compiler):
+            yield self.features
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        """Commits the root and an accepted path for every row; see `TreeCache.keep`."""
+        self.cache.keep(paths)
+
+    # -------------------------------------------------------------------------------------------- the cache at the end
+
+    def hand_back(self, length: int, may_forward: bool) -> None:
+        """
+        Fills the cache that `generate` returns with K/V for all but the last of `length` tokens per row. Rows that
+        finished early get K/V of their padding, which plain `generate` would have forwarded too, unless `may_forward`
+        is False: other ranks would not join that forward.
+        """
+        wanted = self.slots_before + length - 1
+        # K/V past the end of a finished row belong to tokens that were dropped.
+        ends = [self.slots_before + end for end in self.sequences.lengths]
+        lengths = [min(cached, end, wanted) for cached, end in zip(self.cache.lengths, ends, strict=True)]
+        if min(lengths) < wanted and may_forward:
+            self._forward_padding(lengths, length)
+        self.cache.set_lengths([wanted] * len(lengths))
+        self.cache.store(self.users_cache, wanted)
+
+    def _forward_padding(self, lengths: list[int], length: int) -> None:
+        self.cache.set_lengths(lengths)
+        device = self.sequences.device
+        most = self.slots_before + length - 1 - min(lengths)
+        starts = torch.tensor(lengths, device=device)[:, None] - self.slots_before
+        positions = (starts + torch.arange(most, device=device)).clamp(max=length - 1)
+        self.forward(self.sequences.gather(positions), *causal_chain(most, device))

@@ -1,0 +1,371 @@
+"""
+Forwards replayed from graphs, with a stand-in for CUDA's: it runs the captured function again, on the graph's own
+tensors, and writes into the tensors that the capture gave. What it shows is that nothing else is read from step to
+step; `test_cuda.py` runs real ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.goldens import trained_prompts, trained_target
+from support.graphs import ReadFromOutside, StandIn, install_stand_in
+from support.heads import tiny_head, trained_head
+from support.models import FAMILIES, noisy_copy, prompts, tiny_model
+
+import hf_specdec
+from hf_specdec import graphs
+from hf_specdec.attention import supports_switching
+from hf_specdec.attention.kernel import first_slots_of
+from hf_specdec.forwards.features import watch_features
+from hf_specdec.generation import loop
+
+
+TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
+DYNAMIC = hf_specdec.DynamicTree(depth=3, top_k=3, num_nodes=9)
+
+
+def graphed(tree: Any) -> dict[str, Any]:
+    """The options of a call with graphs."""
+    return {"speculative_config": hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)}
+
+
+@pytest.fixture(params=[False, True], ids=["masks", "kernel"])
+def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Once with masks, once with the kernel, of which the CPU has a plain version."""
+    monkeypatch.setattr(loop, "run_device_steps", lambda call: False)  # has tests of its own
+    return install_stand_in(monkeypatch, with_kernel=request.param)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
+    """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
+    target = tiny_model(family)
+    if not supports_switching(target):
+        pytest.skip("does not attend through the interface")
+    draft = noisy_copy(target, 0.05)
+    for length, seed in ((9, 0), (6, 1), (13, 2)):
+        inputs = prompts(batch_size, length, padding=seed != 1, seed=seed)
+        plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(tree))
+        assert torch.equal(output, plain)
+        assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert stand_in.replays > 20 and stand_in.captures < 30
+    if target.config._attn_implementation == "sdpa":
+        assert (stand_in.attended > 0) is stand_in.has_kernel
+
+
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
+    """Features come from graphs as they come from hooks: the same drafts are accepted."""
+    target, head = trained_target(), trained_head()
+    prompt = torch.tensor([ids[:8] for ids in trained_prompts()["prompts"][:batch_size]])
+    found = []
+    for cuda_graphs in (False, True, True):
+        config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        output = target.generate(
+            prompt, max_new_tokens=40, do_sample=False, assistant_model=head, speculative_config=config
+        )
+        found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
+    assert found[0] == found[1] == found[2] and stand_in.replays > 20
+    assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+
+
+def test_what_a_graph_reads_is_kept(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph knows addresses alone: it does not keep what was made before it was captured, nor the function."""
+    captured: list[tuple[ReadFromOutside, Any]] = []
+
+    def record(run: Callable[[], list[torch.Tensor]], device: torch.device, pool: Any = None) -> Any:
+        run()
+        with ReadFromOutside() as reads:
+            tensors = [tensor.clone() for tensor in run()]
+        captured.append((reads, tensors))
+        return lambda: None, tensors  # of no use: what is generated does not count
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", record)
+    target = tiny_model()
+    draft = noisy_copy(target)
+    target.generate(**prompts(2, 9), max_new_tokens=20, do_sample=False, assistant_model=draft, **graphed(TREE))
+    gc.collect()
+    assert captured and all(reads.found for reads, _ in captured)
+    assert not [what for reads, _ in captured for what in reads.gone()]
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_the_same_prompt_again_and_again(kind: str, stand_in: StandIn) -> None:
+    """A forward that is replayed before any that is not finds its memory taken, and nobody takes it afterwards."""
+    target, prompt = trained_target(), torch.tensor([trained_prompts()["prompts"][0][:8]])
+    assistant = trained_head() if kind == "head" else noisy_copy(target, 0.02)
+    found = []
+    for number, tree in enumerate((TREE, TREE, TREE, DYNAMIC, TREE)):
+        for cuda_graphs in (False, True):
+            config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+            output = target.generate(
+                prompt, max_new_tokens=40, do_sample=False, assistant_model=assistant, speculative_config=config
+            )
+            found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
+        assert found[-1] == found[-2], number
+    assert stand_in.replays > 20
+
+
+def test_sampling_with_a_seed(stand_in: StandIn) -> None:
+    target = tiny_model(sharpness=1.5)
+    draft = noisy_copy(target, 0.3)
+    texts = []
+    for cuda_graphs in (False, True):
+        config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=cuda_graphs)
+        torch.manual_seed(5)
+        options = {"do_sample": True, "top_k": 0, "max_new_tokens": 50, "speculative_config": config}
+        texts.append(target.generate(**prompts(2, 9), **options, assistant_model=draft).tolist())
+    assert texts[0] == texts[1] and stand_in.replays > 10
+
+
+def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on the cache has memory of its own, and no graphs."""
+    monkeypatch.setattr("hf_specdec.generation.target.Target._last_capacity", lambda self, num_nodes: 20)
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    for batch_size in (1, 2):
+        inputs = prompts(batch_size, 9)
+        plain = target.generate(**inputs, max_new_tokens=60, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=60, do_sample=False, assistant_model=draft, **graphed(TREE))
+        assert torch.equal(output, plain)
+    assert stand_in.replays > 0
+
+
+def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning; the text is right, and later calls go without."""
+
+    def fails(run: Callable, device: torch.device, pool: Any = None) -> Any:
+        run()
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", fails)
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    plain = target.generate(**prompts(2, 9), max_new_tokens=30, do_sample=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            output = target.generate(
+                **prompts(2, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
+            )
+            assert torch.equal(output, plain)
+    messages = [str(warning.message) for warning in caught if "CUDA graph" in str(warning.message)]
+    assert len(messages) == 2  # target and draft
+    assert messages[0].endswith("operation not permitted when stream is capturing")
+
+
+def test_a_capture_that_runs_out_of_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its end fails, too. (What runs it on a device is made up here.)"""
+    emptied: list[None] = []
+    runs: list[str] = []
+
+    class Graph:
+        begun = 0
+
+        def capture_begin(self, *pool: Any) -> None:
+            Graph.begun += 1
+
+        def capture_end(self) -> None:
+            if Graph.begun == 1:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+        def replay(self) -> None:
+            runs.append("replay")
+
+    def run() -> list[torch.Tensor]:
+        runs.append("run")
+        if Graph.begun == 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return []
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"CUDAGraph": Graph, "Stream": lambda device: stream, "current_stream": lambda device: stream}
+    fakes |= {"stream": lambda one: nullcontext(), "synchronize": lambda device: None}
+    for name, fake in (fakes | {"empty_cache": lambda: emptied.append(None)}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    replay, _ = graphs.record_cuda_graph(run, torch.device("cuda"))
+    replay()
+    assert runs == ["run", "run", "run", "replay"] and len(emptied) == 1
+
+
+def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Keeps no function.
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device, pool=None: (lambda: None, run()))
+    target = tiny_model()
+    head = tiny_head(target)
+    target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=head, **graphed(TREE))
+    stores = [
+        weakref.ref(store) for model in (target, head) for store in graphs.stores._shelves[model].stores.values()
+    ]
+    assert len(stores) == 2 and any(store()._graphs for store in stores)
+    del target, head
+    gc.collect()
+    assert all(store() is None for store in stores)
+
+
+def test_few_stores_are_kept(stand_in: StandIn) -> None:
+    target = tiny_model()
+    for length in (9, 140, 9):
+        for batch_size in (1, 2, 3):
+            inputs = prompts(batch_size, length)
+            ngrams = hf_specdec.NgramDraft(3, 1)
+            target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=ngrams, **graphed(TREE))
+    stores = graphs.stores._shelves[target].stores
+    assert len(stores) == graphs.stores.STORES_PER_MODEL and not graphs.stores._shelves[target].lent
+    assert all((batch_size, 128, False) in stores for batch_size in (1, 2, 3))  # the ones used last
+
+
+def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
+    target, other = tiny_model(), tiny_model(seed=1)
+    draft = noisy_copy(target, 0.05)
+    for _ in range(2):
+        inputs = prompts(1, 9)
+        plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE))
+        assert torch.equal(output, plain)
+        captured, first = stand_in.captures, graphs.stores._shelves[target].stores
+        for parameter, new in zip(target.parameters(), other.parameters(), strict=True):
+            parameter.data = new.data  # as loading or merging adapters may do
+    assert captured > 0 and graphs.stores._shelves[target].stores is first
+
+
+def test_models_with_hooks_are_refused(stand_in: StandIn) -> None:
+    """A graph would pass by them."""
+    target = tiny_model()
+    target.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="cuda_graphs=True.*has forward hooks"):
+        target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.05), **graphed(TREE))
+
+
+def test_two_threads_on_one_model(stand_in: StandIn) -> None:
+    """The second finds the store lent, and goes without."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    inputs = [prompts(1, 9, seed=seed) for seed in range(4)]
+    expected = [target.generate(**one, max_new_tokens=40, do_sample=False).tolist() for one in inputs]
+    found: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            output = target.generate(
+                **inputs[number], max_new_tokens=40, do_sample=False, assistant_model=draft, **graphed(TREE)
+            )
+            found[number] = found.get(number, []) + [output.tolist()]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found[number] == [expected[number]] * 3 for number in range(4))
+
+
+def test_auto_takes_what_can_be_captured(stand_in: StandIn) -> None:
+    """And goes without, and without a word, where hooks of the user's would be passed by."""
+    target, inputs = tiny_model(), prompts(1, 9)
+    draft, config = noisy_copy(target, 0.05), hf_specdec.SpeculativeConfig(tree=TREE)
+    options = {"max_new_tokens": 20, "do_sample": False, "speculative_config": config}
+    plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+    handle = target.get_decoder().register_forward_hook(lambda *args: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(plain, target.generate(**inputs, assistant_model=draft, **options))
+    assert stand_in.replays > 0
+    before = stand_in.replays
+    assert torch.equal(plain, target.generate(**inputs, assistant_model=hf_specdec.NgramDraft(), **options))
+    assert stand_in.replays == before
+    handle.remove()
+    assert torch.equal(plain, target.generate(**inputs, assistant_model=hf_specdec.NgramDraft(), **options))
+    assert stand_in.replays > before
+
+
+def test_demanding_graphs_where_there_are_none() -> None:
+    target = tiny_model()
+    config = hf_specdec.SpeculativeConfig(tree=TREE, cuda_graphs=True)
+    with pytest.raises(ValueError, match="`cuda_graphs=True`: LlamaForCausalLM runs on cpu"):
+        target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.1), speculative_config=config)
+
+
+def test_padding_that_is_not_on_the_left_has_masks() -> None:
+    visible = torch.tensor([[False, True, True], [True, True, True]])
+    assert first_slots_of(visible).tolist() == [1, 0]
+    assert first_slots_of(torch.tensor([[False, True, False]])) is None
+
+
+def test_inference_mode_before_and_after(stand_in: StandIn) -> None:
+    """Tensors that were made in an inference mode cannot be written outside of one."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    plain = target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False)
+    for mode in (True, False, True, False):
+        with torch.inference_mode(mode):
+            output = target.generate(
+                **prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
+            )
+        assert torch.equal(output, plain)
+    assert len(graphs.stores._shelves[target].stores) == 2
+
+
+def test_adapters_that_are_switched_off(stand_in: StandIn) -> None:
+    """The graph of a model with an adapter is not that of the model without."""
+    peft = pytest.importorskip("peft", reason="adapters need peft")
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    adapted = peft.get_peft_model(target, peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    inner = adapted.get_base_model()
+    with_adapter = graphs.fingerprint_of(inner)
+    with adapted.disable_adapter():
+        assert graphs.fingerprint_of(inner) != with_adapter
+    assert graphs.fingerprint_of(inner) == with_adapter
+    plain = adapted.generate(**prompts(1, 9), max_new_tokens=20, do_sample=False)
+    options = {"max_new_tokens": 20, "do_sample": False, "assistant_model": draft, **graphed(TREE)}
+    assert torch.equal(adapted.generate(**prompts(1, 9), **options), plain)
+
+
+def test_hooks_that_transformers_leaves(stand_in: StandIn) -> None:
+    """Whoever has asked for hidden states once has hooks that do nothing otherwise."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    target(**prompts(1, 9), output_hidden_states=True)
+    assert any(module._forward_hooks for module in target.modules())
+    for returns in (False, True):
+        options = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}
+        options["output_hidden_states"] = returns
+        plain = target.generate(**prompts(1, 9), **options)
+        output = target.generate(**prompts(1, 9), **options, assistant_model=draft, **graphed(TREE))
+        assert torch.equal(output.sequences, plain.sequences)
+        assert (output.hidden_states is None) is not returns
+
+
+def test_heads_of_other_threads_watch_the_same_target(stand_in: StandIn) -> None:
+    """Their hooks are ours, and no obstacle."""
+    target, head = trained_target(), trained_head()
+    with watch_features(target, [1, 2]):
+        prompt = torch.tensor([trained_prompts()["prompts"][0][:8]])
+        target.generate(prompt, max_new_tokens=8, do_sample=False, assistant_model=head, **graphed(TREE))
+
+
+def test_soft_caps_are_left_out_where_sdpa_leaves_them_out(stand_in: StandIn) -> None:
+    """transformers 5.17 lets Gemma 2 attend by "sdpa", which has no soft-capping."""
+    target = tiny_model("gemma2", attn_logit_softcapping=0.05)
+    draft = noisy_copy(target, 0.05)
+    plain = target.generate(**prompts(1, 9), max_new_tokens=30, do_sample=False)
+    output = target.generate(
+        **prompts(1, 9), max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(TREE)
+    )
+    assert torch.equal(output, plain)
