@@ -8,7 +8,7 @@ Attention over the nodes of a tree.
 - `grouped`: grouped-query attention with a mask, elsewhere.
 """
 
-from .context import TreeContext, mask_values
+from .context import AttentionContext, TreeContext, mask_values
 from .registered import layer_window, register, tree_attention, tree_attention_mask
 from .switch import (
     NAME,
@@ -22,6 +22,7 @@ from .switch import (
 
 __all__ = [
     "NAME",
+    "AttentionContext",
     "TreeContext",
     "implementation_of",
     "is_exact",

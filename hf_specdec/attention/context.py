@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from .kernel import NODES_PER_WORD, KernelInputs
+
+
+class AttentionContext(Protocol):
+    """What attention layers read in a forward over a tree: a `TreeContext`, or that of a captured forward."""
+
+    was_used: bool
+    """Whether an attention layer has read the context."""
+
+    @property
+    def uses_kernel(self) -> bool:
+        """Whether layers attend with the tree-attention kernel."""
+
+    @property
+    def kernel_inputs(self) -> KernelInputs | None:
+        """The tree-attention kernel's arguments; None where layers attend with a mask."""
+
+    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+        """The additive mask `[1 or batch, 1, queries, slots]`, of a layer with this sliding window."""
+
+    def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The mask that the model itself is given."""
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .context import TreeContext
+from .context import AttentionContext
 from .grouped import grouped_attention
 from .switch import NAME, previous_implementation
 
@@ -28,7 +28,7 @@ def tree_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    tree_context: TreeContext | None = None,
+    tree_context: AttentionContext | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """

@@ -21,7 +21,7 @@ NOTHING_TO_CHOOSE = (
 
 class RowDistributions:
     """
-    The target's distribution p at the nodes of a step, as verifiers read it (see `TargetDistribution`). Processors run
+    The target's distribution p at the nodes of a step, as verifiers read it (see `Distribution`). Processors run
     only at the nodes where walks stand, with each request's own history; requests with equal processors that read only
     the scores share a call. An accepted token is appended to its request at once, so that criteria and processors are
     called in turn, as in plain `generate`. A request fails, without the others, if its processors or criteria raise,

@@ -20,11 +20,9 @@ from ..ranks import Ranks
 from ..trees import DraftTree
 from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .blocks import BlockPool
-from .device_steps import DeviceSteps, Outcome, Reading
+from .device_steps import DeviceSteps, LaunchedPrompts, Outcome
 from .distribution import NAN_LOGITS, RowDistributions
-from .draft_temperatures import DraftTemperatures
-from .joining import join_drafts
-from .model_drafting import drafting_of
+from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy
 from .request import Request
 from .scheduler import Chunk, Scheduler
@@ -135,7 +133,7 @@ class Engine:
 
     def _read_prompts(self) -> Iterator[list[Request]]:
         """Runs the step's prefill chunks. Yields requests whose prefill has ended, each with its first new token."""
-        launched: list[Reading] = []
+        launched: list[LaunchedPrompts] = []
         for chunk in self.scheduler.chunks():
             self._last_end = None
             with self.metrics.phase("prefill"):
@@ -171,13 +169,13 @@ class Engine:
             self._soil_failed(begun)
         return begun
 
-    def _launched(self, chunk: Chunk, report: torch.Tensor) -> list[Reading]:
-        """Takes note of a chunk launched on the device. Returns its `Reading`, or nothing if no prefill ends in it."""
+    def _launched(self, chunk: Chunk, report: torch.Tensor) -> list[LaunchedPrompts]:
+        """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""
         self.num_tokens_read += sum(chunk.counts)
         rows = self.scheduler.read(chunk.requests)
-        return [Reading([chunk.requests[row] for row in rows], rows, report)] if rows else []
+        return [LaunchedPrompts([chunk.requests[row] for row in rows], rows, report)] if rows else []
 
-    def _begin(self, launched: list[Reading]) -> list[Request]:
+    def _begin(self, launched: list[LaunchedPrompts]) -> list[Request]:
         """Gives requests whose prefill on the device has ended their first new token, and returns these requests."""
         for reading in launched:
             self._append_all(reading.requests, reading.walk())
@@ -315,7 +313,7 @@ class Engine:
     def _accept(
         self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
     ) -> Walk:
-        distributions: Any = RowDistributions(requests, logits, self.ranks.agree)
+        distributions = RowDistributions(requests, logits, self.ranks.agree)
         spoiled = self._spoiled_rows(requests, draft, logits)
         self._spare([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled

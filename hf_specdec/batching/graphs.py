@@ -106,7 +106,7 @@ class PagedGraphs:
         )
         if not can_run:
             return None
-        size = Size.of(forward, nodes, context)
+        size = ForwardSize.of(forward, nodes, context)
         features = forward.features
         key = (forward.key, size, _key_of(nodes), None if features is None else features.boundaries)
         captured = self._graphs.get(key)
@@ -131,11 +131,11 @@ class PagedGraphs:
         warn_of_failed_capture(self.model, error)
 
 
-class Size(tuple[int, int, int, int]):
+class ForwardSize(tuple[int, int, int, int]):
     """Size of a graph: rows, queries per row, nodes per row, blocks per block table."""
 
     @classmethod
-    def of(cls, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> Size:
+    def of(cls, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ForwardSize:
         """The smallest size that has room for a forward."""
         batch, queries = nodes.tokens.shape
         # With `logits_to_keep`, the last queries must be real ones and not padding.
@@ -173,11 +173,13 @@ class PagedForward:
     Args:
         forward (`TreeForward`): the forward, over a `PagedCache`.
         nodes (`NodeInputs`), context (`TreeContext`): inputs of the present step, with which the graph is captured.
-        size (`Size`): rows, queries, nodes and blocks for which the graph has room.
+        size (`ForwardSize`): rows, queries, nodes and blocks for which the graph has room.
         record (`Callable`): captures a function, see `record_cuda_graph`.
     """
 
-    def __init__(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, size: Size, record: Record):
+    def __init__(
+        self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, size: ForwardSize, record: Record
+    ):
         rows, queries, num_nodes, num_blocks = size
         self._queries, device = queries, forward.device
         window: Any = forward.cache.write_window
@@ -264,6 +266,10 @@ class PaddedContext:
         placeholder = torch.zeros(1, 1, 1, 1, dtype=dtype, device=kernel_inputs.lengths.device)
         self._mask = placeholder.expand(rows, 1, queries, num_slots)
 
+    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+        """A mask of the right shape without content, which the kernel does not read."""
+        return self._mask
+
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A mask of the right shape without content, in place of `TreeContext.model_mask`."""
+        """`mask`, since no layer reads it."""
         return self._mask

@@ -166,6 +166,19 @@ class SpeculativeBatchingManager:
         else:
             self._loop.start()
 
+    def run_here(self, take: Callable[[list[Output]], None]) -> None:
+        """
+        Runs all added requests to their end in the calling thread, and passes the results of each step to `take`.
+
+        Raises:
+            RuntimeError: if the manager is running.
+        """
+        self.listen(take)
+        try:
+            self._loop.run_here()
+        finally:
+            self._loop.results.clear()
+
     def stop(
         self,
         block: bool = True,
@@ -220,7 +233,7 @@ class SpeculativeBatchingManager:
         finally:
             self._loop.pauses.end()
 
-    def _serves(
+    def serves(
         self,
         assistant_model: Any,
         speculative_config: SpeculativeConfig | None,
@@ -240,7 +253,7 @@ class SpeculativeBatchingManager:
         places = [(model.dtype, execution_device(model)) for model in models]
         return [self.model.get_input_embeddings().num_embeddings, *places]
 
-    def _renew(self, generation_config: GenerationConfig | None) -> None:
+    def renew(self, generation_config: GenerationConfig | None) -> None:
         """
         Prepares a kept manager for another call: sets its default options, and drops results that were not read and
         draft temperatures that earlier calls have learnt, so that a seed reproduces the call.
@@ -333,14 +346,14 @@ class SpeculativeBatchingManager:
         self._check_ranks()
         self._loop.check_open()
         self._check_queue(len(inputs))
-        return self._add_all(
+        return self.add_all(
             inputs,
             {"max_new_tokens": max_new_tokens} | options,
             streaming=streaming,
             record_timestamps=record_timestamps,
         )
 
-    def _add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
+    def add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
         """Adds requests as `add_requests` does, but without a limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         requests = [

@@ -48,8 +48,8 @@ def _make_manager(
     kept = let_go(model)  # removed first, so that no other thread takes it
     if kept is not None:
         try:
-            if kept._serves(assistant_model, config, continuous_batching_config):
-                kept._renew(generation_config)
+            if kept.serves(assistant_model, config, continuous_batching_config):
+                kept.renew(generation_config)
                 return kept
         except BaseException:
             keep(kept)  # a refused call changes nothing
@@ -124,7 +124,7 @@ def _generate_batch(
     # All requests are queued before the first step, so that `torch.manual_seed` reproduces the batch.
     streaming = options.pop("streaming", False)
     try:
-        names = manager._add_all(inputs, options, streaming=streaming, record_timestamps=record_timestamps)
+        names = manager.add_all(inputs, options, streaming=streaming, record_timestamps=record_timestamps)
     except BaseException:
         if manager.was_kept:
             keep(manager)  # a refused call changes nothing
@@ -138,11 +138,7 @@ def _generate_batch(
                     results[output.request_id] = output
                     bar.update()
 
-        manager.listen(take)
-        try:
-            manager._loop.run_here()
-        finally:
-            manager._loop.results.clear()
+        manager.run_here(take)
     fatal_error = manager.background_thread_status.fatal_error
     if fatal_error is not None:
         raise RuntimeError(f"A step has failed: {fatal_error}") from fatal_error

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import LogitsProcessorList
 
-from ..verification.processors import READS_SCORES_ONLY
+from ..verification.processor_kinds import READS_SCORES_ONLY
 
 
 def sharing_key(processors: LogitsProcessorList) -> Hashable:

@@ -11,15 +11,13 @@ from .request import Request
 
 class StepRows:
     """
-    The reading interface of `Sequences` over the requests of a single step.
+    The requests of a single step as `Rows`, which drafters read.
 
     Args:
         requests (`list[Request]`): the rows.
         device (`torch.device`): device of the tokens.
         starts (`list[int]`): position of the first token of every row that the drafter will read.
     """
-
-    visible = None
 
     def __init__(self, requests: Sequence[Request], device: torch.device, starts: Sequence[int]):
         self.requests, self.device = requests, device

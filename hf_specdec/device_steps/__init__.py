@@ -7,10 +7,12 @@ walk, the commit, and the draft's catching up.
 - `drawing`: the distribution from which children are drawn.
 - `verdicts`: the walk: greedy, by draws from p, or by rejection.
 - `step`: the parts in order, captured once and replayed for other calls.
-- `loop`: the host's part: which calls run like this, launching steps, reading their reports one step behind.
+- `captures`: which calls run like this, and the captured step that a call gets.
+- `loop`: the host's part: launching steps, reading their reports one step behind.
 """
 
-from .loop import any_number_of_shapes, run_device_steps
+from .captures import any_number_of_shapes
+from .loop import run_device_steps
 
 
 __all__ = ["any_number_of_shapes", "run_device_steps"]

@@ -16,7 +16,7 @@ from ..drafters.growth import Warp, grow, held_levels
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
 from ..trees import DraftTree, DynamicTree, TokenTree
-from .rows import Rows
+from .rows import DeviceRows
 
 
 class Padding:
@@ -88,21 +88,21 @@ class DevicePart(ABC):
         self.padding.load(drafter.forward)
         self.root_logits.copy_(drafter.root_logits)
 
-    def room(self, drafter: Any, rows: Rows) -> torch.Tensor:
+    def room(self, drafter: Any, rows: DeviceRows) -> torch.Tensor:
         """Levels of draft tokens that each row can use, `[batch]` int64."""
         return rows.room()
 
     @abstractmethod
-    def grow(self, drafter: Any, rows: Rows, warp: Warp | None) -> DraftTree:
+    def grow(self, drafter: Any, rows: DeviceRows, warp: Warp | None) -> DraftTree:
         """Grows the tree below the roots; `warp` makes the scores of q if children are drawn, see `growth.grow`."""
 
     @abstractmethod
-    def catch_up(self, drafter: Any, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None) -> None:
+    def catch_up(self, drafter: Any, rows: DeviceRows, lengths: torch.Tensor, features: torch.Tensor | None) -> None:
         """
         Forwards the tokens that a step has appended.
 
         Args:
-            rows (`Rows`): state of the rows after the step.
+            rows (`DeviceRows`): state of the rows after the step.
             lengths (`torch.Tensor` of shape `[batch]`, int64): tokens of every row before the step.
             features (`torch.Tensor` of shape `[batch, depth + 1, size]`, *optional*): the target's features of the
                 root and the accepted nodes.
@@ -112,19 +112,19 @@ class DevicePart(ABC):
 class ModelPart(DevicePart):
     """A draft model's part of a step; its cache holds all tokens, the root included."""
 
-    def room(self, drafter: DraftModelDrafter, rows: Rows) -> torch.Tensor:
+    def room(self, drafter: DraftModelDrafter, rows: DeviceRows) -> torch.Tensor:
         """Levels of draft tokens that each row can use, also within the positions that the draft model knows."""
         room = super().room(drafter, rows)
         if drafter.max_positions is None:
             return room
         return torch.minimum(room, drafter.max_positions - rows.lengths - self.padding.position_shift)
 
-    def grow(self, drafter: DraftModelDrafter, rows: Rows, warp: Warp | None) -> DraftTree:
+    def grow(self, drafter: DraftModelDrafter, rows: DeviceRows, warp: Warp | None) -> DraftTree:
         self.cache.at(rows.lengths)
         return grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
 
     def catch_up(
-        self, drafter: DraftModelDrafter, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None
+        self, drafter: DraftModelDrafter, rows: DeviceRows, lengths: torch.Tensor, features: torch.Tensor | None
     ) -> None:
         tokens = rows.behind(lengths, self.tree.depth + 1)
         self.cache.at(lengths)
@@ -148,14 +148,14 @@ class HeadPart(DevicePart):
         self.root_states.copy_(drafter.root_states)
         self.behind.fill_(1 + drafter.first)
 
-    def grow(self, drafter: EagleDrafter, rows: Rows, warp: Warp | None) -> DraftTree:
+    def grow(self, drafter: EagleDrafter, rows: DeviceRows, warp: Warp | None) -> DraftTree:
         drafter.states = self.root_states
         self.cache.at(rows.lengths - self.behind)
         draft = grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
 
     def catch_up(
-        self, drafter: EagleDrafter, rows: Rows, lengths: torch.Tensor, features: torch.Tensor | None
+        self, drafter: EagleDrafter, rows: DeviceRows, lengths: torch.Tensor, features: torch.Tensor | None
     ) -> None:
         assert features is not None  # a head's call always records features
         tokens = rows.behind(lengths, self.tree.depth + 1)

@@ -10,7 +10,7 @@ from ..verification import new_tokens
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class DeviceRows:
     """
     State of the rows of a call, on the device.
 
@@ -81,7 +81,7 @@ class Rows:
         return [getattr(self, one.name) for one in fields(self)]
 
     @classmethod
-    def of(cls, batch_size: int, capacity: int, end_tokens: list[int], width: int, device: torch.device) -> Rows:
+    def of(cls, batch_size: int, capacity: int, end_tokens: list[int], width: int, device: torch.device) -> DeviceRows:
         """Zeroed state for the rows of any call of this size, with `width` columns in the report."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:

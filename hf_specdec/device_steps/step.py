@@ -13,12 +13,13 @@ from ..trees import DynamicTree, TokenTree
 from ..verification import DraftTemperature, rows_with_nan
 from .drafts import PARTS, Padding
 from .drawing import Drawing
-from .rows import Rows
+from .rows import DeviceRows
 from .verdicts import SPOILED, Verdict, Warpers
 
 
 if TYPE_CHECKING:
     from ..drafters import Drafter
+    from ..forwards.tree_forward import TreeForward
     from ..generation.sequences import Sequences
     from ..generation.target import Target
 
@@ -33,11 +34,6 @@ class DeviceStep:
         kind (`str`): kind of the `Verdict`.
         draws (`bool`): whether children are drawn.
         tree (`TokenTree` or `DynamicTree`): tree of every step.
-        compiles (`bool`): whether forwards are compiled first.
-        record (`Callable`): function that captures another one, see `record_cuda_graph`.
-
-    Raises:
-        RuntimeError: if the step cannot be captured.
     """
 
     def __init__(
@@ -49,12 +45,10 @@ class DeviceStep:
         kind: Literal["greedy", "target", "rejection"],
         draws: bool,
         tree: TokenTree | DynamicTree,
-        compiles: bool,
-        record: Record,
     ):
         device, batch_size = target.forward.device, sequences.batch_size
         width = 2 + tree.depth + 1 + (len(DraftTemperature.GRID) if draws else 0)
-        self.rows = Rows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), width, device)
+        self.rows = DeviceRows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), width, device)
         values = warpers.tensors(batch_size, device)
         self.tree_depth, self.drawing = tree.depth, None
         if draws:
@@ -65,50 +59,70 @@ class DeviceStep:
         self.compactions = Compaction.of(target.cache.layers)
         self.load(target, drafter, sequences, warpers)
 
+    def capture(self, target: Target, drafter: Drafter, compiles: bool, record: Record) -> None:
+        """
+        Captures the step, over the state of the call with which it was made; `replay` then runs it.
+
+        Args:
+            target (`Target`), drafter (`Drafter`): of that call; not kept.
+            compiles (`bool`): whether forwards are compiled first.
+            record (`Callable`): function that captures another one, see `record_cuda_graph`.
+
+        Raises:
+            RuntimeError: if the step cannot be captured.
+        """
         cache, bound = DeviceCache(target.cache), self.part.bind(drafter)
         forward = self.padding.of(target.forward, cache)
         forward.compiles = bound.forward.compiles = compiles
-
-        def run() -> list[torch.Tensor]:
-            rows, part = self.rows, self.part
-            lengths = rows.lengths.clone()
-            draft = part.grow(bound, rows, None if self.drawing is None else self.drawing.warp)
-            topology = draft.topology
-            tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
-            counts = draft.counting(part.room(bound, rows))
-            depths = topology.depths * counts
-            cache.at(lengths - 1)
-            features = None
-            with target.recorded_features(compiles) as watched:
-                logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
-                if watched is not None:
-                    features = watched.take(device, logits.dtype)
-            path, accepted, next_tokens = self.verdict.walk(
-                logits,
-                tokens.masked_fill(~counts, -1),
-                draft,
-                max_depth=tree.depth,
-                end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
-                active=rows.active,
-            )
-            is_spoiled = rows_with_nan(logits) & rows.active
-            accepted = torch.where(is_spoiled, -1, accepted)
-            for compaction in self.compactions:
-                compaction(lengths - 1, path, accepted)
-            drafted = counts[:, 1:].expand(batch_size, -1).sum(dim=1)
-            new = rows.commit(tokens.gather(1, path), accepted, next_tokens)
-            if features is not None:
-                features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
-            part.catch_up(bound, rows, lengths, features)
-            accepted = torch.where(is_spoiled, SPOILED, self.verdict.checked(logits, path, accepted))
-            report = [accepted[:, None], drafted[:, None], new]
-            if self.drawing is not None:
-                report.append(self.drawing.reported_overlaps(logits[:, 0], draft))
-            rows.report.copy_(torch.cat(report, dim=1))
-            return [rows.report]
-
+        device = target.forward.device
         with random_state_kept(device):  # capturing runs a step first, whose K/V lies behind the committed slots
-            self.replay, _ = record(run, device)
+            self.replay, _ = record(lambda: self._run(target, bound, forward, cache), device)
+
+    def _run(self, target: Target, bound: Any, forward: TreeForward, cache: DeviceCache) -> list[torch.Tensor]:
+        """
+        The function that is captured: draft, forward, walk, commit, and the draft's catching up. Returns the report.
+
+        Args:
+            target (`Target`): records hidden states.
+            bound (`Drafter`), forward (`TreeForward`), cache (`DeviceCache`): the draft, and the target's forward and
+                its cache, whose lengths only the device knows.
+        """
+        rows, part = self.rows, self.part
+        lengths = rows.lengths.clone()
+        draft = part.grow(bound, rows, None if self.drawing is None else self.drawing.warp)
+        topology = draft.topology
+        tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
+        counts = draft.counting(part.room(bound, rows))
+        depths = topology.depths * counts
+        cache.at(lengths - 1)
+        features = None
+        with target.recorded_features(forward.compiles) as watched:
+            logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
+            if watched is not None:
+                features = watched.take(forward.device, logits.dtype)
+        path, accepted, next_tokens = self.verdict.walk(
+            logits,
+            tokens.masked_fill(~counts, -1),
+            draft,
+            max_depth=self.tree_depth,
+            end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
+            active=rows.active,
+        )
+        is_spoiled = rows_with_nan(logits) & rows.active
+        accepted = torch.where(is_spoiled, -1, accepted)
+        for compaction in self.compactions:
+            compaction(lengths - 1, path, accepted)
+        drafted = counts[:, 1:].expand(len(lengths), -1).sum(dim=1)
+        new = rows.commit(tokens.gather(1, path), accepted, next_tokens)
+        if features is not None:
+            features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
+        part.catch_up(bound, rows, lengths, features)
+        accepted = torch.where(is_spoiled, SPOILED, self.verdict.checked(logits, path, accepted))
+        report = [accepted[:, None], drafted[:, None], new]
+        if self.drawing is not None:
+            report.append(self.drawing.reported_overlaps(logits[:, 0], draft))
+        rows.report.copy_(torch.cat(report, dim=1))
+        return [rows.report]
 
     def load(self, target: Target, drafter: Any, sequences: Sequences, warpers: Warpers) -> None:
         """Copies the state of a call that has done its prefill and whose drafter has caught up."""

@@ -9,7 +9,7 @@ from ..cache import TreeCache
 from ..forwards.models import execution_device, keeping_one_logit
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
-from ..generation.sequences import Sequences
+from ..generation.sequences import Rows, Sequences
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
@@ -91,7 +91,7 @@ class DraftModelDrafter(Drafter):
 
     # ------------------------------------------------------------------------------------------------------- propose
 
-    def propose(self, sequences: Sequences) -> DraftTree | None:
+    def propose(self, sequences: Rows) -> DraftTree | None:
         room = [self._room(sequences, row) for row in range(sequences.batch_size)]
         tree = self.tree_within(room)
         if tree is None:
@@ -100,7 +100,7 @@ class DraftModelDrafter(Drafter):
         draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
         return draft.to(sequences.device).within(room)
 
-    def _room(self, sequences: Sequences, row: int) -> int:
+    def _room(self, sequences: Rows, row: int) -> int:
         """Levels of draft tokens that a row can use, within its room and the positions that the draft model knows."""
         room = sequences.room(row)
         if self.max_positions is None:
@@ -108,7 +108,7 @@ class DraftModelDrafter(Drafter):
         shift = 0 if self._shift is None else self._shift[row]
         return min(room, self.max_positions - 1 - (sequences.lengths[row] - 1 + shift))
 
-    def catch_up(self, sequences: Sequences) -> None:
+    def catch_up(self, sequences: Rows) -> None:
         """
         Forwards the tokens of every row that are not yet cached, up to the root; keeps the root's logits,
         `[batch, vocab]`.

@@ -17,7 +17,7 @@ from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
 from ..forwards.pieces import WIDTHS
 from ..forwards.tree_forward import TreeForward
-from ..generation.sequences import Sequences
+from ..generation.sequences import Rows, Sequences
 from ..graphs import GraphStore
 from ..trees import DraftTree, DynamicTree, Tree, as_tree
 from .base import Drafter, DraftRequest
@@ -26,7 +26,7 @@ from .heads import Borrowed, OfCall, borrowed_lm_head, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..generation.target import Target
+    from ..forwards.features import WatchedTarget
 
 LONGEST_FORWARD = 512
 """Most rows of one forward of a head while it catches up: bounds its memory."""
@@ -121,7 +121,7 @@ class EagleDrafter(Drafter):
             self._lm_head = borrowed_lm_head(self.head, target)
 
     @contextmanager
-    def watching(self, target: Target) -> Iterator[None]:
+    def watching(self, target: WatchedTarget) -> Iterator[None]:
         num_layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
         boundaries = self.head.config.aux_boundaries(num_layers)
         with target.watched(boundaries) as self._features:
@@ -184,7 +184,7 @@ class EagleDrafter(Drafter):
 
     # ------------------------------------------------------------------------------------------------------- propose
 
-    def propose(self, sequences: Sequences) -> DraftTree | None:
+    def propose(self, sequences: Rows) -> DraftTree | None:
         room = [sequences.room(row) for row in range(sequences.batch_size)]
         tree = self.tree_within(room)
         if tree is None:
@@ -195,7 +195,7 @@ class EagleDrafter(Drafter):
         draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)
         return draft.to(sequences.device).within(room)
 
-    def propose_from(self, sequences: Sequences, features: torch.Tensor, counts: list[int]) -> DraftTree | None:
+    def propose_from(self, sequences: Rows, features: torch.Tensor, counts: list[int]) -> DraftTree | None:
         """
         `propose` for sequences whose features are kept elsewhere: `features` (`[batch, rows, feature_size]`), of which
         the first `counts` of every sequence have not been forwarded. Nothing is kept of them here. If it returns None,
@@ -206,7 +206,7 @@ class EagleDrafter(Drafter):
         self.sequences, self._waiting = None, []  # requests that are over are not kept alive
         return draft
 
-    def catch_up(self, sequences: Sequences) -> None:
+    def catch_up(self, sequences: Rows) -> None:
         """
         Forwards the rows whose features came in since the last call, and keeps hidden state and logits of every
         sequence's last row, which pairs the root's embedding with the feature before the root.

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..forwards.models import execution_device
-from ..generation.sequences import Sequences
+from ..generation.sequences import Rows, Sequences
 from ..medusa import MedusaHeads
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
@@ -20,7 +20,7 @@ from .heads import OfCall, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..generation.target import Target
+    from ..forwards.features import WatchedTarget
 
 
 class MedusaDrafter(Drafter):
@@ -82,7 +82,7 @@ class MedusaDrafter(Drafter):
         self.device = execution_device(self.heads)
 
     @contextmanager
-    def watching(self, target: Target) -> Iterator[None]:
+    def watching(self, target: WatchedTarget) -> Iterator[None]:
         with target.watched([]) as self._features:
             yield
 
@@ -103,7 +103,7 @@ class MedusaDrafter(Drafter):
             last = torch.where(kept, self._last, last)
         self._last = last
 
-    def propose(self, sequences: Sequences) -> DraftTree | None:
+    def propose(self, sequences: Rows) -> DraftTree | None:
         room = [sequences.room(row) for row in range(sequences.batch_size)]
         tree = self.tree_within(room)
         if tree is None:
@@ -114,7 +114,7 @@ class MedusaDrafter(Drafter):
             draft = self._grow(tree, max(room))
         return draft.to(sequences.device).within(room)
 
-    def propose_from(self, sequences: Sequences, last: torch.Tensor) -> DraftTree | None:
+    def propose_from(self, sequences: Rows, last: torch.Tensor) -> DraftTree | None:
         """`propose` for sequences whose last features, `[batch, hidden_size]`, are kept elsewhere."""
         self._last = last
         return self.propose(sequences)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..attention import TreeContext, implementation_of, needs_context, supports_switching
+from ..attention import AttentionContext, TreeContext, implementation_of, needs_context, supports_switching
 from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
 from ..cache import TreeCache
 from .compiling import compiled_layers, compiled_whole
 from .features import Features
 from .models import execution_device, forward_parameters, shares_kv
 from .node_inputs import NodeInputs
-
-
-if TYPE_CHECKING:
-    from ..graphs import StaticContext
 
 
 class TreeForward:
@@ -171,7 +167,7 @@ class TreeForward:
         outputs = None if cache.storage is None else cache.storage.run(self, nodes, context)
         return self.run(nodes, context) if outputs is None else outputs
 
-    def run(self, nodes: NodeInputs, context: TreeContext | StaticContext) -> ModelOutput:
+    def run(self, nodes: NodeInputs, context: AttentionContext) -> ModelOutput:
         """Runs the model's forward without CUDA graphs, after `write_nodes` of the cache."""
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
+
+
+class Rows(Protocol):
+    """
+    What a drafter reads of the rows for which it proposes: the `Sequences` of a call, or the `StepRows` of a step of
+    requests in flight.
+    """
+
+    batch_size: int
+    device: torch.device
+    lengths: list[int]
+    """Tokens of every row, prompt and root included."""
+
+    def room(self, row: int) -> int:
+        """Most draft tokens that a step of this row can accept: the bonus or recovered token takes the last place."""
+
+    def columns(self, length: int) -> torch.Tensor:
+        """The first `length` tokens of all rows, `[batch, length]`, int64."""
+
+    def gather(self, positions: torch.Tensor) -> torch.Tensor:
+        """The tokens at the given positions of every row, `[batch, positions]`, int64."""
 
 
 class Sequences:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils import ModelOutput
 
-from ..attention import TreeContext
+from ..attention import AttentionContext, TreeContext
 from ..cache import TreeCache, WriteWindow
 from .capturing import Record
 
@@ -67,13 +67,18 @@ class RecordedForward:
 
     Args:
         forward (`TreeForward`): the forward.
-        nodes (`NodeInputs`), context: inputs of the forward.
+        nodes (`NodeInputs`), context (`AttentionContext`): inputs of the forward.
         window (`Callable`): makes the write window of the cache, for every run.
         record (`Callable`): function that captures another one, see `record_cuda_graph`.
     """
 
     def __init__(
-        self, forward: TreeForward, nodes: NodeInputs, context: Any, window: Callable[[], Any], record: Record
+        self,
+        forward: TreeForward,
+        nodes: NodeInputs,
+        context: AttentionContext,
+        window: Callable[[], Any],
+        record: Record,
     ):
         self._kind: type[ModelOutput] = ModelOutput
         self._names: list[str] = []

@@ -15,7 +15,7 @@ from .data import Text, encode_record, messages_of, read_records
 from .openings import Openings
 from .options import TrainOptions
 from .packing import cut
-from .scripts import Part, Template
+from .scripts import ScriptPart, Template
 from .self_generate import Sampling, Writer, default_rows, iterate_written, read_written, write_texts, written_jobs
 
 
@@ -153,7 +153,7 @@ class Corpus:
     def _written_jobs(self) -> set[int]:
         return set().union(*map(written_jobs, self.folder.glob("written-*.jsonl")))
 
-    def _jobs(self) -> tuple[Callable[[int], list[Part]], int]:
+    def _jobs(self) -> tuple[Callable[[int], list[ScriptPart]], int]:
         """The function from a conversation's number to its parts, and the number of conversations."""
         template = Template(self.tokenizer, self.target)
         if self.options.self_generate is not None:

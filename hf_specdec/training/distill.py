@@ -14,7 +14,7 @@ from transformers.utils import logging
 from ..cache.sizes import head_dim_of
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import DepthCounts
-from .reading import Reading
+from .reading import TargetOutputs
 
 
 logger = logging.get_logger(__name__)
@@ -40,7 +40,7 @@ class DistillObjective(nn.Module):
 
     def forward(
         self,
-        reading: Reading,
+        outputs: TargetOutputs,
         input_ids: torch.Tensor,
         loss_mask: torch.Tensor,
         position_ids: torch.Tensor,
@@ -50,7 +50,7 @@ class DistillObjective(nn.Module):
         Loss and counts of a batch.
 
         Args:
-            reading (`Reading`): the target's outputs for the batch.
+            outputs (`TargetOutputs`): the target's outputs for the batch.
             input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
             loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
 
@@ -62,13 +62,13 @@ class DistillObjective(nn.Module):
         mask = loss_mask[:, 1:]
         if segment_ids is not None:
             mask = mask & (segment_ids[:, 1:] == segment_ids[:, :-1])
-        soft, predicted = soft_cross_entropy(logits, _as_they_are, reading.logits[:, :-1])
+        soft, predicted = soft_cross_entropy(logits, _as_they_are, outputs.logits[:, :-1])
         loss = masked_mean(soft, mask)
         if self.hard:
             tokens = torch.where(mask, input_ids[:, 1:], -100)
             summed = F.cross_entropy(upcast(logits).flatten(0, 1), tokens.flatten(), reduction="sum")
             loss = (1 - self.hard) * loss + self.hard * summed / mask.sum().clamp(min=1)
-        right = (predicted == reading.best[:, :-1]) & mask
+        right = (predicted == outputs.best[:, :-1]) & mask
         columns = [
             values.sum(dim=1, keepdim=True).expand(-1, self.num_steps) for values in (right, mask, soft * mask, mask)
         ]

@@ -12,7 +12,7 @@ from ..eagle import EagleHead
 from ..eagle.unroll import check_trainable, unroll
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import DepthCounts
-from .reading import Reading
+from .reading import TargetOutputs
 from .ttt import predicted_mask
 
 
@@ -45,7 +45,7 @@ class Eagle1Objective(nn.Module):
 
     def forward(
         self,
-        reading: Reading,
+        outputs: TargetOutputs,
         input_ids: torch.Tensor,
         loss_mask: torch.Tensor,
         position_ids: torch.Tensor,
@@ -55,7 +55,7 @@ class Eagle1Objective(nn.Module):
         Loss and counts of a batch.
 
         Args:
-            reading (`Reading`): the target's outputs for the batch.
+            outputs (`TargetOutputs`): the target's outputs for the batch.
             input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
             loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
 
@@ -63,13 +63,13 @@ class Eagle1Objective(nn.Module):
             `dict`: `loss`, a scalar, and `counts`, float32, `[batch, 4, 1]` in training and `[batch, 4, K]` in
             evaluation, see `DepthCounts`.
         """
-        features = reading.features
+        features = outputs.features
         if self.training and self.noise:
             features = features + _noise(features, segment_ids, self.noise)
         steps = unroll(
             self.model,
             features,
-            reading.embeddings,
+            outputs.embeddings,
             1 if self.training else self.num_steps,
             position_ids=position_ids,
             segment_ids=segment_ids,
@@ -80,12 +80,12 @@ class Eagle1Objective(nn.Module):
             rows = max(loss_mask.shape[1] - 2 - step, 0)
             mask = predicted_mask(loss_mask, segment_ids, step)
             behind = slice(1 + step, 1 + step + rows)
-            loss, predicted = soft_cross_entropy(states[:, :rows], reading.lm_head, reading.logits[:, behind])
+            loss, predicted = soft_cross_entropy(states[:, :rows], outputs.lm_head, outputs.logits[:, behind])
             if step == 0:
-                wanted = upcast(reading.features[:, behind])
+                wanted = upcast(outputs.features[:, behind])
                 distance = F.smooth_l1_loss(upcast(states[:, :rows]), wanted, reduction="none").mean(dim=-1)
                 total = masked_mean(distance, mask) + self.token_weight * masked_mean(loss, mask)
-            right = (predicted == reading.best[:, behind]) & mask
+            right = (predicted == outputs.best[:, behind]) & mask
             counts.append([values.sum(dim=1) for values in (right, mask, loss * mask, mask)])
         columns = [torch.stack([step[index] for step in counts], dim=1) for index in range(4)]
         return {"loss": total, "counts": DepthCounts(*columns).stacked()}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .options import TrainOptions
-from .scripts import Part, Template
+from .scripts import ScriptPart, Template
 
 
 _ANY = "subject"
@@ -70,7 +70,7 @@ class Openings:
 
         return _PLACE.sub(subject, self.lines[index])
 
-    def jobs(self, template: Template) -> Callable[[int], list[Part]]:
+    def jobs(self, template: Template) -> Callable[[int], list[ScriptPart]]:
         """The function from a conversation's number to its parts."""
         return lambda job: template.both_sides(1 + job // 2 % self.turns, self.of(job))
 

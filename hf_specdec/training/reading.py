@@ -16,7 +16,7 @@ from .vocabulary import draft_indices
 
 
 @dataclass
-class Reading:
+class TargetOutputs:
     """
     The frozen target's outputs for a batch, in its dtype.
 
@@ -66,7 +66,7 @@ class TargetReader:
         self._indices = draft_indices(token_ids, vocab_size, target.device)
 
     @torch.no_grad()
-    def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> Reading:
+    def __call__(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> TargetOutputs:
         """
         One forward of the target.
 
@@ -90,7 +90,7 @@ class TargetReader:
         if self._indices is not None:
             best = self._indices[best]
             logits = logits.index_select(-1, self.token_ids)
-        return Reading(features, embeddings, logits, best, self._lm_head)
+        return TargetOutputs(features, embeddings, logits, best, self._lm_head)
 
 
 @torch.no_grad()

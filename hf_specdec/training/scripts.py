@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
-class Part:
+class ScriptPart:
     """
     One part of a conversation: given tokens, then tokens that the target writes.
 
@@ -76,7 +76,7 @@ class Template:
             tuple(encode(piece, add_special_tokens=False)["input_ids"]) for piece in (prefix, to_answer, to_user)
         )
 
-    def both_sides(self, turns: int = 1, opening: str = "") -> list[Part]:
+    def both_sides(self, turns: int = 1, opening: str = "") -> list[ScriptPart]:
         """
         A conversation of which the target writes both sides.
 
@@ -86,20 +86,22 @@ class Template:
                 template).
 
         Returns:
-            `list[Part]`: two parts per turn, or one part without a chat template.
+            `list[ScriptPart]`: two parts per turn, or one part without a chat template.
         """
         opened = tuple(self.tokenizer(opening, add_special_tokens=False)["input_ids"]) if opening else ()
         if not self.chats:
-            return [Part(self._begin + opened, "text", self.ends)]
+            return [ScriptPart(self._begin + opened, "text", self.ends)]
         parts = []
         for turn in range(turns):
             given = self._prefix + opened if turn == 0 else _without_first(self._to_user, self.ends)
             user_ends = self.ends | ({self._to_answer[0]} if self._to_answer else frozenset())
-            parts.append(Part(given, "user", user_ends, keeps_end=False, may_be_empty=turn == 0 and bool(opened)))
-            parts.append(Part(self._to_answer, "assistant", self.ends))
+            parts.append(
+                ScriptPart(given, "user", user_ends, keeps_end=False, may_be_empty=turn == 0 and bool(opened))
+            )
+            parts.append(ScriptPart(self._to_answer, "assistant", self.ends))
         return parts
 
-    def answer(self, messages: list[dict[str, str]] | None, text: str | None = None) -> list[Part]:
+    def answer(self, messages: list[dict[str, str]] | None, text: str | None = None) -> list[ScriptPart]:
         """
         A single part: the target answers `messages`, or continues plain text, which is `text` or, without a chat
         template, the content of the last message.
@@ -110,7 +112,7 @@ class Template:
         else:
             text = text if messages is None else messages[-1]["content"]
             ids = self.tokenizer(text)["input_ids"]
-        return [Part(tuple(ids), "assistant" if self.chats else "text", self.ends)]
+        return [ScriptPart(tuple(ids), "assistant" if self.chats else "text", self.ends)]
 
 
 def _without_first(ids: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:

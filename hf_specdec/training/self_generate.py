@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ..cache.sizes import kv_bytes_per_layer
 from .data import Text
 from .grouped_attention import grouped_attention_lent, without_cudnn
-from .scripts import Part
+from .scripts import ScriptPart
 
 
 _STEPS_BETWEEN_CUTS = 128
@@ -68,8 +68,8 @@ class _Slot:
     """A row of the batch and the conversation in it."""
 
     job: int = -1
-    parts: deque[Part] = field(default_factory=deque)
-    part: Part | None = None
+    parts: deque[ScriptPart] = field(default_factory=deque)
+    part: ScriptPart | None = None
     given: deque[int] = field(default_factory=deque)
     temperature: float = 0.0
     ids: list[int] = field(default_factory=list)
@@ -110,13 +110,13 @@ class Writer:
         self._generator = torch.Generator(target.device).manual_seed(seed)
 
     def write(
-        self, jobs: Iterable[tuple[int, list[Part]]], should_stop: Callable[[], bool] = lambda: False
+        self, jobs: Iterable[tuple[int, list[ScriptPart]]], should_stop: Callable[[], bool] = lambda: False
     ) -> Iterator[Text]:
         """
         Writes one text for every job, and yields each as it ends, in any order.
 
         Args:
-            jobs (iterable of `tuple[int, list[Part]]`): number and parts of each conversation.
+            jobs (iterable of `tuple[int, list[ScriptPart]]`): number and parts of each conversation.
             should_stop (callable, *optional*): called every 16 steps; if true, unfinished conversations are lost.
 
         Yields:
@@ -127,7 +127,7 @@ class Writer:
             yield from self._write(iter(jobs), should_stop)
 
     @torch.inference_mode()
-    def _write(self, queue: Iterator[tuple[int, list[Part]]], should_stop: Callable[[], bool]) -> Iterator[Text]:
+    def _write(self, queue: Iterator[tuple[int, list[ScriptPart]]], should_stop: Callable[[], bool]) -> Iterator[Text]:
         too_long: list[Text] = []
         slots = [_Slot() for _ in range(self.batch_size)]
         device = self.target.device
@@ -171,7 +171,7 @@ class Writer:
                     yield text
             step += 1
 
-    def _begin(self, slot: _Slot, queue: Iterator[tuple[int, list[Part]]], too_long: list[Text]) -> None:
+    def _begin(self, slot: _Slot, queue: Iterator[tuple[int, list[ScriptPart]]], too_long: list[Text]) -> None:
         for job, parts in queue:
             if 0 < len(parts[0].given) < self.max_length:
                 slot.job, slot.parts, slot.ids, slot.spans = job, deque(parts), [], []

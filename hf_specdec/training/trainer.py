@@ -54,7 +54,7 @@ class DraftTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """The objective's loss; its counts are summed on the device until the next log record."""
-        output = model(reading=self.reader(inputs["input_ids"], inputs["position_ids"]), **inputs)
+        output = model(outputs=self.reader(inputs["input_ids"], inputs["position_ids"]), **inputs)
         if model.training:
             sums = output["counts"].sum(dim=0)
             self._sums = sums if self._sums is None else self._sums + sums

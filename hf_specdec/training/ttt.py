@@ -11,7 +11,7 @@ from ..eagle import EagleHead
 from ..eagle.unroll import check_trainable, unroll
 from .losses import masked_mean, soft_cross_entropy
 from .metrics import DepthCounts
-from .reading import Reading
+from .reading import TargetOutputs
 
 
 class TttObjective(nn.Module):
@@ -44,7 +44,7 @@ class TttObjective(nn.Module):
 
     def forward(
         self,
-        reading: Reading,
+        outputs: TargetOutputs,
         input_ids: torch.Tensor,
         loss_mask: torch.Tensor,
         position_ids: torch.Tensor,
@@ -54,7 +54,7 @@ class TttObjective(nn.Module):
         Loss and counts of a batch.
 
         Args:
-            reading (`Reading`): the target's outputs for the batch.
+            outputs (`TargetOutputs`): the target's outputs for the batch.
             input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
             loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
 
@@ -63,8 +63,8 @@ class TttObjective(nn.Module):
         """
         steps = unroll(
             self.model,
-            reading.features,
-            reading.embeddings,
+            outputs.features,
+            outputs.embeddings,
             self.num_steps,
             position_ids=position_ids,
             segment_ids=segment_ids,
@@ -73,7 +73,7 @@ class TttObjective(nn.Module):
         total: Any = 0.0
         counts = []
         for step, states in enumerate(steps):
-            loss, right, mask, has_loss = self._step(step, states, reading, loss_mask, segment_ids)
+            loss, right, mask, has_loss = self._step(step, states, outputs, loss_mask, segment_ids)
             total = total + self.decay**step * masked_mean(loss, has_loss)
             counts.append([values.sum(dim=1) for values in (right, mask, loss * has_loss, has_loss)])
         columns = [torch.stack([step[index] for step in counts], dim=1) for index in range(4)]
@@ -83,7 +83,7 @@ class TttObjective(nn.Module):
         self,
         step: int,
         states: torch.Tensor,
-        reading: Reading,
+        outputs: TargetOutputs,
         loss_mask: torch.Tensor,
         segment_ids: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
@@ -94,9 +94,9 @@ class TttObjective(nn.Module):
         """
         rows = max(loss_mask.shape[1] - 2 - step, 0)
         mask = predicted_mask(loss_mask, segment_ids, step)
-        best = reading.best[:, 1 + step : 1 + step + rows]
-        target_logits = reading.logits[:, 1 + step : 1 + step + rows]
-        lm_head = reading.lm_head if self.model.lm_head is None else self.model.lm_head
+        best = outputs.best[:, 1 + step : 1 + step + rows]
+        target_logits = outputs.logits[:, 1 + step : 1 + step + rows]
+        lm_head = outputs.lm_head if self.model.lm_head is None else self.model.lm_head
         loss, predicted = soft_cross_entropy(states[:, :rows], lm_head, target_logits)
         return loss, (predicted == best) & mask, mask, mask & (best >= 0)
 

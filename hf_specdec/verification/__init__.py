@@ -1,8 +1,10 @@
 """Decides which draft tokens are kept, so that the output is distributed as the target's own."""
 
 from .choosing import choose
+from .distribution import Distribution, TargetDistribution
 from .draft_temperature import DraftTemperature
-from .processors import TargetDistribution, copies_per_row, warpers_of
+from .processor_kinds import warpers_of
+from .processors_by_row import copies_per_row
 from .rejection import walk_by_rejection
 from .spoiling import DraftRest, rows_with_nan
 from .target import walk_target
@@ -10,6 +12,7 @@ from .walk import Walk, new_tokens
 
 
 __all__ = [
+    "Distribution",
     "DraftRest",
     "DraftTemperature",
     "TargetDistribution",

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 
 from ..trees import DraftTree
-from .processors import TargetDistribution
+from .distribution import Distribution
 from .walk import Walk
 
 
 def walk_by_rejection(
     draft: DraftTree,
-    target: TargetDistribution,
+    target: Distribution,
     rows: list[int],
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Walk:
@@ -27,7 +27,7 @@ def walk_by_rejection(
 
     Args:
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
-        target (`TargetDistribution`): p at the nodes.
+        target (`Distribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         observe (`Callable`, *optional*): is called with p and log q (up to a constant) at the root, `[rows, vocab]`.
     """

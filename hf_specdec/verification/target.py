@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..trees import DraftTree
 from .choosing import choose
-from .processors import TargetDistribution
+from .distribution import Distribution
 from .walk import Walk
 
 
-def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], do_sample: bool) -> Walk:
+def walk_target(draft: DraftTree, target: Distribution, rows: list[int], do_sample: bool) -> Walk:
     """
     Walks every row down its tree: at each node the target's next token is its argmax (greedy) or drawn from p; a child
     that holds it is accepted, else the walk ends there with that token. Exact whatever the children are, since they
@@ -16,7 +16,7 @@ def walk_target(draft: DraftTree, target: TargetDistribution, rows: list[int], d
 
     Args:
         draft (`DraftTree`): the step's tree.
-        target (`TargetDistribution`): p at the nodes.
+        target (`Distribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         do_sample (`bool`): whether to draw from p, rather than take its argmax.
     """

@@ -10,7 +10,7 @@ from support.models import tiny_model
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching.blocks import BlockPool
-from hf_specdec.batching.device_steps.rows import InFlightRows, Kind, Size
+from hf_specdec.batching.device_steps.rows import InFlightRows, StepSize, WalkKind
 from hf_specdec.batching.request import Request
 
 
@@ -18,7 +18,7 @@ from hf_specdec.batching.request import Request
 def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
     """While requests come, go, change places, and lose blocks to others that they get back later."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
-    draws, pool, size = random.Random(0), BlockPool(40, 4), Size(rows=6, blocks=10, depth=2, lag=lag)
+    draws, pool, size = random.Random(0), BlockPool(40, 4), StepSize(rows=6, blocks=10, depth=2, lag=lag)
     rows, own, names = InFlightRows(size, torch.device("cpu")), [], iter(range(10**6))
 
     def new_request() -> Request:
@@ -43,7 +43,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
             request.tokens[-1] = draws.randint(3, 60)
         loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
         counts = [draws.randint(1, lag) for _ in loaded]
-        values = [Kind.GREEDY] * len(loaded), counts, counts, counts, counts, [1.0] * len(loaded)
+        values = [WalkKind.GREEDY] * len(loaded), counts, counts, counts, counts, [1.0] * len(loaded)
         fresh = InFlightRows(size, torch.device("cpu"))
         for one in (rows, fresh):
             one.load(loaded, *values)

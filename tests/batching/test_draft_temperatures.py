@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_specdec.batching import draft_temperatures
-from hf_specdec.batching.draft_temperatures import DraftTemperatures
+from hf_specdec.batching.drafting import temperatures as of_engine
+from hf_specdec.batching.drafting.temperatures import DraftTemperatures
 from hf_specdec.verification import DraftTemperature
 
 
@@ -45,7 +45,7 @@ def test_requests_that_share_a_draft_temperature() -> None:
 
 
 def test_the_number_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_temperatures, "MOST", 3)
+    monkeypatch.setattr(of_engine, "MOST", 3)
     temperatures = DraftTemperatures()
     first = temperatures.of((0,), None)
     for number in range(1, 10):

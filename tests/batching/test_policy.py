@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.batching.device_steps.step import InFlightStep
-from hf_specdec.batching.model_drafting import EagleDrafting
+from hf_specdec.batching.drafting import EagleDrafting
 from hf_specdec.batching.policy import LoadPolicy
 from hf_specdec.batching.waiting_features import WaitingFeatures
 

@@ -23,7 +23,8 @@ from support.sampling import (
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching import SpeculativeBatchingManager, distribution, joining, sharing
+from hf_specdec.batching import SpeculativeBatchingManager, distribution, sharing
+from hf_specdec.batching.drafting import joining
 
 
 CHAIN = TokenTree.chain(2)

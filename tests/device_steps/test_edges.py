@@ -16,7 +16,7 @@ from support.parity import IRREGULAR
 
 import hf_specdec
 from hf_specdec import graphs
-from hf_specdec.device_steps import loop
+from hf_specdec.device_steps import captures
 from hf_specdec.device_steps.step import DeviceStep
 
 
@@ -50,7 +50,7 @@ def test_captured_steps_go_with_their_target(monkeypatch: pytest.MonkeyPatch) ->
             step.rows.report[:, :3] = torch.tensor([0, 0, 5])
 
     monkeypatch.setitem(graphs.RECORDERS, "cpu", forgets)
-    monkeypatch.setattr(loop, "DeviceStep", DeviceStep)  # the one that counts knows the target
+    monkeypatch.setattr(captures, "DeviceStep", DeviceStep)  # the one that counts knows the target
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.05)
     target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)

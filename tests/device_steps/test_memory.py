@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_specdec import DynamicTree, attention, graphs
-from hf_specdec.device_steps import loop
+from hf_specdec.device_steps import captures
 from hf_specdec.drafters import growth
 from hf_specdec.forwards import node_inputs
 from hf_specdec.trees import draft_tree
@@ -59,14 +59,14 @@ def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monke
             run()
         return record(run, device)
 
-    class Watched(loop.DeviceStep):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args[:-1], watched)
+    class Watched(captures.DeviceStep):
+        def capture(self, *args: Any) -> None:
+            super().capture(*args[:-1], watched)
             self.replay, report = (lambda: report.copy_(ended)), self.rows.report
             ended = torch.full_like(report, -1)  # the function is gone, as that of a real graph is
             ended[:, 0], ended[:, 1], ended[:, 2] = 0, 0, 5
 
-    monkeypatch.setattr(loop, "DeviceStep", Watched)
+    monkeypatch.setattr(captures, "DeviceStep", Watched)
     target = tiny_model(dtype=torch.float32)
     vocabulary = {"draft_vocab_size": 20} if "vocabulary" in kind or "borrows" in kind else {}
     if kind == "model":

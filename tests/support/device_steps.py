@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.device_steps import loop
+from hf_specdec.device_steps import captures
 
 from .graphs import install_stand_in
 
@@ -26,9 +26,9 @@ def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Steps:
     install_stand_in(monkeypatch, with_kernel, counts=False)
     found = Steps()
 
-    class Counted(loop.DeviceStep):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+    class Counted(captures.DeviceStep):
+        def capture(self, target: Any, *rest: Any) -> None:
+            super().capture(target, *rest)
             found.captures += 1
             replay: Callable[[], None] = self.replay
 
@@ -37,7 +37,7 @@ def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Steps:
                 replay()
 
             self.replay = counted
-            self.captured_for = args[0]
+            self.captured_for = target
 
         def load(self, target: Any, *rest: Any) -> None:
             """A graph keeps what hooks gave at its capture; the stand-in, which runs them, asks the live ones."""
@@ -46,5 +46,5 @@ def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Steps:
                 self.captured_for.features = target.features
                 target.features._listens = lambda: True
 
-    monkeypatch.setattr(loop, "DeviceStep", Counted)
+    monkeypatch.setattr(captures, "DeviceStep", Counted)
     return found

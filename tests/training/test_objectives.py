@@ -14,7 +14,7 @@ from hf_specdec.training.distill import DistillObjective, draft_config, new_draf
 from hf_specdec.training.eagle1 import Eagle1Objective
 from hf_specdec.training.heads import new_head, new_head_config
 from hf_specdec.training.losses import soft_cross_entropy
-from hf_specdec.training.reading import Reading, TargetReader
+from hf_specdec.training.reading import TargetOutputs, TargetReader
 from hf_specdec.training.ttt import TttObjective
 from hf_specdec.training.vocabulary import choose_vocabulary
 
@@ -38,7 +38,9 @@ def batch() -> dict[str, torch.Tensor]:
     }
 
 
-def read(target: Any, head: EagleHead, batch: dict[str, torch.Tensor], token_ids: torch.Tensor | None) -> Reading:
+def read(
+    target: Any, head: EagleHead, batch: dict[str, torch.Tensor], token_ids: torch.Tensor | None
+) -> TargetOutputs:
     boundaries = head.config.aux_boundaries(target.config.num_hidden_layers)
     return TargetReader(target, boundaries, token_ids)(batch["input_ids"])
 
@@ -56,8 +58,8 @@ def test_eagle3_loss(
     """Every row by the chain that decoding would run; every softmax written out."""
     token_ids = None if draft_vocabulary is None else torch.randperm(VOCAB)[:draft_vocabulary].sort().values
     head = head_for(target, token_ids, shares_lm_head=shares_lm_head)
-    reading = read(target, head, batch, token_ids)
-    output = TttObjective(head, STEPS, 0.8)(reading, **batch)
+    outputs = read(target, head, batch, token_ids)
+    output = TttObjective(head, STEPS, 0.8)(outputs, **batch)
 
     with torch.no_grad():
         p_all = target(batch["input_ids"]).logits
@@ -68,7 +70,7 @@ def test_eagle3_loss(
             for row in range(TOKENS - 2):
                 steps = min(STEPS, TOKENS - 2 - row)
                 states = decoded(
-                    head, reading.features[text : text + 1], reading.embeddings[text : text + 1], row, steps
+                    head, outputs.features[text : text + 1], outputs.embeddings[text : text + 1], row, steps
                 )
                 for step in range(steps):
                     if not batch["loss_mask"][text, row + 2 + step]:
@@ -110,8 +112,8 @@ def test_packed_texts_have_the_loss_of_single_ones(target: Any, kind: str) -> No
             "segment_ids": torch.cat([torch.full((b - a,), index) for index, (a, b) in enumerate(parts)])[None],
         }
         with torch.no_grad():
-            reading = reader(batch["input_ids"], batch["position_ids"])
-            return objective(reading=reading, **batch)["counts"].sum(0)
+            outputs = reader(batch["input_ids"], batch["position_ids"])
+            return objective(outputs=outputs, **batch)["counts"].sum(0)
 
     pieces = [(0, lengths[0]), (lengths[0], 21)]
     assert torch.allclose(counts(pieces), sum(counts([piece]) for piece in pieces), rtol=1e-5)
@@ -120,16 +122,16 @@ def test_packed_texts_have_the_loss_of_single_ones(target: Any, kind: str) -> No
 
 def test_eagle1_loss(target: Any, batch: dict[str, torch.Tensor]) -> None:
     head = head_for(target, version=1)
-    reading = read(target, head, batch, None)
+    outputs = read(target, head, batch, None)
     objective = Eagle1Objective(head, STEPS, noise=0.0).train()
-    output = objective(reading, **batch)
+    output = objective(outputs, **batch)
     with torch.no_grad():
         last = target.model(batch["input_ids"]).last_hidden_state
         regression, tokens = [], []
         for text in range(2):
             for row in range(TOKENS - 2):
                 if batch["loss_mask"][text, row + 2]:
-                    state = decoded(head, last[text : text + 1], reading.embeddings[text : text + 1], row, 1)[0, 0]
+                    state = decoded(head, last[text : text + 1], outputs.embeddings[text : text + 1], row, 1)[0, 0]
                     wanted = last[text, row + 1]
                     gap = (state - wanted).abs()
                     regression.append(torch.where(gap < 1, gap**2 / 2, gap - 0.5).mean())
@@ -138,7 +140,7 @@ def test_eagle1_loss(target: Any, batch: dict[str, torch.Tensor]) -> None:
         expected = sum(regression) / len(regression) + 0.1 * sum(tokens) / len(tokens)
     assert float(output["loss"].detach()) == pytest.approx(float(expected), rel=1e-10)
     assert output["counts"].shape == (2, 4, 1)
-    assert objective.eval()(reading, **batch)["counts"].shape == (2, 4, STEPS)
+    assert objective.eval()(outputs, **batch)["counts"].shape == (2, 4, STEPS)
 
 
 def test_eagle1_noise_is_as_long_texts_want_it(target: Any) -> None:
@@ -153,8 +155,8 @@ def test_eagle1_noise_is_as_long_texts_want_it(target: Any) -> None:
 
 def test_distillation_loss(target: Any, batch: dict[str, torch.Tensor]) -> None:
     student = tiny_model(seed=7, num_hidden_layers=1)
-    reading = TargetReader(target, None)(batch["input_ids"])
-    output = DistillObjective(student, 4, hard=0.25)(reading, **batch)
+    outputs = TargetReader(target, None)(batch["input_ids"])
+    output = DistillObjective(student, 4, hard=0.25)(outputs, **batch)
     with torch.no_grad():
         p = target(batch["input_ids"]).logits[:, :-1].softmax(-1)
         log_q = student(batch["input_ids"]).logits[:, :-1].log_softmax(-1)
@@ -280,7 +282,7 @@ def test_mixed_precision_as_on_a_gpu(kind: str, recompute: bool, batch: dict[str
             objective = TttObjective(head, STEPS, recompute=recompute) if kind == "eagle3" else Eagle1Objective(head)
             reader = TargetReader(target, head.config.aux_boundaries(6))
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = objective(reading=reader(batch["input_ids"]), **batch)["loss"]
+            loss = objective(outputs=reader(batch["input_ids"]), **batch)["loss"]
         loss.backward()
         parameters = list(objective.parameters())
         assert all(p.dtype == p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in parameters)

@@ -11,7 +11,7 @@ from support.goldens import trained_prompts, trained_target
 from support.models import tiny_model
 
 from hf_specdec.training.data import Text
-from hf_specdec.training.scripts import Part, Template
+from hf_specdec.training.scripts import ScriptPart, Template
 from hf_specdec.training.self_generate import Sampling, Writer, read_written, write_texts, written_jobs
 
 
@@ -22,7 +22,7 @@ GREEDY = Sampling(greedy_share=1.0)
 def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
     """Rows begin anew in place and the cache is cut: neither may show in any text."""
     target, prompts = trained_target(), trained_prompts()["prompts"]
-    jobs = [(index, [Part(tuple(prompt), "text", frozenset({2}))]) for index, prompt in enumerate(prompts)]
+    jobs = [(index, [ScriptPart(tuple(prompt), "text", frozenset({2}))]) for index, prompt in enumerate(prompts)]
     texts = {text.job: text for text in Writer(target, 80, batch_size, sampling=GREEDY).write(jobs)}
     assert sorted(texts) == list(range(len(prompts)))
     for index, prompt in enumerate(prompts):
@@ -34,7 +34,7 @@ def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
 
 def test_the_target_attends_as_before_afterwards() -> None:
     target = tiny_model(dtype=torch.float32)
-    job = [(0, [Part((3, 4, 5), "text")])]
+    job = [(0, [ScriptPart((3, 4, 5), "text")])]
     for texts in (list, next):  # to the end, and abandoned
         texts(Writer(target, 8, 2, sampling=GREEDY).write(iter(job)))
         assert target.config._attn_implementation == "sdpa"
@@ -43,7 +43,7 @@ def test_the_target_attends_as_before_afterwards() -> None:
 def test_sliding_windows() -> None:
     target = tiny_model("gemma2", dtype=torch.float32)
     prompts = [tuple(range(3, 3 + length)) for length in (4, 9, 17, 5, 12)]
-    jobs = [(index, [Part(prompt, "text")]) for index, prompt in enumerate(prompts)]
+    jobs = [(index, [ScriptPart(prompt, "text")]) for index, prompt in enumerate(prompts)]
     for text in Writer(target, 30, 2, sampling=GREEDY).write(jobs):
         ids = torch.tensor([prompts[text.job]])
         assert text.input_ids == target.generate(ids, max_length=30, do_sample=False)[0].tolist()
@@ -54,7 +54,7 @@ def test_temperatures_are_of_rows_and_drawn_tokens_follow_the_target() -> None:
     target, prompt = trained_target(), trained_prompts()["prompts"][0][:9]
     sampling = Sampling(greedy_share=0.0, cool_share=0.0, low=1.0, high=1.0, min_p=1e-9)
     writer = Writer(target, len(prompt) + 1, 500, sampling=sampling)
-    jobs = ((index, [Part(tuple(prompt), "text")]) for index in range(3000))
+    jobs = ((index, [ScriptPart(tuple(prompt), "text")]) for index in range(3000))
     tokens = torch.tensor([text.input_ids[-1] for text in writer.write(jobs)])
     with torch.no_grad():
         expected = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
@@ -65,7 +65,7 @@ def test_temperatures_are_of_rows_and_drawn_tokens_follow_the_target() -> None:
 def test_min_p_leaves_out_unlikely_tokens() -> None:
     target, prompt = trained_target(), trained_prompts()["prompts"][0][:9]
     sampling = Sampling(greedy_share=0.0, cool_share=0.0, low=1.0, high=1.0, min_p=0.5)
-    jobs = ((index, [Part(tuple(prompt), "text")]) for index in range(200))
+    jobs = ((index, [ScriptPart(tuple(prompt), "text")]) for index in range(200))
     drawn = {text.input_ids[-1] for text in Writer(target, len(prompt) + 1, 100, sampling=sampling).write(jobs)}
     with torch.no_grad():
         p = trained_target()(torch.tensor([prompt])).logits[0, -1].softmax(-1)
@@ -93,7 +93,7 @@ def test_a_chat_of_which_the_target_writes_both_sides() -> None:
 
 
 def test_prompts_that_leave_no_room_come_back_empty() -> None:
-    jobs = [(0, [Part(tuple(range(4, 40)), "text")]), (1, [Part((1, 5), "text")])]
+    jobs = [(0, [ScriptPart(tuple(range(4, 40)), "text")]), (1, [ScriptPart((1, 5), "text")])]
     texts = {text.job: text for text in Writer(trained_target(), 20, 2).write(jobs)}
     assert texts[0] == Text([], [], 0)
     assert len(texts[1].input_ids) == 20
@@ -116,7 +116,7 @@ def test_a_stop_loses_only_what_is_in_flight() -> None:
         asked.append(None)
         return len(asked) > 4
 
-    jobs = ((index, [Part((1,), "text")]) for index in range(1000))
+    jobs = ((index, [ScriptPart((1,), "text")]) for index in range(1000))
     texts = list(Writer(trained_target(), 20, 4).write(jobs, should_stop))
     assert 0 < len(texts) <= 20
 

@@ -8,11 +8,13 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 - `drafts`: the draft's part of a step.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.
+- `parts`: the parts of a step, and what comes of them.
 - `runner`: which steps are captured, which graph runs them, and what the host does with their reports.
 """
 
-from .prompts import Reading
-from .runner import DeviceSteps, Outcome
+from .parts import Outcome
+from .prompts import LaunchedPrompts
+from .runner import DeviceSteps
 
 
-__all__ = ["DeviceSteps", "Outcome", "Reading"]
+__all__ = ["DeviceSteps", "LaunchedPrompts", "Outcome"]

@@ -10,7 +10,7 @@ import torch
 from ...graphs import Record, random_state_kept
 from ..paged_cache import DevicePagedCache
 from ..request import Request
-from .rows import InFlightRows, Size
+from .rows import InFlightRows, StepSize
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class CapturedStep(ABC):
 
     Args:
         target (`InFlightTarget`): the engine's target.
-        size (`Size`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
+        size (`StepSize`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
     """
 
     compiles = False
@@ -32,7 +32,7 @@ class CapturedStep(ABC):
     is_vital = True
     """Whether a failed capture of this step ends the capture of all steps, and not only of its kind."""
 
-    def __init__(self, target: InFlightTarget, size: Size):
+    def __init__(self, target: InFlightTarget, size: StepSize):
         self._target, self.rows = target, InFlightRows(size, target.device)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._cache: Any = None

@@ -80,7 +80,7 @@ class _GrowingPart(InFlightPart):
         return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)
 
 
-class ModelPart(_GrowingPart):
+class InFlightModelPart(_GrowingPart):
     """The part of a draft model, after which its cache has all tokens, root included."""
 
     def propose(self, warp: Warp | None) -> DraftTree:
@@ -92,7 +92,7 @@ class ModelPart(_GrowingPart):
         return self._grown(logits[last], warp)
 
 
-class HeadPart(_GrowingPart):
+class InFlightHeadPart(_GrowingPart):
     """
     The part of an EAGLE head, after which its cache has a row for every token but the first, each read with the
     feature of the token before it. Without a tree the head only catches up.

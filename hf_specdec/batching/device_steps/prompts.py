@@ -13,20 +13,20 @@ from ...verification import Walk, rows_with_nan
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
-from .rows import Kind, Size
-from .walks import Walks, error_of, kind_of
+from .rows import StepSize, WalkKind
+from .walks import RowWalks, error_of, kind_of
 
 
 if TYPE_CHECKING:
     from ..drafting import Drafting
     from ..scheduler import Chunk
     from ..target import InFlightTarget
-    from .drafts import HeadPart
+    from .drafts import InFlightHeadPart
     from .runner import DeviceSteps
 
 MOST_PROMPT_STEPS = 64
 """Most captured prefill steps that are kept."""
-ALL_KINDS = frozenset({Kind.GREEDY, Kind.TARGET})
+ALL_KINDS = frozenset({WalkKind.GREEDY, WalkKind.TARGET})
 """Kinds of walks in every prefill step, so that one graph serves all requests: a walk at a root costs little."""
 
 
@@ -36,20 +36,20 @@ class PromptStep(CapturedStep):
 
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
-        size (`Size`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
+        size (`StepSize`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
         has_head (`bool`): whether an EAGLE head reads the chunk as well.
         compiles (`bool`): whether forwards are compiled before the capture.
     """
 
     is_vital = False
 
-    def __init__(self, target: InFlightTarget, drafting: Drafting, size: Size, has_head: bool, compiles: bool):
+    def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize, has_head: bool, compiles: bool):
         super().__init__(target, size)
         self.compiles = compiles
         self._drafting = drafting
-        self._walks = Walks(self.rows, ALL_KINDS)
+        self._walks = RowWalks(self.rows, ALL_KINDS)
         part: Any = drafting.part
-        self._head: HeadPart | None = part(drafting, None, self.rows, None) if has_head else None
+        self._head: InFlightHeadPart | None = part(drafting, None, self.rows, None) if has_head else None
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
@@ -80,7 +80,12 @@ class PromptStep(CapturedStep):
         return [self._report]
 
     def _read_by_head(
-        self, head: HeadPart, starts: torch.Tensor, features: torch.Tensor, depths: torch.Tensor, last: torch.Tensor
+        self,
+        head: InFlightHeadPart,
+        starts: torch.Tensor,
+        features: torch.Tensor,
+        depths: torch.Tensor,
+        last: torch.Tensor,
     ) -> None:
         """Lets the head read the chunk. The feature of a prompt's last token is put into the store, where it waits."""
         store: Any = self._drafting.features
@@ -99,7 +104,7 @@ class PromptStep(CapturedStep):
 
 
 @dataclass(frozen=True)
-class Reading:
+class LaunchedPrompts:
     """
     A launched prefill step in which the prefill of some requests ends.
 
@@ -137,8 +142,8 @@ class DevicePrompts:
 
     def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
         self._all, self._target, self._drafting = steps, target, drafting
-        self._steps: dict[Size, PromptStep] = {}
-        self._seen: set[Size] = set()
+        self._steps: dict[StepSize, PromptStep] = {}
+        self._seen: set[StepSize] = set()
         self._failed = False
 
     def give_up(self) -> None:
@@ -162,7 +167,7 @@ class DevicePrompts:
         """
         if chunk.width not in widths:
             return None
-        size = Size.of(chunk.requests, 0, chunk.width + 1)
+        size = StepSize.of(chunk.requests, 0, chunk.width + 1)
         is_second = size in self._seen
         self._seen.add(size)
         if not is_second or not all(self.can_read(request) for request in chunk.requests):
@@ -204,7 +209,7 @@ class DevicePrompts:
         requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
-        kinds = [kind_of(one, False) if begin else Kind.RESTS for one, begin in zip(requests, begins, strict=True)]
+        kinds = [kind_of(one, False) if begin else WalkKind.RESTS for one, begin in zip(requests, begins, strict=True)]
         places = [WaitingFeatures.UNWANTED] * len(requests)
         if store is not None:
             for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):

@@ -16,7 +16,7 @@ from ..request import Request
 from ..waiting_features import WaitingFeatures
 
 
-class Kind(IntEnum):
+class WalkKind(IntEnum):
     """Verification of a row: none (`RESTS`), along the argmax, along tokens drawn from p, or by rejection."""
 
     RESTS = 0
@@ -26,7 +26,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Size:
+class StepSize:
     """
     Size of a captured step.
 
@@ -43,7 +43,7 @@ class Size:
     lag: int
 
     @classmethod
-    def of(cls, requests: list[Request], depth: int, lag: int) -> Size:
+    def of(cls, requests: list[Request], depth: int, lag: int) -> StepSize:
         """The smallest size with room for these requests."""
         blocks = max(len(request.table.blocks) for request in requests) + 1
         return cls(next_size(len(requests)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth, lag)
@@ -55,11 +55,11 @@ class InFlightRows:
     they write to `WASTE_BLOCK`.
 
     Args:
-        size (`Size`): the step's size.
+        size (`StepSize`): the step's size.
         device (`torch.device`): device of the step.
     """
 
-    def __init__(self, size: Size, device: torch.device):
+    def __init__(self, size: StepSize, device: torch.device):
         self.size, self.device = size, device
         rows, new = size.rows, size.depth + 1
         shapes = {
@@ -97,7 +97,7 @@ class InFlightRows:
         self.room: torch.Tensor = told["room"]
         """Levels of draft tokens that each row can use, `[rows]` int64."""
         self.kinds: torch.Tensor = told["kinds"]
-        """The `Kind` of each row, `[rows]` int64."""
+        """The `WalkKind` of each row, `[rows]` int64."""
         self.counts: torch.Tensor = told["counts"]
         """Tokens of each row that the draft has not read, root included, or in a prefill chunk; `[rows]` int64."""
         self.places: torch.Tensor = told["places"]
@@ -136,7 +136,7 @@ class InFlightRows:
     def load(
         self,
         requests: list[Request],
-        kinds: list[Kind],
+        kinds: list[WalkKind],
         room: list[int],
         counts: list[int],
         places: list[int],

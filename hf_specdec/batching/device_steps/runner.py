@@ -6,30 +6,28 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from transformers.utils import logging
 
 from ...device_steps import any_number_of_shapes
 from ...device_steps.drawing import mean_overlaps
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...kernels import DTYPES, kernels_are_installed
-from ...trees import DynamicTree, TokenTree
-from ...verification import DraftTemperature, Walk
+from ...verification import Walk
 from ..graphs import SIZES
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
+from .parts import Group, Outcome, StepPart
 from .prompts import DevicePrompts
-from .rows import Size
+from .rows import StepSize
 from .step import InFlightStep, StepKind
 from .walks import error_of, kind_of, kinds_among
 
 
 if TYPE_CHECKING:
-    from ...drafters import DraftRequest
     from ..drafting import Drafting
     from ..target import InFlightTarget
 
@@ -50,81 +48,6 @@ as some fifty steps, and a step in a graph with a third more rows a few percent 
 """
 LARGEST_DETOUR = 4
 """Most times the needed rows and blocks that a larger graph may have to stand in for one of the right size."""
-
-
-class Group(Protocol):
-    """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
-
-    request: DraftRequest
-    rows: list[int]
-
-
-@dataclass
-class Part:
-    """
-    Rows of a step that share a forward.
-
-    Args:
-        tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
-        draws (`bool`): whether children are drawn.
-        groups (`list[Group]`): the rows that are drafted for.
-        plain (`list[int]`): the rows without drafts.
-        reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
-        was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
-    """
-
-    tree: TokenTree | DynamicTree | None = None
-    draws: bool = False
-    groups: list[Group] = field(default_factory=list)
-    plain: list[int] = field(default_factory=list)
-    reading: list[int] = field(default_factory=list)
-    was_put_off: bool = False
-
-    @property
-    def drafted(self) -> list[int]:
-        """The rows of the groups, one group after the other."""
-        return [row for group in self.groups for row in group.rows]
-
-    @property
-    def rows(self) -> list[int]:
-        """All rows, beginning with the rows that are drafted for."""
-        return self.drafted + self.plain
-
-    def put_off(self, reading: list[int]) -> None:
-        """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
-        self.was_put_off = bool(self.groups)
-        self.plain, self.groups, self.tree, self.draws = self.rows, [], None, False
-        self.reading = reading
-
-
-@dataclass
-class Outcome:
-    """
-    Result of a captured step.
-
-    Args:
-        walk (`Walk`): accepted nodes and new tokens of all rows, not yet appended to the requests.
-        drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
-        features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
-            `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
-        errors (`dict[int, str]`): error messages of the rows that fail.
-        spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
-            tokens.
-        captured (`bool`): whether a graph was captured first, which takes long.
-        only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
-        was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
-        learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
-    """
-
-    walk: Walk
-    drafted: dict[int, int] = field(default_factory=dict)
-    features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-    spoiled: dict[int, int] = field(default_factory=dict)
-    captured: bool = False
-    only_read: bool = False
-    was_put_off: bool = False
-    learnt: set[DraftTemperature] = field(default_factory=set)
 
 
 class DeviceSteps:
@@ -150,8 +73,8 @@ class DeviceSteps:
         self.compiles = compiles
         """Whether forwards are compiled before the capture."""
         self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
-        self._steps: dict[tuple[StepKind, Size], InFlightStep] = {}
-        self._seen: Counter[tuple[StepKind, Size]] = Counter()
+        self._steps: dict[tuple[StepKind, StepSize], InFlightStep] = {}
+        self._seen: Counter[tuple[StepKind, StepSize]] = Counter()
         self._fingerprint: Any = None
         self._failed = False
         self.meanwhile: Callable[[], None] = lambda: None
@@ -228,7 +151,7 @@ class DeviceSteps:
         outcome.only_read = any(part.reading for part in parts)
         return outcome
 
-    def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[Part] | None:
+    def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[StepPart] | None:
         """
         Groups the rows by their trees. Rows without drafts join the first part, or make a part of their own if they
         outnumber its drafted rows. None if not all rows can be in captured steps.
@@ -236,14 +159,14 @@ class DeviceSteps:
         can_run = self.works and self._target.cache.has_memory and len(requests) <= SIZES[-1]
         if not can_run or any(request.options.device_warpers is None for request in requests):
             return None
-        parts: dict[Any, Part] = {}
+        parts: dict[Any, StepPart] = {}
         for group in groups:
             plan: Any = group.request.plan
             if not self._drafting.has_part:
                 return None
             if plan.tree.depth > self._drafting.most_levels:
                 return None
-            part = parts.setdefault((plan.tree, plan.draws_children), Part(plan.tree, plan.draws_children))
+            part = parts.setdefault((plan.tree, plan.draws_children), StepPart(plan.tree, plan.draws_children))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
         plain = [row for row in range(len(requests)) if row not in drafted]
@@ -251,12 +174,12 @@ class DeviceSteps:
         if plain and found and len(plain) <= len(found[0].drafted):
             found[0].plain = plain
         elif plain:
-            found.append(Part(plain=plain))
+            found.append(StepPart(plain=plain))
         return found if len(found) <= MOST_PARTS else None
 
     # ------------------------------------------------------------------------------------------------------- one part
 
-    def _run_part(self, requests: list[Request], part: Part, outcome: Outcome) -> InFlightStep | None:
+    def _run_part(self, requests: list[Request], part: StepPart, outcome: Outcome) -> InFlightStep | None:
         """Runs a part's rows and adds their results to `outcome`. Returns the step; None if its capture failed."""
         lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
         if self._reads_first(part, lag, waits):
@@ -285,14 +208,14 @@ class DeviceSteps:
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
                 cache.clean([one.table for one in own])
-        step = self._step_for(kind, Size.of(own, depth, lag), part, values)
+        step = self._step_for(kind, StepSize.of(own, depth, lag), part, values)
         if step is not None:
             step.launch()
             self.meanwhile()
             self._take(part, step, step.report(), outcome)
         return step
 
-    def _lag_of(self, requests: list[Request], part: Part) -> int:
+    def _lag_of(self, requests: list[Request], part: StepPart) -> int:
         """Most unread tokens per row, root included, that the draft reads in a step with the part's tree."""
         depth = 0 if part.tree is None else part.tree.depth
         # An earlier tree of the request may have been deeper, as with a schedule.
@@ -300,12 +223,12 @@ class DeviceSteps:
         deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
         return 1 + max(depth, min(deepest, MOST_LAG))
 
-    def _waiting(self, requests: list[Request], part: Part) -> list[int]:
+    def _waiting(self, requests: list[Request], part: StepPart) -> list[int]:
         """Number of waiting features of each of the part's rows; 0 without an EAGLE head."""
         store = self._drafting.features
         return [0] * len(part.rows) if store is None else store.counts(requests[row] for row in part.rows)
 
-    def _reads_first(self, part: Part, lag: int, waits: list[int]) -> bool:
+    def _reads_first(self, part: StepPart, lag: int, waits: list[int]) -> bool:
         """Whether an EAGLE head must read before it can draft, or because a row has no room for more features."""
         most = max(waits)
         if most == 0 or not self._drafting.has_part:
@@ -338,7 +261,7 @@ class DeviceSteps:
                 slots[row] = places[row] * capacity + waiting
         return places, slots
 
-    def _step_for(self, kind: StepKind, wanted: Size, part: Part, values: tuple) -> InFlightStep | None:
+    def _step_for(self, kind: StepKind, wanted: StepSize, part: StepPart, values: tuple) -> InFlightStep | None:
         """The captured step for a kind and size, with `values` loaded; None if its capture failed."""
         size, key = wanted, (kind, wanted)
         if key not in self._steps:
@@ -399,7 +322,7 @@ class DeviceSteps:
         self._captures += 1
         return True
 
-    def _take(self, part: Part, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:
+    def _take(self, part: StepPart, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:
         """Adds a part's report to `outcome` and lets draft temperatures learn from it."""
         new = step.rows.size.depth + 1
         were_drafted = set(part.drafted)

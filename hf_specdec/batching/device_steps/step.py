@@ -12,8 +12,8 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, new_tokens, rows_with_nan
 from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
-from .rows import Kind, Size
-from .walks import Walks
+from .rows import StepSize, WalkKind
+from .walks import RowWalks
 
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class StepKind:
 
     Args:
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree that the draft grows; None for no tree.
-        kinds (`frozenset[Kind]`): kinds of verification among the rows.
+        kinds (`frozenset[WalkKind]`): kinds of verification among the rows.
         draws (`bool`): whether children are drawn.
         is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
         reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
@@ -37,7 +37,7 @@ class StepKind:
     """
 
     tree: TokenTree | DynamicTree | None
-    kinds: frozenset[Kind]
+    kinds: frozenset[WalkKind]
     draws: bool = False
     is_filtered: bool = False
     reads: bool = False
@@ -56,19 +56,19 @@ class InFlightStep(CapturedStep):
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
         kind (`StepKind`): tree and kinds of verification of the step.
-        size (`Size`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
+        size (`StepSize`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
         request (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
     def __init__(
-        self, target: InFlightTarget, drafting: Drafting, kind: StepKind, size: Size, request: DraftRequest | None
+        self, target: InFlightTarget, drafting: Drafting, kind: StepKind, size: StepSize, request: DraftRequest | None
     ):
         super().__init__(target, size)
         self.kind, device = kind, target.device
         part = drafting.part if kind.reads or kind.tree is not None else NoPart
         assert part is not None  # only drafts with a part are asked for trees
         self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
-        self._walks = Walks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
+        self._walks = RowWalks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))

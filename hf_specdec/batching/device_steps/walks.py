@@ -11,23 +11,23 @@ from ...device_steps.verdicts import NOTHING_TO_DRAW, Verdict
 from ...trees import DraftTree
 from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
 from ..request import Request
-from .rows import InFlightRows, Kind
+from .rows import InFlightRows, WalkKind
 
 
-class Walks:
+class RowWalks:
     """
     Walks the rows of a captured step down their trees, each by its own kind of verification.
 
     Args:
         rows (`InFlightRows`): the step's rows.
-        kinds (`frozenset[Kind]`): kinds of verification among the rows.
+        kinds (`frozenset[WalkKind]`): kinds of verification among the rows.
         drawn_by (`Drafter`, *optional*): the drafter, if its children are drawn.
         draft_is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p, which takes time. (The
             target's top-k and top-p are always applied: a row without them costs a comparison.)
     """
 
     def __init__(
-        self, rows: InFlightRows, kinds: frozenset[Kind], drawn_by: Any = None, draft_is_filtered: bool = False
+        self, rows: InFlightRows, kinds: frozenset[WalkKind], drawn_by: Any = None, draft_is_filtered: bool = False
     ):
         self._rows, self._kinds = rows, kinds
         temperature, filters = {"temperature": rows.temperature}, {"top_k": rows.top_k, "top_p": rows.top_p}
@@ -57,36 +57,36 @@ class Walks:
         assert found is not None
         return found
 
-    def _verdict(self, kind: Kind) -> Verdict:
-        if kind == Kind.GREEDY:
+    def _verdict(self, kind: WalkKind) -> Verdict:
+        if kind == WalkKind.GREEDY:
             return Verdict("greedy")
         values: Any = {name: value if name == "top_k" else value.float() for name, value in self._warpers.items()}
-        if kind == Kind.TARGET:
+        if kind == WalkKind.TARGET:
             return Verdict("target", **values)
         return Verdict("rejection", drawing=self.drawing, **values)
 
     def checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         """Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; `[rows]` int64."""
-        draws = self._rows.kinds >= Kind.TARGET
+        draws = self._rows.kinds >= WalkKind.TARGET
         return torch.where(draws, Verdict("target").checked(logits, path, accepted), accepted)
 
 
-def kind_of(request: Request, draws_children: bool) -> Kind:
+def kind_of(request: Request, draws_children: bool) -> WalkKind:
     """Kind of verification of a request; `draws_children` says whether the children of its tree are drawn."""
     if not request.options.do_sample:
-        return Kind.GREEDY
+        return WalkKind.GREEDY
     plan = request.options.plan
-    return Kind.REJECTION if draws_children and plan is not None and plan.uses_rejection else Kind.TARGET
+    return WalkKind.REJECTION if draws_children and plan is not None and plan.uses_rejection else WalkKind.TARGET
 
 
-def kinds_among(kinds: list[Kind], draws_children: bool) -> frozenset[Kind]:
+def kinds_among(kinds: list[WalkKind], draws_children: bool) -> frozenset[WalkKind]:
     """
     Kinds of walks in a step with rows of these kinds. If any row is sampled, all possible kinds are included: another
     walk costs less than another graph for every mix of rows.
     """
-    if set(kinds) == {Kind.GREEDY}:
-        return frozenset({Kind.GREEDY})
-    return frozenset({Kind.GREEDY, Kind.TARGET} | ({Kind.REJECTION} if draws_children else set()))
+    if set(kinds) == {WalkKind.GREEDY}:
+        return frozenset({WalkKind.GREEDY})
+    return frozenset({WalkKind.GREEDY, WalkKind.TARGET} | ({WalkKind.REJECTION} if draws_children else set()))
 
 
 def error_of(accepted: int, is_nan: int) -> str | None:

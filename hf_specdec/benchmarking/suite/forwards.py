@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ...attention import switched_to_tree_attention
 from ...cache import DeviceCache, TreeCache
-from ...device_steps.loop import MOST_SHAPES
+from ...device_steps.captures import MOST_SHAPES
 from ...forwards.tree_forward import TreeForward
 from ...graphs import GraphStore
 from ...trees import TokenTree, Topology

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ...device_steps.loop import MOST_SHAPES
+from ...device_steps.captures import MOST_SHAPES
 from ..equality import Gate
 from . import heads, kernels, steps
 from .pair import TREE, Calibration, Pair, calibrate

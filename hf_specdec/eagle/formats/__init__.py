@@ -17,21 +17,21 @@ from safetensors.torch import save_file
 
 from ...checkpoints.reading import Checkpoint, HubOptions
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
-from .reading import Reading
+from .reading import PublishedHead
 from .target import Target
 
 
 if TYPE_CHECKING:
     from ..modeling_eagle import EagleHead
 
-__all__ = ["WRITERS", "Checkpoint", "HubOptions", "Reading", "Target", "read_head", "write_head"]
+__all__ = ["WRITERS", "Checkpoint", "HubOptions", "PublishedHead", "Target", "read_head", "write_head"]
 
 # SafeAILab's format has no marks of its own, and is taken where no other format matches.
 _FORMATS = (native, speculators, modelopt, specforge, angelslim)
 WRITERS = {module.NAME: module for module in (safeailab, speculators, specforge)}
 
 
-def read_head(checkpoint: Checkpoint) -> Reading:
+def read_head(checkpoint: Checkpoint) -> PublishedHead:
     """
     Reads a checkpoint of any format.
 

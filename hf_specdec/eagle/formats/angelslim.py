@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...checkpoints.reading import Checkpoint
 from .keys import Keys
-from .reading import Reading
+from .reading import PublishedHead
 from .safeailab import read_either
 
 
@@ -19,7 +19,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "Eagle3LlamaForCausalLM" in (checkpoint.config.get("architectures") or ())
 
 
-def read(checkpoint: Checkpoint) -> Reading:
+def read(checkpoint: Checkpoint) -> PublishedHead:
     """Reads an EAGLE-3 head, with embeddings of its own if the checkpoint has any."""
     conventions = {}
     if checkpoint.config.get("tie_word_embeddings"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...checkpoints.reading import Checkpoint
 from .keys import Keys
-from .reading import Reading, section
+from .reading import PublishedHead, section
 from .safeailab import read_either
 
 
@@ -26,7 +26,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return any(name in options for name in _OPTIONS)
 
 
-def read(checkpoint: Checkpoint) -> Reading:
+def read(checkpoint: Checkpoint) -> PublishedHead:
     """
     Reads a head in ModelOpt's format.
 

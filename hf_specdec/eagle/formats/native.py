@@ -7,7 +7,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ...checkpoints.reading import Checkpoint
 from ..configuration_eagle import EagleConfig
 from .keys import Keys
-from .reading import Reading
+from .reading import PublishedHead
 from .vocabulary import draft_vocabulary
 
 
@@ -19,7 +19,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return checkpoint.config.get("model_type") == EagleConfig.model_type
 
 
-def read(checkpoint: Checkpoint) -> Reading:
+def read(checkpoint: Checkpoint) -> PublishedHead:
     """
     Reads a head in our own format, in which nothing has to be guessed or assumed.
 
@@ -33,4 +33,4 @@ def read(checkpoint: Checkpoint) -> Reading:
         raise ValueError(f"{checkpoint.name}: config.json: {error}") from error
     if "d2t" in keys and "lm_head.weight" in keys:
         draft_vocabulary(keys, config.vocab_size)
-    return Reading(config, keys.weights, keys.ignored)
+    return PublishedHead(config, keys.weights, keys.ignored)

@@ -1,4 +1,4 @@
-"""`Reading`, the result of reading any format: an `EagleConfig`, weights under our names, and keys left out."""
+"""`PublishedHead`, the result of reading any format: an `EagleConfig`, weights under our names, and keys left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..configuration_eagle import EagleConfig
 
 
 @dataclass(eq=False)
-class Reading:
+class PublishedHead:
     """
     A published head, converted to our format.
 

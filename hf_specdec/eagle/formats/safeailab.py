@@ -14,7 +14,7 @@ from ...checkpoints.reading import Checkpoint
 from ..configuration_eagle import EagleConfig
 from .keys import Keys
 from .layers import layer_config
-from .reading import Reading
+from .reading import PublishedHead
 from .target import Target
 from .vocabulary import draft_vocabulary, target_vocabulary
 from .writing import (
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 NAME = "safeailab"
 
 
-def read(checkpoint: Checkpoint) -> Reading:
+def read(checkpoint: Checkpoint) -> PublishedHead:
     """Reads a head of EAGLE-1 or EAGLE-3; the weights decide which."""
     return read_either(Keys(checkpoint, {"midlayer.": "layers.0."}), checkpoint.config, NAME)
 
 
-def read_either(keys: Keys, published: dict[str, Any], name: str, **eagle3: Any) -> Reading:
+def read_either(keys: Keys, published: dict[str, Any], name: str, **eagle3: Any) -> PublishedHead:
     """
     Reads a head of the version that its weights show; `eagle3` are arguments of `read_eagle3`. Decoder layers of
     another kind are refused with the name of the tensor that they lack.
@@ -52,7 +52,7 @@ def read_either(keys: Keys, published: dict[str, Any], name: str, **eagle3: Any)
 
 def read_eagle1(
     keys: Keys, published: dict[str, Any], source_format: str, conventions: dict[str, str] | None = None
-) -> Reading:
+) -> PublishedHead:
     """
     Reads an EAGLE-1 head of any format. Embeddings in the checkpoint are a copy of the target's, and left out; the
     lm_head is the target's.
@@ -88,7 +88,7 @@ def read_eagle1(
         source_format=source_format,
         conventions=conventions,
     )
-    return Reading(config, keys.weights, keys.ignored)
+    return PublishedHead(config, keys.weights, keys.ignored)
 
 
 def read_eagle3(
@@ -99,7 +99,7 @@ def read_eagle3(
     layers: dict[str, Any] | None = None,
     conventions: dict[str, str] | None = None,
     **differences: Any,
-) -> Reading:
+) -> PublishedHead:
     """
     Reads an EAGLE-3 head of any format.
 
@@ -152,7 +152,7 @@ def read_eagle3(
         )
     except ValueError as error:
         raise ValueError(f"{keys.name}: {error}") from error
-    return Reading(config, keys.weights, keys.ignored)
+    return PublishedHead(config, keys.weights, keys.ignored)
 
 
 def _num_features(keys: Keys, target_size: int) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...checkpoints.reading import Checkpoint
 from .keys import Keys
-from .reading import Reading, section
+from .reading import PublishedHead, section
 from .safeailab import read_either
 from .target import Target
 from .writing import (
@@ -40,7 +40,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "LlamaForCausalLMEagle3" in (checkpoint.config.get("architectures") or ())
 
 
-def read(checkpoint: Checkpoint) -> Reading:
+def read(checkpoint: Checkpoint) -> PublishedHead:
     """
     Reads a head in SpecForge's format, in which `norm_output` means that a norm comes before the lm_head; the state
     that is fed back is never normed. Where `norm_output` is false, the file holds that norm all the same, as it was

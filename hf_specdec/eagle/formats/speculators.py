@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checkpoints.reading import Checkpoint
 from .keys import Keys
-from .reading import Reading, section
+from .reading import PublishedHead, section
 from .safeailab import read_eagle1, read_eagle3
 from .target import Target
 from .writing import PLAIN_EAGLE3, Writing, boundaries, check_expressible, eagle3_weights, layer_fields
@@ -29,7 +29,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     return "speculators_model_type" in checkpoint.config
 
 
-def read(checkpoint: Checkpoint) -> Reading:
+def read(checkpoint: Checkpoint) -> PublishedHead:
     """
     Reads a head in one of the formats of speculators.
 
@@ -73,7 +73,7 @@ def read(checkpoint: Checkpoint) -> Reading:
     return reading
 
 
-def _read_eagle1(checkpoint: Checkpoint) -> Reading:
+def _read_eagle1(checkpoint: Checkpoint) -> PublishedHead:
     published = checkpoint.config
     if published.get("layernorms"):
         raise ValueError(

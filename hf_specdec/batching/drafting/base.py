@@ -1,9 +1,8 @@
-"""Drafting for requests in flight: a drafter's state is kept per request, because rows change between steps."""
+"""`Drafting`: what proposes draft trees for the requests of a step."""
 
 from __future__ import annotations
 
 import sys
-import weakref
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from ..drafters import Drafter, DraftRequest
-from ..generation.sequences import Sequences
-from ..trees import DraftTree
-from .joining import join_drafts
-from .paged_cache import PagedCache
-from .request import Request
-from .waiting_features import WaitingFeatures
+from ...drafters import DraftRequest
+from ...trees import DraftTree
+from ..paged_cache import PagedCache
+from ..request import Request
+from ..waiting_features import WaitingFeatures
 
 
 if TYPE_CHECKING:
-    from .device_steps.drafts import InFlightPart
-    from .target import InFlightTarget
+    from ..device_steps.drafts import InFlightPart
+    from ..target import InFlightTarget
 
 
 class Drafting(ABC):
@@ -117,77 +114,3 @@ class Drafting(ABC):
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         """Takes note that a captured prefill step has read prompts up to `ends`; with `features`, so has the head."""
         return
-
-
-class OneByOneDrafting(Drafting):
-    """Drafts with a separate drafter per request: for n-gram drafters and drafters of a user's own."""
-
-    def __init__(self, drafter: Drafter, target: PreTrainedModel):
-        self.drafter, self.target = drafter, target
-        self.device = target.device if drafter.models else torch.device("cpu")
-        self._drafters: weakref.WeakKeyDictionary[Request, tuple[Drafter, Sequences]] = weakref.WeakKeyDictionary()
-
-    @property
-    def models(self) -> tuple[PreTrainedModel, ...]:
-        return self.drafter.models
-
-    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        drafts = [self._propose(row, request) for row in requests]
-        parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]
-        return join_drafts(parts, len(requests), self.device) if parts else None
-
-    def _propose(self, row: Request, request: DraftRequest) -> DraftTree | None:
-        try:
-            drafter, sequences = self._of(row, request)
-            drafter.request = request
-            sequences.extend(0, row.tokens[sequences.lengths[0] :])
-            draft = drafter.propose(sequences)
-            if draft is None:
-                return None
-            _check(draft, drafter, request)
-            return draft.within([row.room])
-        except Exception as error:  # an error of a user's drafter fails only its request
-            row.fail(error)
-            return None
-
-    def _of(self, row: Request, request: DraftRequest) -> tuple[Drafter, Sequences]:
-        if row not in self._drafters:
-            drafter = self.drafter.for_call(self.target)
-            sequences = Sequences(torch.tensor([row.tokens], device=self.device), max_length=row.max_length)
-            drafter.start(sequences, request)
-            self._drafters[row] = drafter, sequences
-        return self._drafters[row]
-
-    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
-        for row, nodes in zip(requests, kept, strict=True):
-            if row not in self._drafters:
-                continue
-            try:
-                self._drafters[row][0].commit([nodes[1:] if nodes else None])
-            except Exception as error:  # an error of a user's drafter; a finished request stays finished
-                if not row.is_over:
-                    row.fail(error)
-
-    def forget(self, request: Request) -> None:
-        self._drafters.pop(request, None)
-
-
-def _check(draft: DraftTree, drafter: Drafter, request: DraftRequest) -> None:
-    """Raises `TypeError` or `ValueError` for a proposal of a user's drafter that would fail the whole step."""
-    name, most = f"`{type(drafter).__name__}.propose`", request.tree.num_nodes
-    if not isinstance(draft, DraftTree):
-        raise TypeError(f"{name} returned {type(draft).__name__}. Return a DraftTree, or None.")
-    if len(draft.tokens) != 1:
-        raise ValueError(f"{name} returned {len(draft.tokens)} rows for 1. Return a tree for each row of `sequences`.")
-    if draft.num_nodes > most:
-        raise ValueError(
-            f"{name} returned {draft.num_nodes} nodes, but there is memory for the {most} of the step's tree. Return "
-            "no more than `tree_within(room)` has, or ask for a larger `tree`."
-        )
-    counted = draft.tokens if draft.valid is None else draft.tokens[draft.valid]
-    foreign = counted[(counted < 0) | (counted >= request.vocab_size)].tolist()
-    if foreign:
-        raise ValueError(
-            f"{name} returned token {foreign[0]}, but the target knows {request.vocab_size} from 0. Mark nodes that "
-            "are not to count in `valid`."
-        )

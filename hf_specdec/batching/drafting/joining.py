@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..trees import DraftTree, Topology
+from ...trees import DraftTree, Topology
 
 
 @dataclass(eq=False)

@@ -1,0 +1,90 @@
+"""The parts of a captured step, each a forward of its own, and what comes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from ...trees import DynamicTree, TokenTree
+from ...verification import DraftTemperature, Walk
+
+
+if TYPE_CHECKING:
+    from ...drafters import DraftRequest
+
+
+class Group(Protocol):
+    """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
+
+    request: DraftRequest
+    rows: list[int]
+
+
+@dataclass
+class StepPart:
+    """
+    Rows of a step that share a forward.
+
+    Args:
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
+        draws (`bool`): whether children are drawn.
+        groups (`list[Group]`): the rows that are drafted for.
+        plain (`list[int]`): the rows without drafts.
+        reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
+        was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
+    """
+
+    tree: TokenTree | DynamicTree | None = None
+    draws: bool = False
+    groups: list[Group] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
+    reading: list[int] = field(default_factory=list)
+    was_put_off: bool = False
+
+    @property
+    def drafted(self) -> list[int]:
+        """The rows of the groups, one group after the other."""
+        return [row for group in self.groups for row in group.rows]
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows, beginning with the rows that are drafted for."""
+        return self.drafted + self.plain
+
+    def put_off(self, reading: list[int]) -> None:
+        """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
+        self.was_put_off = bool(self.groups)
+        self.plain, self.groups, self.tree, self.draws = self.rows, [], None, False
+        self.reading = reading
+
+
+@dataclass
+class Outcome:
+    """
+    Result of a captured step.
+
+    Args:
+        walk (`Walk`): accepted nodes and new tokens of all rows, not yet appended to the requests.
+        drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
+        features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
+            `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
+        errors (`dict[int, str]`): error messages of the rows that fail.
+        spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
+            tokens.
+        captured (`bool`): whether a graph was captured first, which takes long.
+        only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+        was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+        learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
+    """
+
+    walk: Walk
+    drafted: dict[int, int] = field(default_factory=dict)
+    features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    spoiled: dict[int, int] = field(default_factory=dict)
+    captured: bool = False
+    only_read: bool = False
+    was_put_off: bool = False
+    learnt: set[DraftTemperature] = field(default_factory=set)

@@ -1,0 +1,114 @@
+"""Drafting with a draft model: all requests of a step share its forwards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from ...drafters import DraftModelDrafter, DraftRequest
+from ...forwards.models import execution_device
+from ...forwards.node_inputs import causal_chain
+from ...graphs import GraphPool
+from ...trees import DraftTree
+from ..blocks import BlockPool
+from ..device_steps.drafts import InFlightModelPart
+from ..graphs import PagedGraphs
+from ..paged_cache import PagedCache
+from ..request import Request
+from ..step_rows import StepRows
+from .base import Drafting
+from .forwards import LONGEST_FORWARD, MOST_UNREAD_TOKENS, can_be_captured
+
+
+MOST_TOKENS = 8192
+"""Most tokens of all rows, padding included, that a draft model forwards at once when it catches up."""
+
+
+class DraftModelDrafting(Drafting):
+    """Drafts with a draft model. Tokens that are not in its cache yet are forwarded when a tree is proposed."""
+
+    def __init__(
+        self,
+        drafter: DraftModelDrafter,
+        pool: BlockPool,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: GraphPool | None = None,
+    ):
+        self.drafter = drafter
+        device = execution_device(drafter.model)
+        num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
+        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.model, cuda_graphs, graph_pool))
+        drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device))
+
+    @property
+    def cache(self) -> PagedCache:
+        return self.drafter.cache
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.models
+
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(request)
+        self.lags(requests, MOST_UNREAD_TOKENS)
+        self.cache.seat([row.table for row in requests])
+        starts = [min(seen, row.length - 1) for seen, row in zip(self.cache.lengths, requests, strict=True)]
+        return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
+
+    def _read(self, requests: list[Request]) -> None:
+        """Forwards all tokens of some requests that the draft has not read, except the roots."""
+        device, forward = self.drafter.device, self.drafter.forward
+        while left := [row for row in requests if self.cache.length_of(row.table) < row.length - 1]:
+            own = _fitting(left, [row.length - 1 - self.cache.length_of(row.table) for row in left])
+            starts = [self.cache.length_of(row.table) for row in own]
+            ends = [min(row.length - 1, start + LONGEST_FORWARD) for row, start in zip(own, starts, strict=True)]
+            most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
+            parts = [row.tokens[start:end] for row, start, end in zip(own, starts, ends, strict=True)]
+            # Rows with fewer tokens repeat their last one behind it, at its position.
+            tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
+            last = torch.tensor([len(part) - 1 for part in parts], device=device)[:, None]
+            depths = torch.arange(most, device=device).minimum(last)
+            self.cache.seat([row.table for row in own])
+            forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1)
+            self.cache.set_lengths(ends)
+
+    def _width(self, most: int) -> int:
+        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without one."""
+        graphs = self.cache.graphs
+        widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
+        return min((width for width in widths if width >= most), default=most)
+
+    def forget(self, request: Request) -> None:
+        self.cache.forget(request.table)
+
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    part = InFlightModelPart
+
+    @property
+    def has_part(self) -> bool:
+        return type(self.drafter) is DraftModelDrafter and can_be_captured(self.drafter.forward)
+
+    def room(self, request: Request) -> int:
+        most = self.drafter.max_positions
+        return request.room if most is None else min(request.room, most - request.length)
+
+    def lags(self, requests: list[Request], most: int) -> list[int]:
+        self._read([row for row in requests if row.length - self.cache.length_of(row.table) > most])
+        return [row.length - min(self.cache.length_of(row.table), row.length - 1) for row in requests]
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        for row in requests:
+            self.cache.note_length(row.table, row.length)
+
+
+def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:
+    """The first requests, of `counts` tokens each, that padded to the longest fit into a forward of `MOST_TOKENS`."""
+    longest = 0
+    for number, count in enumerate(counts):
+        longest = max(longest, min(count, LONGEST_FORWARD))
+        if number > 0 and (number + 1) * longest > MOST_TOKENS:
+            return requests[:number]
+    return requests

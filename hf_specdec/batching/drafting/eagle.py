@@ -1,0 +1,203 @@
+"""Drafting with an EAGLE head: all requests of a step share its forwards."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from ...drafters import DraftRequest, EagleDrafter
+from ...forwards.models import execution_device
+from ...graphs import GraphPool
+from ...trees import DraftTree
+from ..blocks import BlockPool
+from ..device_steps.drafts import InFlightHeadPart
+from ..graphs import PagedGraphs
+from ..paged_cache import PagedCache
+from ..request import Request
+from ..step_rows import StepRows
+from ..waiting_features import WaitingFeatures
+from .base import Drafting
+from .forwards import LONGEST_FORWARD, MOST_UNREAD_TOKENS, can_be_captured, nodes_of
+
+
+if TYPE_CHECKING:
+    from ..target import InFlightTarget
+
+
+class EagleDrafting(Drafting):
+    """
+    Drafts with an EAGLE head. The head reads each prompt chunk right after the target; features of generated tokens
+    wait until a tree is proposed, or until there are too many of them.
+    """
+
+    def __init__(
+        self,
+        drafter: EagleDrafter,
+        pool: BlockPool,
+        max_requests: int,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: GraphPool | None = None,
+    ):
+        self.drafter = drafter
+        self._max_requests = max_requests
+        device = execution_device(drafter.head)
+        num_layers = drafter.head.config.text_config.num_hidden_layers
+        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
+        drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device), 0)
+
+    @property
+    def cache(self) -> PagedCache:
+        return self.drafter.cache
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.models
+
+    def refresh(self) -> None:
+        self.drafter.refresh()
+
+    def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
+        return self.drafter.watching(target)
+
+    def knows(self, request: Request) -> bool:
+        return self._num_waiting(request) > 0
+
+    def observe_prompts(self, requests: list[Request], kept: list[list[int]]) -> None:
+        features, own, kept = self._take(requests, kept)
+        if not own:
+            return
+        assert self.features is not None
+        counts = [len(nodes) for nodes in kept]
+        ends = [self.cache.length_of(row.table) + count for row, count in zip(own, counts, strict=True)]
+        # The last feature of a prompt waits for the next token, with which it is read.
+        begin = [row for row, (request, end) in enumerate(zip(own, ends, strict=True)) if end == request.length]
+        self._read(own, features, kept, ends)
+        if begin:
+            last = torch.tensor([kept[row][-1] for row in begin], device=features.device)
+            rows = torch.tensor(begin, device=features.device)
+            self.features.put([own[row] for row in begin], features[rows, last][:, None], [1] * len(begin))
+
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
+        assert features is None  # captured steps write features to the store themselves
+        taken, own, kept = self._take(requests, kept)
+        if not own:
+            return
+        store: Any = self.features
+        nodes, size = nodes_of(taken, kept), store.CAPACITY // 2
+        for start in range(0, nodes.shape[1], size):
+            rows = [row for row, kept_nodes in enumerate(kept) if len(kept_nodes) > start]
+            counts = [min(len(kept[row]) - start, size) for row in rows]
+            these = [own[row] for row in rows]
+            self.make_room(these, max(counts))
+            store.put(these, nodes[rows, start : start + size], counts)
+
+    def _take(
+        self, requests: list[Request], kept: list[list[int]]
+    ) -> tuple[torch.Tensor, list[Request], list[list[int]]]:
+        """
+        Takes the recorded features of the target for the requests that speculate and keep nodes: the features `[rows,
+        nodes, size]`, these requests, and their kept nodes.
+        """
+        features = self.drafter.take_features()
+        if self.features is None:
+            most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
+            self.features = WaitingFeatures(most, features.shape[2], self.drafter.device, self.drafter.head.dtype)
+        rows = [
+            row
+            for row, (request, nodes) in enumerate(zip(requests, kept, strict=True))
+            if nodes and request.options.plan is not None
+        ]
+        if len(rows) < len(requests):
+            features = features[rows]
+        return features, [requests[row] for row in rows], [kept[row] for row in rows]
+
+    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(request)
+        counts = self.lags(requests, MOST_UNREAD_TOKENS)
+        assert self.features is not None
+        self.cache.seat([one.table for one in requests])
+        rows = StepRows(requests, self.drafter.device, self.cache.lengths)
+        draft = self.drafter.propose_from(rows, self.features.of(requests, max(counts)), counts)
+        if draft is not None:
+            for row in requests:
+                self.features.set_count(row, 0)
+        return draft
+
+    def _num_waiting(self, request: Request) -> int:
+        return 0 if self.features is None else self.features.count(request)
+
+    def _catch_up(self, requests: list[Request]) -> None:
+        """Lets the head read all waiting features of some requests but the last, which stays for the next tree."""
+        if not requests:
+            return
+        assert self.features is not None
+        counts = [self._num_waiting(row) for row in requests]
+        ends = [self.cache.length_of(row.table) + count for row, count in zip(requests, counts, strict=True)]
+        features = self.features.of(requests, self.features.CAPACITY)
+        self._read(requests, features, [list(range(count)) for count in counts], [end - 1 for end in ends])
+        self.features.keep_last(requests)
+
+    def _read(self, requests: list[Request], features: torch.Tensor, nodes: list[list[int]], ends: list[int]) -> None:
+        """
+        Forwards features (`[batch, width, size]`) through the head, each with the token behind it. `nodes` are the
+        consecutive new nodes of each request. Afterwards the head's cache has `ends` rows of a request, but at most
+        one fewer than its text has tokens, because no token is behind the last one.
+        """
+        width, device = features.shape[1], self.drafter.device
+        starts = [self.cache.length_of(row.table) - new[0] for row, new in zip(requests, nodes, strict=True)]
+        last = torch.tensor([new[-1] for new in nodes], device=device)[:, None]
+        depths = torch.arange(width, device=device).minimum(last)
+        parts = [row.tokens[start + 1 : start + 1 + width] for row, start in zip(requests, starts, strict=True)]
+        tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
+        self.cache.seat([row.table for row in requests])
+        for first in range(0, width, LONGEST_FORWARD):
+            self.cache.set_lengths([start + first for start in starts])
+            piece = slice(first, first + LONGEST_FORWARD)
+            self.drafter.cache_features(tokens[:, piece], features[:, piece], depths[:, piece] - first)
+        self.cache.set_lengths([min(end, row.length - 1) for end, row in zip(ends, requests, strict=True)])
+
+    def forget(self, request: Request) -> None:
+        if self.features is not None:
+            self.features.forget(request)
+        self.cache.forget(request.table)
+
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    part = InFlightHeadPart
+    most_levels = WaitingFeatures.CAPACITY - 2  # beside a waiting feature, the root's and one per level
+
+    @property
+    def has_part(self) -> bool:
+        return type(self.drafter) is EagleDrafter and can_be_captured(self.drafter.forward)
+
+    def lags(self, requests: list[Request], most: int) -> list[int]:
+        self._catch_up([row for row in requests if self._num_waiting(row) > most])
+        return [self._num_waiting(row) for row in requests]
+
+    def make_room(self, requests: list[Request], count: int) -> None:
+        capacity, store = WaitingFeatures.CAPACITY, self.features
+        if store is not None and max(store.counts(requests), default=0) + count > capacity:
+            most = min(capacity // 2, capacity - count)  # rows that will soon be full catch up as well
+            self._catch_up([row for row in requests if store.count(row) > most])
+
+    def note_features(self, requests: list[Request], counts: list[int]) -> None:
+        store: Any = self.features
+        for row, count in zip(requests, counts, strict=True):
+            if count > 0 and row.options.plan is not None:
+                store.add(row, count)
+
+    def note_read(self, requests: list[Request], ends: list[int]) -> None:
+        for row, end in zip(requests, ends, strict=True):
+            if row.options.plan is not None:
+                self.cache.note_length(row.table, min(end, row.length - 1))
+                if end == row.length and self.features is not None:
+                    self.features.set_count(row, 1)
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        assert self.features is not None
+        for row in requests:
+            self.features.set_count(row, 0)
+            self.cache.note_length(row.table, row.length - 1)
