@@ -20,7 +20,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
-from .bodies import check_input, check_options, checked_messages, sequence_bias
+from .bodies import check_input, check_options, checked_messages, chosen_tools, sequence_bias
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
@@ -79,7 +79,7 @@ class _OwnRequests:
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
         check_options(body)
-        response = await handler.handle_request(body, request_id)
+        response = await handler.handle_request(chosen_tools(body), request_id)
         for request in asked_for.get() or ():
             await request.begun()
         return response

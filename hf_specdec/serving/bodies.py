@@ -15,6 +15,8 @@ _ANSWERED_ALIKE = {
     "presence_penalty": ("0", "0.0", "-0.0"),
     "response_format": ('{"type": "text"}',),
     "previous_response_id": (),
+    "functions": ("[]",),
+    "function_call": ('"auto"', '"none"'),
 }
 """Options that are not supported, with the values (as JSON) that change nothing."""
 _ITEMS = ("reasoning", "function_call", "function_call_output")
@@ -35,6 +37,23 @@ def check_options(body: dict[str, Any]) -> None:
     format_ = text.get("format") if isinstance(text, dict) else text
     if format_ is not None and not (isinstance(format_, dict) and format_.get("type") == "text"):
         raise ValueError(f"`text.format={format_!r}` is not supported by this server. Leave it out.")
+
+
+def chosen_tools(body: dict[str, Any]) -> dict[str, Any]:
+    """
+    The body, without its tools if `tool_choice` is "none".
+
+    Raises:
+        ValueError: if a tool is demanded, or several calls at a time are forbidden, which cannot be enforced.
+    """
+    if not body.get("tools"):
+        return body
+    choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls")
+    if choice not in (None, "auto", "none"):
+        raise ValueError(f"`tool_choice={shortened(choice)}` is not supported by this server, but 'auto' and 'none'.")
+    if parallel not in (None, True):
+        raise ValueError(f"`parallel_tool_calls={shortened(parallel)}` is not supported by this server. Leave it out.")
+    return {name: value for name, value in body.items() if name != "tools"} if choice == "none" else body
 
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:

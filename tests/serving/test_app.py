@@ -25,6 +25,7 @@ from hf_specdec.serving.app import build_app  # noqa: E402
 
 
 TEMPLATE = (
+    "{% for tool in tools or () %}{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}"
     "{% if message.role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}"
     "{{ message.content }}{% endfor %}"
@@ -270,6 +271,8 @@ def test_inputs(client: TestClient, given: Any) -> None:
         ("chat/completions", {"top_logprobs": 3}, {"top_logprobs": 0}),
         ("chat/completions", {"response_format": {"type": "json_object"}}, {"response_format": {"type": "text"}}),
         ("chat/completions", {"presence_penalty": 0.5}, {"presence_penalty": 0.0}),
+        ("chat/completions", {"functions": [{"name": "f"}]}, {"functions": []}),
+        ("chat/completions", {"function_call": {"name": "f"}}, {"function_call": "auto"}),
         ("completions", {"n": 2}, {"n": None}),
         ("completions", {"best_of": 2}, {"best_of": 1}),
         ("completions", {"logprobs": 0}, {"logprobs": None}),
@@ -286,6 +289,21 @@ def test_options_that_are_not_supported(
     reason = refusal(client, path, PATHS[path] | option)
     assert f"`{name}" in reason and "not supported" in reason
     assert text_of(ask(client, path, **alike)) == text_of(ask(client, path))
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_tools(client: TestClient, path: str) -> None:
+    """The model is shown its tools unless none is to be called; what cannot be enforced is refused."""
+    own = {"name": "abc", "parameters": {"type": "object", "properties": {}}}
+    tool = {"type": "function"} | (own if path == "responses" else {"function": own})
+    bare, shown, none = (
+        ask(client, path, **options)["usage"]["input_tokens" if path == "responses" else "prompt_tokens"]
+        for options in ({}, {"tools": [tool], "tool_choice": "auto"}, {"tools": [tool], "tool_choice": "none"})
+    )
+    assert bare == none < shown
+    ask(client, path, tool_choice="required", parallel_tool_calls=False)  # of no tools
+    for option in ({"tool_choice": "required"}, {"tool_choice": tool}, {"parallel_tool_calls": False}):
+        assert "is not supported" in refusal(client, path, PATHS[path] | {"tools": [tool]} | option)
 
 
 def test_an_engine_that_has_ended() -> None:
