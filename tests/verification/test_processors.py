@@ -395,6 +395,20 @@ def closure_with_state(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.
     return process
 
 
+def calls_with(process: Callable, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return process(input_ids, scores)
+
+
+class CallsFunction(LogitsProcessor):
+    """Leaves the work to a function that it holds."""
+
+    def __init__(self, process: Callable):
+        self.process = process
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self.process(input_ids, scores)
+
+
 def counts_with(counter: Counter, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return counter.process(input_ids, scores)
 
@@ -421,6 +435,11 @@ CUSTOM: dict[str, Callable[[PreTrainedModel, Text], Any]] = {
     "closure_with_state": lambda model, text: closure_with_state(model),
     "method": lambda model, text: Counter().process,
     "partial": lambda model, text: functools.partial(counts_with, Counter()),
+    "partial_of_a_function_with_state": lambda model, text: functools.partial(calls_with, closure_with_state(model)),
+    "object_with_such_a_function": lambda model, text: CallsFunction(closure_with_state(model)),
+    "object_with_such_a_partial": lambda model, text: CallsFunction(
+        functools.partial(calls_with, closure_with_state(model))
+    ),
     "asks_model": lambda model, text: AsksModel(model),
     "asks_tokenizer": lambda model, text: AsksTokenizer(tiny_tokenizer()),
 }
@@ -525,7 +544,12 @@ def test_models_and_tokenizers_are_not_copied(
         copy.deepcopy(target)
     options = lambda: {  # noqa: E731
         "max_new_tokens": NEW_TOKENS,
-        "logits_processor": [AsksModel(target), AsksTokenizer(tokenizer), closure_with_state(target)],
+        "logits_processor": [
+            AsksModel(target),
+            AsksTokenizer(tokenizer),
+            closure_with_state(target),
+            CallsFunction(functools.partial(calls_with, closure_with_state(target))),
+        ],
     }
     assert_same_calls(target, draft, inputs_of[3], options)
 
