@@ -19,7 +19,7 @@ from support.models import prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.verification import DraftRest
+from hf_specdec.verification import DraftBackoff
 
 
 TREE = "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
@@ -176,7 +176,7 @@ def test_a_target_that_is_broken_fails_as_ever() -> None:
 
 
 def test_rests_become_longer_as_long_as_nothing_else_comes() -> None:
-    rest, spoiled = DraftRest(), [True, True, True, False, True, True, *[True] * 4]
+    rest, spoiled = DraftBackoff(), [True, True, True, False, True, True, *[True] * 4]
     lengths = []
     for is_spoiled in spoiled:
         length = 0

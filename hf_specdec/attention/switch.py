@@ -63,6 +63,7 @@ its config, so that the id stays valid.
 
 
 def previous_implementation(config: PreTrainedConfig) -> str:
+    """The implementation that a config had before the switch; that of a config that names none is eager attention."""
     switch = _switches.get(id(config))
     if switch is not None:
         return switch.previous
@@ -71,7 +72,7 @@ def previous_implementation(config: PreTrainedConfig) -> str:
     name = config._attn_implementation
     if isinstance(name, SwitchedName):
         return name.previous
-    return "sdpa" if name in (None, NAME) else name
+    return "sdpa" if name == NAME else name or "eager"
 
 
 def implementation_of(model: PreTrainedModel) -> str:
@@ -117,8 +118,7 @@ def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
         for config in configs:
             switch = _switches.get(id(config))
             if switch is None:
-                previous = previous_implementation(config) if config._attn_implementation else "eager"
-                switch = _switches[id(config)] = _Switch(config, previous)
+                switch = _switches[id(config)] = _Switch(config, previous_implementation(config))
                 config._attn_implementation_internal = switched_name(switch.previous)
             switch.calls += 1
     try:

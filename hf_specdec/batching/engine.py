@@ -278,7 +278,7 @@ class Engine:
         for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
             if tree is None or request.room < 1 or not self.drafting.knows(request):
                 continue
-            if request.draft_rest.takes_step():
+            if request.draft_backoff.takes_step():
                 continue
             # A tree never takes blocks from other requests.
             if not self.pool.reserve(request.table, request.length + tree.num_slots):
@@ -350,7 +350,7 @@ class Engine:
                 self.drafting.cache.wipe_behind(request.table, self.drafting.cache.length_of(request.table))
             if self.drafting.features is not None:
                 self.drafting.features.wipe(request)
-            request.draft_rest.begin()
+            request.draft_backoff.begin()
             for metrics in (request.metrics, self.metrics):
                 metrics.add_draft(drafted, 0)
 

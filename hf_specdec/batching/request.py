@@ -23,7 +23,7 @@ from ..forwards.models import execution_device
 from ..generation.sequences import Sequences
 from ..generation.stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..metrics import SpeculationMetrics
-from ..verification import DraftRest, warpers_of
+from ..verification import DraftBackoff, warpers_of
 from . import sharing
 from .blocks import BlockTable
 
@@ -120,7 +120,7 @@ class Request:
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
         self.metrics = SpeculationMetrics(accepted_per_step=[[]])
-        self.draft_rest = DraftRest()
+        self.draft_backoff = DraftBackoff()
         self._device = device
         self._status = RequestStatus.PENDING
         self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0

@@ -53,25 +53,30 @@ class Drawing:
         `MOST_KEPT` best tokens alone: a larger top-k filters nothing, and top-p keeps no more than these, except ties
         with the last one. (Any q is exact, because the walk knows it; so no level has to sort its whole vocabulary.)
         """
-        scores = logits.float() / _per_row(self.draft_temperature)
+        scores = logits.float()
         if self._temperature is not None:
             scores = scores / _per_row(self._temperature)
-        if self._top_k is None and self._top_p is None:
-            return scores
+        if self._top_k is not None or self._top_p is not None:
+            scores = self._filtered(scores)
+        # Last, as the host does: else the filters would keep other tokens at every draft temperature.
+        return scores / _per_row(self.draft_temperature)
+
+    def _filtered(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores `[batch, queries, draft vocab]` with -inf for tokens that top-k or top-p of their row hides."""
         best = scores.topk(min(MOST_KEPT, scores.shape[-1]), dim=-1).values
         total, hidden = scores.logsumexp(dim=-1, keepdim=True), torch.zeros_like(best, dtype=torch.bool)
         if self._top_k is not None:
             filters = ((self._top_k > 0) & (self._top_k <= best.shape[-1]))[:, None, None]
             hidden = (torch.arange(best.shape[-1], device=best.device) >= self._top_k[:, None, None]) & filters
             total = torch.where(filters, best.masked_fill(hidden, -torch.inf).logsumexp(dim=-1, keepdim=True), total)
-        ends = filters if self._top_k is not None else torch.zeros_like(total, dtype=torch.bool)
+        is_filtered = filters if self._top_k is not None else torch.zeros_like(total, dtype=torch.bool)
         if self._top_p is not None:
             chances = (best - total).exp()
             hidden = hidden | (chances.cumsum(dim=-1) - chances >= _per_row(self._top_p))
-            ends = ends | (_per_row(self._top_p) < 1.0)
+            is_filtered = is_filtered | (_per_row(self._top_p) < 1.0)
         hidden = hidden & (torch.arange(best.shape[-1], device=best.device) > 0)  # the best stays, with any top-p
         last = best.masked_fill(hidden, torch.inf).amin(dim=-1, keepdim=True)
-        return scores.masked_fill((scores < last) & ends, -torch.inf)
+        return scores.masked_fill((scores < last) & is_filtered, -torch.inf)
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """

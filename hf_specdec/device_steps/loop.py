@@ -94,7 +94,8 @@ class _Loop:
         call = self.call
         if any(accepted == NOTHING_TO_DRAW for accepted, *_ in report):
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-        self.is_spoiled |= any(accepted == SPOILED for accepted, *_ in report)
+        if not self.is_spoiled:
+            self._count_spoiled(report)
         if all(accepted < 0 for accepted, *_ in report) and not self.is_spoiled:
             raise RuntimeError("The device has ended rows that go on. Call `generate` with `cuda_graphs=False`.")
         self._learn([row[2 + self.most_new :] for row in report if row[0] >= 0])
@@ -108,6 +109,13 @@ class _Loop:
             self.columns[row] += new
         if call.streamer is not None:
             self._stream()
+
+    def _count_spoiled(self, report: list[list[int]]) -> None:
+        """Counts the drafts of spoiled rows as refused. (A step that is under way then is spoiled again.)"""
+        drafted = [row[1] for row in report if row[0] == SPOILED]
+        for count in drafted:
+            self.call.metrics.add_draft(count, 0)
+        self.is_spoiled = bool(drafted)
 
     def _learn(self, overlaps: list[list[int]]) -> None:
         """Updates the temperature of q, from reported overlaps, for steps that are not yet launched."""

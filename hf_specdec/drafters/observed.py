@@ -42,6 +42,10 @@ class ObservedDrafter(Drafter):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
+    @property
+    def times_key(self) -> Any:
+        return self.drafter.times_key
+
     def check(self, target: PreTrainedModel, tree: Tree) -> None:
         self.drafter.check(target, tree)
 
@@ -60,6 +64,9 @@ class ObservedDrafter(Drafter):
     def propose(self, sequences: Sequences) -> DraftTree | None:
         self._proposed = self.drafter.propose(sequences)
         return self._proposed
+
+    def wipe(self) -> None:
+        self.drafter.wipe()
 
     def commit(self, paths: list[list[int] | None]) -> None:
         proposed, self._proposed = self._proposed, None

@@ -192,7 +192,7 @@ class TreeForward:
         model: Any = self.model
         running: AbstractContextManager[None] = nullcontext()
         if self.compiles and context.uses_kernel:
-            assert context.kernel_inputs is not None  # built before tracing, which could not store it
+            _ = context.kernel_inputs  # built before tracing, which could not store it
             if self.any_shape:
                 running = compiled_layers(self.model, self.cache)
             else:

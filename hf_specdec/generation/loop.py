@@ -14,12 +14,13 @@ from ..attention import supports_switching, switched_to_tree_attention
 from ..config import SpeculationPlan
 from ..device_steps import run_device_steps
 from ..drafters import Drafter, DraftRequest
+from ..forwards.models import execution_device
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
 from ..ranks import Ranks
 from ..trees import DraftTree, choice_of
 from ..verification import (
-    DraftRest,
+    DraftBackoff,
     DraftTemperature,
     TargetDistribution,
     Walk,
@@ -73,7 +74,7 @@ class SpeculativeCall:
         self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
-        self.draft_rest, self._drafts_no_more = DraftRest(), False
+        self.draft_backoff, self._gave_up_drafts = DraftBackoff(), False
         visible = _visible(model_kwargs.get("attention_mask"))
         self.sequences = Sequences(
             input_ids,
@@ -102,6 +103,7 @@ class SpeculativeCall:
             run_device_steps(self)
             while model._has_unfinished_sequences(self.judge.all_finished, self.synced_gpus, self.sequences.device):
                 if self.judge.all_finished:
+                    self.give_up_drafts()
                     self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
                     continue
                 self._step()
@@ -128,8 +130,8 @@ class SpeculativeCall:
     def _step(self) -> None:
         phase, seconds = self.metrics.phase, self.metrics.seconds
         before = dict(seconds)
-        rests = self.draft_rest.takes_step()
-        speculates = not rests and self._speculates()
+        may_speculate = not self.draft_backoff.takes_step() and self._may_speculate()
+        speculates = may_speculate and self.choice.begin_step(self.sequences.longest) is not None
         with phase("propose"):
             draft = self._propose() if speculates else self._no_draft()
         with phase("score"):
@@ -141,7 +143,7 @@ class SpeculativeCall:
                 walk = self._accept(draft, outputs)
             with phase("commit"):
                 self._commit(draft if speculates else None, walk, outputs)
-        if self._may_speculate() and not rests:
+        if may_speculate:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
             self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
@@ -157,22 +159,21 @@ class SpeculativeCall:
         self.target.cache.wipe()
         self.drafter.commit(nothing.paths)
         self.drafter.wipe()
-        self.draft_rest.begin()
+        self.draft_backoff.begin()
         for row, rests in enumerate(self.sequences.resting):
             if not rests:
                 self.metrics.add_draft(draft.num_valid(row), 0)
         return nothing
 
     def give_up_drafts(self) -> None:
-        """Lets the rest of the call go without drafts."""
-        self._drafts_no_more = True
-
-    def _speculates(self) -> bool:
-        """Whether the drafter is asked in this step; also chooses the tree."""
-        return self._may_speculate() and self.choice.begin_step(self.sequences.longest) is not None
+        """Lets the rest of the call go without drafts; no hidden states are recorded for them any more."""
+        self._gave_up_drafts = True
+        if self.target.features is not None:
+            self.target.features.close()
 
     def _may_speculate(self) -> bool:
-        if self._drafts_no_more:
+        """Whether the drafter may be asked in this step, by the number of rows that go on."""
+        if self._gave_up_drafts:
             return False
         limit = self.plan.disable_by_batch_size
         return limit is None or self.sequences.resting.count(False) <= limit
@@ -202,7 +203,7 @@ class SpeculativeCall:
             start = self.distribution.lengths[row]
             self.log.add(row, start, len(path), None if draft is None else draft.num_valid(row))
             self.sequences.extend(row, walk.tokens[row][self.sequences.lengths[row] - start :])
-        if not self._drafts_no_more:
+        if not self._gave_up_drafts:
             self.drafter.commit(walk.paths)
         self.judge.advance()
 
@@ -241,7 +242,7 @@ def speculative_decoding(
     """
     drafter = drafter.for_call(model)
     with ExitStack() as stack:
-        stack.enter_context(_random_state_kept_on_error(model.device))
+        stack.enter_context(_random_state_kept_on_error(execution_device(model)))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
         loans = stack.enter_context(graph_loans(plan.cuda_graphs))

@@ -123,7 +123,8 @@ class TimeTable:
         """
         if not self._recent:
             return [0.0] * (number + 1)
-        known = sorted((key, statistics.median(values)) for key, values in self._recent.items())
+        # Copies, since calls in other threads add measurements meanwhile.
+        known = sorted((key, statistics.median(list(values))) for key, values in list(self._recent.items()))
         (first, start), (last, end) = known[0], known[-1]
         slope = max(end - start, 0.0) / (last - first) if last > first else 0.0
         expected = [start] * (first + 1)

@@ -6,14 +6,14 @@ from .draft_temperature import DraftTemperature
 from .processor_kinds import warpers_of
 from .processors_by_row import copies_per_row
 from .rejection import walk_by_rejection
-from .spoiling import DraftRest, rows_with_nan
+from .spoiling import DraftBackoff, rows_with_nan
 from .target import walk_target
 from .walk import Walk, new_tokens
 
 
 __all__ = [
     "Distribution",
-    "DraftRest",
+    "DraftBackoff",
     "DraftTemperature",
     "TargetDistribution",
     "Walk",

@@ -18,7 +18,7 @@ def walk_by_rejection(
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Walk:
     """
-    Walks every row down its tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406).
+    Walks every row down its tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.12374).
 
     At a node with p₀ = p and q₀ = q, the i-th drawn child x is accepted with probability min(1, pᵢ(x) / qᵢ(x)). On a
     refusal pᵢ₊₁ = normalise(max(pᵢ − qᵢ, 0)), and qᵢ₊₁ is qᵢ without x, renormalised. When no child is accepted, the

@@ -15,13 +15,13 @@ def rows_with_nan(logits: torch.Tensor) -> torch.Tensor:
     The forward of a token may overflow, most likely in float16. In plain `generate` that matters only if the token is
     part of the text; in a tree forward it matters for every node of the row, accepted or not: attention hides a node
     from the others by a weight of zero, and 0 · NaN is NaN. So nothing is taken from a row with drafts whose logits
-    hold NaN, and it goes without drafts for a while (`DraftRest`), as in plain `generate`.
+    hold NaN, and it goes without drafts for a while (`DraftBackoff`), as in plain `generate`.
     """
     return logits.amax(dim=-1).isnan().any(dim=1)  # the largest is NaN where any is
 
 
 @dataclass
-class DraftRest:
+class DraftBackoff:
     """
     Steps without drafts after a spoiled one: one, and 2, 4, … up to `MOST` if the next step with drafts is spoiled
     again, so that a draft that proposes such tokens all the time costs little.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..trees import DraftTree
 from .choosing import choose
 from .distribution import Distribution
 from .walk import Walk
+
+
+_NOTHING = -1
+"""In place of a token, where there is none to draw."""
 
 
 def walk_target(draft: DraftTree, target: Distribution, rows: list[int], do_sample: bool) -> Walk:
@@ -19,14 +25,19 @@ def walk_target(draft: DraftTree, target: Distribution, rows: list[int], do_samp
         target (`Distribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         do_sample (`bool`): whether to draw from p, rather than take its argmax.
+
+    Raises:
+        RuntimeError: as in plain `generate`, if there is nothing to draw from where a walk stands.
     """
     walk = Walk.start(target.batch_size, rows)
     # Reads all nodes at once: one launch is cheaper than one wait per depth on an accelerator, a bare argmax anywhere.
     reads_ahead = target.reads_ahead or (not do_sample and target.is_bare)
-    ahead = target.agree(choose(target.all_scores(), do_sample)).tolist() if reads_ahead else None
+    ahead = target.agree(_choose_ahead(target.all_scores(), do_sample)).tolist() if reads_ahead else None
     while rows:
         if ahead is not None:
             chosen = [ahead[row][walk.node(row)] for row in rows]
+            if _NOTHING in chosen:
+                raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         else:
             chosen = target.choose(rows, walk, do_sample)
         walking = []
@@ -39,3 +50,15 @@ def walk_target(draft: DraftTree, target: Distribution, rows: list[int], do_samp
                     walking.append(row)
         rows = walking
     return walk
+
+
+def _choose_ahead(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
+    """
+    The next token of every node, `[batch, nodes + 1]`; `_NOTHING` where it cannot be drawn, since the scores have no
+    softmax: that matters only to a walk that comes there.
+    """
+    if not do_sample:
+        return choose(scores, do_sample)
+    is_hopeless = ~scores.amax(dim=-1).isfinite()
+    chosen = choose(scores.masked_fill(is_hopeless[..., None], 0.0), do_sample)
+    return chosen.masked_fill(is_hopeless, _NOTHING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.models import noisy_copy, prompts, tiny_model
 from support.sampling import LENGTH, LIMITS, PROMPT, ROWS, SETTINGS, TREE, a_draft, a_head, expected_tokens, the_target
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
+from hf_specdec.device_steps.drawing import Drawing
 from hf_specdec.device_steps.verdicts import Verdict
 from hf_specdec.drafters import growth
 from hf_specdec.trees import DraftTree
@@ -100,7 +103,8 @@ def test_children_of_another_distribution_do_not_fit(
     assert sampled("noisy", "plain", "rejection").p_value < 1e-6
 
 
-def test_the_temperature_of_the_draft_is_learnt(steps: Steps) -> None:
+@pytest.mark.parametrize("filters", [{"top_k": 0}, {"top_k": 0, "top_p": 0.9}], ids=["plain", "top-p"])
+def test_the_temperature_of_the_draft_is_learnt(filters: dict[str, Any], steps: Steps) -> None:
     """As without graphs, a step later: from a draft that is too flat tokens are drawn at a low temperature."""
     target = tiny_model(dtype=torch.float32, sharpness=6.0)
     draft, values = noisy_copy(target, 0.05), []
@@ -117,11 +121,23 @@ def test_the_temperature_of_the_draft_is_learnt(steps: Steps) -> None:
 
             patch.setattr(DraftTemperature, "learn", note)
             torch.manual_seed(0)
-            options = {"max_new_tokens": 60, "do_sample": True, "top_k": 0, "assistant_model": draft}
-            target.generate(**prompts(2, 9), **options, speculative_config=config)
+            options = {"max_new_tokens": 60, "do_sample": True, "assistant_model": draft}
+            target.generate(**prompts(2, 9), **options, **filters, speculative_config=config)
         values.append(learnt)
     assert steps.captures == 1 and len(values[1]) > 4
     assert values[0][-1] == values[1][-1] < 1.0
+
+
+@pytest.mark.parametrize("value", [0.25, 1.0, 2.0])
+def test_the_temperature_of_the_draft_does_not_move_its_filters(value: float) -> None:
+    """As on the host: else its overlaps with p at other temperatures would say nothing."""
+    logits = 3.0 * torch.randn(2, 4, 61, generator=torch.Generator().manual_seed(0))
+    drafter, warpers = SimpleNamespace(), {"temperature": torch.tensor([1.0, 0.7]), "top_p": torch.tensor([0.9, 0.5])}
+    scores = Drawing(drafter, torch.full((2,), value), **warpers).warp(logits)
+    for row in range(2):
+        temperature, top_p = (float(values[row]) for values in warpers.values())
+        warp = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)])
+        assert torch.allclose(scores[row], warp(None, logits[row]) / value, atol=1e-5)
 
 
 def test_seeds(steps: Steps) -> None:

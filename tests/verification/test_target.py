@@ -107,6 +107,24 @@ def test_greedy_walks_along_the_argmax(ahead: bool, monkeypatch: pytest.MonkeyPa
     assert walked.tokens == [best[:4], best[:3], best[:2], best[:1]]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("place", ["visited", "not visited"])
+def test_nothing_to_draw_matters_only_where_the_walk_stands(
+    place: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in plain `generate`, which never computes the scores of tokens that are not in the text."""
+    monkeypatch.setattr(TargetDistribution, "reads_ahead", ahead)
+    draft = by_hand(TokenTree.parse("[(0,), (1,)]"), [[3, 4]], [TARGET.root])
+    logits = torch.full((1, 3, 8), -torch.inf)
+    logits[0, 0, 3] = logits[0, 1, 5] = 0.0  # 3, then 5
+    logits[0, 1 if place == "visited" else 2, 6] = torch.inf
+    if place == "visited":
+        with pytest.raises(RuntimeError, match="probability tensor"):
+            walk(draft, logits, by_target)
+    else:
+        assert walk(draft, logits, by_target).tokens == [[3, 5]]
+
+
 def test_choose_draws_from_the_softmax():
     scores = TARGET.scores[0, 0]
     drawn = choose(scores.expand(SAMPLES // 2, 2, -1), do_sample=True)

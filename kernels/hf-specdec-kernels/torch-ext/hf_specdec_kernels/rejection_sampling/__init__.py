@@ -130,7 +130,7 @@ def rejection_walk(
     out: Walks | None = None,
 ) -> Walks:
     """
-    Verifies every row's tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.05406).
+    Verifies every row's tree by recursive rejection sampling without replacement (arXiv 2402.14160, 2402.12374).
 
     The children of a node must have been drawn without replacement from q, the softmax of the draft's logits, and be
     numbered in the order of the draws.
