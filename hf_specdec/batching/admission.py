@@ -20,6 +20,7 @@ from ..drafters import Drafter
 from ..forwards.models import execution_device
 from ..generation.refusals import check_call, check_inputs
 from ..ranks import Ranks, is_sharded
+from ..verification.copying import copy_for_row, kept_whole
 from .blocks import BlockPool
 from .request import Request, RequestOptions, prepare_options
 
@@ -81,7 +82,7 @@ class Admission:
             ValueError, TypeError: if a request with these options cannot be served, be it because of the target or the
                 draft.
         """
-        self.generation_config = _plain(generation_config)
+        self.generation_config, self._ends = _plain(generation_config), _ends(generation_config)
         check = copy.copy(self.generation_config)
         if check is not None:
             check.stop_strings = None  # need a tokenizer, which only requests have
@@ -137,8 +138,15 @@ class Admission:
         prompt = self._checked_prompt(input_ids)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")
-        options, ends = self._checked_options(options)
-        base = self.generation_config if generation_config is None else _plain(generation_config)
+        options = self._checked_options(options)
+        if generation_config is None:
+            base, ends = self.generation_config, self._ends
+        else:
+            base, ends = _plain(generation_config), _ends(generation_config)
+        if "eos_token_id" in options:
+            ends = options["eos_token_id"] != -1
+            if not ends:
+                del options["eos_token_id"]
         with self._beside_steps():
             config, processors, criteria = prepare_options(self.model, prompt, base, options)
         if not ends:
@@ -183,19 +191,15 @@ class Admission:
             )
         return prompt
 
-    def _checked_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Options that are not None, and whether end tokens end the text (not with `eos_token_id=-1`)."""
+    def _checked_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options that are not None."""
         unknown = sorted(set(options) - self._known_options)
         if unknown:
             raise ValueError(
                 f"`{unknown[0]}={options[unknown[0]]!r}` is not known here. A request takes the options of a "
                 f"`GenerationConfig`, {', '.join(f'`{name}`' for name in _OBJECTS)}."
             )
-        given = {name: value for name, value in options.items() if value is not None}
-        ends = given.get("eos_token_id") != -1
-        if not ends:
-            del given["eos_token_id"]
-        return given, ends
+        return {name: value for name, value in options.items() if value is not None}
 
     def _check_config(self, config: GenerationConfig) -> None:
         for name in ("max_new_tokens", "max_length"):
@@ -233,6 +237,18 @@ class Admission:
         return SpeculationPlan.of_call(config, own, self.drafter, self.vocab_size)
 
 
+def with_own_objects(options: dict[str, Any]) -> dict[str, Any]:
+    """
+    Options with copies of their logits processors and stopping criteria, for a further request with the same options.
+
+    Raises:
+        ValueError: if a processor or criterion cannot be copied.
+    """
+    names = [name for name in ("logits_processor", "stopping_criteria") if options.get(name)]
+    memo = {key: value for name in names for part in options[name] for key, value in kept_whole(part).items()}
+    return options | {name: [copy_for_row(part, memo) for part in options[name]] for name in names}
+
+
 def _num_learned_positions(model: PreTrainedModel) -> int | None:
     """Number of learned position embeddings, past which a whole step would fail; None for a model without them."""
     decoder = model.get_decoder()
@@ -253,6 +269,11 @@ def _plain(generation_config: GenerationConfig | None) -> GenerationConfig | Non
     if plain.eos_token_id == -1:
         plain.eos_token_id = None
     return plain
+
+
+def _ends(generation_config: GenerationConfig | None) -> bool:
+    """Whether end tokens end the texts of a config: not with `eos_token_id=-1`, as with transformers' manager."""
+    return generation_config is None or generation_config.eos_token_id != -1
 
 
 def _shorten(tokens: list[Any]) -> str:

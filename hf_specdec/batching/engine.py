@@ -85,8 +85,10 @@ class Engine:
             self.target.widths,
             busy_at,
             self.device_steps.prompts.can_read,
+            self.drafting.cache,
         )
-        self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: self.device_steps.works)
+        device_steps = self.device_steps
+        self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: device_steps.works)
         self.metrics = SpeculationMetrics()
         """Speculation counts of all requests so far; `accepted_per_step` stays empty."""
         self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0

@@ -34,10 +34,12 @@ class RequestLoop:
         """The exception that ended the thread; None if there was none."""
         self.prepare: Callable[[], None] | None = None
         """Called once when the thread starts, before it takes requests, such as a warm-up."""
+        self.is_preparing = False
+        """Whether `prepare` runs at present."""
         self.pauses = Pauses()
         """Pauses, during which the thread leaves the models to other threads."""
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._cancelled: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
         self._untold: list[tuple[Request, RequestStatus]] = []
         """
@@ -45,7 +47,6 @@ class RequestLoop:
         while the device runs the next step: until then a request may lose its blocks, but gets no tokens and does not
         fail.
         """
-        engine.device_steps.meanwhile = self._tell
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -56,12 +57,13 @@ class RequestLoop:
     @property
     def is_running(self) -> bool:
         """Whether the thread has been started and is alive."""
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread  # another thread may set it to None
+        return thread is not None and thread.is_alive()
 
     @property
-    def stops_at_once(self) -> bool:
-        """Whether the thread has been asked to end without finishing its requests."""
-        return self._stops == "at once"
+    def may_go_on(self) -> bool:
+        """Whether the thread has been asked neither to end nor to pause."""
+        return self._stops is None and not self.pauses.are_wanted
 
     @property
     def is_stopping(self) -> bool:
@@ -124,10 +126,11 @@ class RequestLoop:
 
     def join(self, timeout: float | None) -> None:
         """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        thread.join(timeout)
+        if thread.is_alive():
             logger.warning(f"The manager's thread did not end within {timeout} seconds.")
         else:
             self._thread = None
@@ -180,15 +183,19 @@ class RequestLoop:
         self._news.set()
 
     def cancel(self, request_id: str) -> None:
-        """Asks the thread to cancel a request."""
-        self._cancelled.put(request_id)
-        self._news.set()
+        """Asks the thread to cancel a request; does nothing if none of this name is open."""
+        with self._lock:
+            request = self._requests.get(request_id)
+        if request is not None:
+            self._cancelled.put(request)
+            self._news.set()
 
     # ------------------------------------------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
         device = self.engine.target.device
         is_numbered = device.type == "cuda" and device.index is not None
+        self.engine.device_steps.meanwhile = self._tell
         try:
             while True:
                 with torch.cuda.device(device) if is_numbered else nullcontext(), self.engine.running():
@@ -207,10 +214,12 @@ class RequestLoop:
             self.fatal_error = error
             self._end_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
         finally:
+            self.engine.device_steps.meanwhile = lambda: None  # no reference cycle: K/V must be freed with the manager
             self.results.close()
 
     def _prepare(self, prepare: Callable[[], None]) -> None:
         """Runs `prepare`. If it fails, a warning is given and requests are served without it."""
+        self.is_preparing = True
         try:
             prepare()
         except Exception as error:  # any error: requests are served without it
@@ -219,6 +228,8 @@ class RequestLoop:
             )
             for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:
                 self.engine.end(request)
+        finally:
+            self.is_preparing = False
 
     @property
     def _is_to_end(self) -> bool:
@@ -264,8 +275,8 @@ class RequestLoop:
             if not request.is_over:  # cancelled while it was in the inbox
                 self.engine.scheduler.add(request)
         while not self._cancelled.empty():
-            request = self._requests.get(self._cancelled.get())
-            if request is not None:
+            request = self._cancelled.get()
+            if not request.is_over:
                 self._tell()
                 request.fail("cancelled")
                 self._end(request)

@@ -20,7 +20,7 @@ from ..forwards.models import execution_device
 from ..forwards.pieces import busy_at
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
-from .admission import Admission
+from .admission import Admission, with_own_objects
 from .blocks import BlockPool
 from .engine import Engine
 from .keeping import keep
@@ -142,9 +142,7 @@ class SpeculativeBatchingManager:
         """
         if self.is_running():
             raise RuntimeError("`warmup`: the manager is running already. Call it before `start`.")
-        self._loop.prepare = lambda: warm_up(
-            self.engine, self._requests_of_nobody, lambda: not self._loop.stops_at_once
-        )
+        self._loop.prepare = lambda: warm_up(self.engine, self._requests_of_nobody, lambda: self._loop.may_go_on)
 
     def _requests_of_nobody(self, count: int, do_sample: bool, length: int | None = None) -> list[Request]:
         """Dummy requests with prompts of `length` tokens (default: `WARM_UP_PROMPT`); none if these are too long."""
@@ -341,7 +339,9 @@ class SpeculativeBatchingManager:
         **options: Any,
     ) -> list[str]:
         """
-        Adds several requests with the same options; all of them or, if one is refused, none. See `add_request`.
+        Adds several requests with the same options; all of them or, if one is refused, none. See `add_request`. Each
+        has processors and criteria of its own: the first the given objects, the others copies, since they may count or
+        remember what they see.
         """
         self._check_ranks()
         self._loop.check_open()
@@ -358,13 +358,9 @@ class SpeculativeBatchingManager:
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         requests = [
             self._admission.request(
-                self._new_name(),
-                input_ids,
-                options,
-                **how,
-                **arguments,
+                self._new_name(), input_ids, with_own_objects(options) if number else options, **how, **arguments
             )
-            for input_ids in inputs
+            for number, input_ids in enumerate(inputs)
         ]
         self._loop.submit(requests)
         return [request.request_id for request in requests]
@@ -444,17 +440,21 @@ class SpeculativeBatchingManager:
 
     @property
     def state(self) -> ManagerState:
-        """The manager's present load and counts."""
-        engine, scheduler = self.engine, self.engine.scheduler
+        """The manager's present load and counts. Dummy requests of a warm-up do not count."""
+        engine, scheduler, num_open = self.engine, self.engine.scheduler, self._loop.num_open
+        if self._loop.is_preparing:
+            blocks, speculates = engine.pool.num_blocks, engine.policy.speculates(0, num_open)
+            return ManagerState(0, num_open, speculates, blocks, blocks, 0, 0, 0, SpeculationMetrics())
         num_running = len(scheduler.active)
+        num_waiting = max(num_open - num_running, 0)
         return ManagerState(
             num_running=num_running,
-            num_waiting=max(self._loop.num_open - num_running, 0),
-            speculates=engine.speculates,
+            num_waiting=num_waiting,
+            speculates=engine.policy.speculates(num_running, num_waiting),
             num_free_blocks=engine.pool.num_free,
             num_blocks=engine.pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
             num_prompt_tokens=engine.num_tokens_read,
             num_generation_tokens=engine.num_tokens_generated,
-            speculation=engine.metrics,
+            speculation=engine.metrics.copy(),
         )

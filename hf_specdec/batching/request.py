@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -265,6 +266,7 @@ def _with_stop_strings(
 _stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, StopStringCriteria]] = (
     weakref.WeakKeyDictionary()
 )
+_lock = threading.Lock()
 MOST_STOP_STRINGS = 16
 """Most sets of stop strings whose criteria are cached per tokenizer."""
 LONGEST_STOP_STRINGS = 64
@@ -279,9 +281,12 @@ def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> Sto
     if sum(map(len, strings)) > LONGEST_STOP_STRINGS:
         return StopStringCriteria(tokenizer, list(strings))
     known, key = _stop_string_criteria.setdefault(tokenizer, OrderedDict()), (strings, len(tokenizer))
-    if key not in known:
-        known[key] = StopStringCriteria(tokenizer, list(strings))
-    known.move_to_end(key)
-    while len(known) > MOST_STOP_STRINGS:
-        known.popitem(last=False)
-    return copy.copy(known[key])  # a copy, because it moves its table to its request's device
+    criterion = known.get(key)
+    if criterion is None:
+        criterion = StopStringCriteria(tokenizer, list(strings))
+    with _lock:
+        known[key] = criterion
+        known.move_to_end(key)
+        while len(known) > MOST_STOP_STRINGS:
+            known.popitem(last=False)
+    return copy.copy(criterion)  # a copy, because it moves its table to its request's device

@@ -60,6 +60,7 @@ class Scheduler:
         busy_at (`int`, *optional*): number of prompt tokens whose forward takes the device longer than its launches
             take the host; so many tokens are forwarded without a graph.
         pads (`Callable`, *optional*): returns whether the chunks of a request may end in padding.
+        draft_cache (`PagedCache`, *optional*): the draft's cache, if it has one.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Scheduler:
         widths: Callable[[], tuple[int, ...]] = tuple,
         busy_at: int = sys.maxsize,
         pads: Callable[[Request], bool] = lambda request: False,
+        draft_cache: PagedCache | None = None,
     ):
         self.pool, self.cache = pool, cache
         self.max_requests, self.chunk_size, self.on_release = max_requests, chunk_size, on_release
@@ -79,6 +81,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         """Requests that have blocks, the oldest first."""
+        self._prefilling: set[Request] = set()
+        """Requests in `active` of whose prompts the last token has not been read."""
+        self._caches = [cache] if draft_cache is None else [cache, draft_cache]
         self.num_preemptions = 0
 
     @property
@@ -102,6 +107,7 @@ class Scheduler:
             self.pool.reserve(request.table, request.length)
             self.active.append(request)
             request.status = RequestStatus.PREFILLING
+            self._prefilling.add(request)
 
     def num_admissible(self, requests: Iterable[Request]) -> int:
         """Number of these requests, in their order, for which there are places and blocks at present."""
@@ -184,6 +190,7 @@ class Scheduler:
         ended = [row for row, r in enumerate(requests) if self.cache.length_of(r.table) == r.length]
         for row in ended:
             requests[row].status = RequestStatus.DECODING
+            self._prefilling.discard(requests[row])
         return ended
 
     def make_room(self, request: Request) -> None:
@@ -211,6 +218,10 @@ class Scheduler:
             self.active.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        if request in self._prefilling:  # nobody has looked for NaN yet
+            self._prefilling.remove(request)
+            for cache in self._caches:
+                cache.soil(request.table)
         self.on_release(request)
         self.cache.forget(request.table)
         self.pool.release(request.table)

@@ -126,19 +126,20 @@ class TreeChoices:
                         choice.put_off()
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
+        takes_few = self._takes_few()
         kind = "in flight", self._batch_size, self._draws
-        if (tree, kind) not in self._auto:
+        if (tree, kind, takes_few) not in self._auto:
             key = tree, self._draws
             if key not in self._acceptance:
                 self._acceptance[key] = AcceptanceTable(tree.max_depth, tree.max_children)
-            if self._takes_few():
+            if takes_few:
                 times = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
                 choice: Any = MenuChoice(times, tree, self._acceptance[key])
             else:
                 choice = choice_of(tree, self.target, self.draft, kind)
                 choice.acceptance = self._acceptance[key]
-            self._auto[tree, kind] = choice
-        return self._auto[tree, kind]
+            self._auto[tree, kind, takes_few] = choice
+        return self._auto[tree, kind, takes_few]
 
 
 def _bucket(batch_size: int) -> int:

@@ -69,6 +69,7 @@ def warm_up(
     finally:
         engine.device_steps.reads_always = False
         engine.reset_counts()
+        engine.forget_temperatures()
         engine.choices.forget_texts()
 
 

@@ -68,7 +68,7 @@ class Report:
         return [
             Measurement(
                 dataset=found.task,
-                tree=contender,
+                tree=contender.removeprefix("tree "),
                 mean_acceptance_length=found.mean_acceptance_length,
                 acceptance_per_position=tuple(found.acceptance_per_position or ()),
                 tokens_per_second=found.tokens_per_second,

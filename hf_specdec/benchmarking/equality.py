@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..forwards.models import keeping_one_logit
 from .comparison import Call, generate
 from .contenders import GREEDY, Contender
 from .prompts import EncodedPrompt
@@ -118,7 +119,7 @@ def _difference(
     ids = prompt.inputs["input_ids"]
     ids = torch.cat([ids, ids.new_tensor([plain[:position]]).long()], dim=1)
     with torch.no_grad():
-        best = model(ids, use_cache=False, logits_to_keep=1).logits[0, -1].float().topk(2).values
+        best = model(ids, use_cache=False, **keeping_one_logit(model)).logits[0, -1].float().topk(2).values
     return Difference(
         contender=contender, task=prompt.task, prompt=index, position=position, gap=float(best[0] - best[1])
     )

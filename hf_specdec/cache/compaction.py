@@ -29,7 +29,7 @@ class Compaction:
         accepted: torch.Tensor,
         block_tables: torch.Tensor | None = None,
     ) -> None:
-        """Moves the accepted nodes' K/V in place; arguments as of `hf_specdec_kernels.kv_compaction`."""
+        """Moves the accepted nodes' K/V in place; arguments as in `hf_specdec_kernels.kv_compaction`."""
         from hf_specdec_kernels import kv_compaction
 
         kv_compaction(self.states, self.pointers, lengths, path, accepted, block_tables=block_tables)

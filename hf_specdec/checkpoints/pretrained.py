@@ -73,7 +73,7 @@ class PublishedModel(PreTrainedModel):
                 checkpoint's dtype (the widest, if there are several), and the model runs in the dtype of the target it
                 drafts for.
             torch_dtype (`torch.dtype`, *optional*): the former name of `dtype`.
-            kwargs: fields of the config to set otherwise than the checkpoint says (`config_arguments`), such as
+            kwargs: fields of the config that override the checkpoint's (`config_arguments`), such as
                 `default_tree=`; all other arguments go to transformers' `from_pretrained`, such as `device_map=`.
 
         Raises:

@@ -66,17 +66,7 @@ class HubOptions:
         Raises:
             OSError: if a `required` file is missing, or the repository cannot be reached.
         """
-        path = cached_file(
-            name,
-            file,
-            revision=self.revision,
-            token=self.token,
-            cache_dir=self.cache_dir,
-            local_files_only=self.local_files_only,
-            force_download=self.force_download,
-            subfolder=self.subfolder,
-            _raise_exceptions_for_missing_entries=required,
-        )
+        path = cached_file(name, file, **self.as_arguments(), _raise_exceptions_for_missing_entries=required)
         if path is None and required:
             where = "" if self.revision is None else f" at revision {self.revision!r}"
             raise OSError(f"{name}: there is no {file}{where}.")

@@ -147,10 +147,11 @@ class EagleConfig(PreTrainedConfig):
         `rope_theta` goes to `text_config.rope_parameters`. The fields' entries in `conventions` are dropped.
 
         Raises:
-            ValueError: as of `check`, and for a `rope_theta` that is not a positive number.
+            ValueError: as in `check`, and for a `rope_theta` that is not a positive number.
         """
         config = copy.deepcopy(self)
-        config.conventions = {key: why for key, why in (self.conventions or {}).items() if key not in fields} or None
+        said = {*fields, "aux_layer_ids"} if "aux_layer_convention" in fields else set(fields)
+        config.conventions = {key: why for key, why in (self.conventions or {}).items() if key not in said} or None
         if "rope_theta" in fields:
             theta = fields.pop("rope_theta")
             if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:

@@ -1,5 +1,5 @@
 """
-`EagleHead`: one or few decoder layers that predict the token after next from the target's hidden states.
+`EagleHead`: one or a few decoder layers that predict the token after next from the target's hidden states.
 
 The arithmetic is that of EAGLE (arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840). Row t pairs the target's feature of
 position t with the embedding of the token at position t + 1, and predicts the token at position t + 2.

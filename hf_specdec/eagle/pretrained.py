@@ -50,7 +50,7 @@ class EaglePreTrainedModel(PublishedModel):
 
         Args:
             save_directory (`str`): the folder.
-            args, kwargs: as of transformers' `save_pretrained`, such as `max_shard_size=`.
+            args, kwargs: as in transformers' `save_pretrained`, such as `max_shard_size=`.
             card (`ModelCard`, *optional*): the card to write to README.md, such as `head.model_card()`.
             push_to_hub (`bool`, *optional*, defaults to `False`):
                 Whether to call `push_to_hub` as well, with `repo_id` (the folder's name by default) and its other

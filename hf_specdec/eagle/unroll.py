@@ -165,9 +165,11 @@ def unroll(
         because their input embeddings wrap around.
 
     Raises:
-        ValueError: for rotary embeddings that depend on the length of the text, or attention dropout.
+        ValueError: for rotary embeddings that depend on the length of the text, or attention dropout in training mode.
     """
-    check_trainable(head)
+    _check_rope(head)
+    if head.training:
+        check_trainable(head)
     batch, tokens = features.shape[:2]
     device = features.device
     if position_ids is None:
@@ -197,21 +199,25 @@ def unroll(
 
 def check_trainable(head: EagleHead) -> None:
     """
-    Refuses heads that unrolling would compute incorrectly.
+    Refuses heads that unrolled training would compute incorrectly.
 
     Raises:
         ValueError: for rotary embeddings that depend on the length of the text, or attention dropout.
     """
+    _check_rope(head)
+    dropout = getattr(head.config.text_config, "attention_dropout", 0.0)
+    if dropout:
+        raise ValueError(f"`text_config.attention_dropout`={dropout}: unrolled training has no dropout. Set 0.")
+
+
+def _check_rope(head: EagleHead) -> None:
     config = head.config.text_config
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type in LENGTH_DEPENDENT:
         raise ValueError(
             f"`text_config.rope_parameters` of the head has rope_type={rope_type!r}, whose frequencies depend on the "
-            "length of the text. Train with 'default', 'linear', 'llama3' or 'yarn'."
-        )
-    if getattr(config, "attention_dropout", 0.0):
-        raise ValueError(
-            f"`text_config.attention_dropout`={config.attention_dropout}: unrolled training has no dropout. Set 0."
+            "length of the text: it cannot be unrolled over whole texts. Take a head with 'default', 'linear', "
+            "'llama3' or 'yarn'."
         )
 
 

@@ -48,7 +48,7 @@ class MedusaHeads(PublishedModel):
     Medusa heads, to be passed as `generate(assistant_model=heads)`.
 
     `from_pretrained` reads what FasterDecoding/Medusa publishes and what `save_pretrained` writes. Fields of
-    `MedusaConfig` among its arguments are set otherwise than the checkpoint says, such as `default_tree=`.
+    `MedusaConfig` among its arguments override the checkpoint's, such as `default_tree=`.
 
     Args:
         config (`MedusaConfig`): their number and sizes.

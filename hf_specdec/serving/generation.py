@@ -199,6 +199,7 @@ class OneRequest:
             )
         except BaseException:
             self._engine.unregister_result_handler(request_id)  # registered before the request
+            self._first_result = None  # none will come
             raise
         return request_id
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,18 +86,14 @@ class Corpus:
 
     def _stored(self) -> Iterable[Text]:
         """
-        The stored texts, in an order that does not depend on which process wrote which text.
-
-        Equal texts, such as greedy answers to equal questions, are kept once, so that no held-out text is trained on.
+        The stored texts, in an order that does not depend on which process wrote which text. Equal texts, such as
+        greedy answers to equal questions, come once, so that no held-out text is trained on.
         """
         if self.options.data is not None:
-            return iterate_written(self.folder / "encoded.jsonl")
+            return _without_repeats(iterate_written(self.folder / "encoded.jsonl"))
         files = sorted(self.folder.glob("written-*.jsonl"))
         texts = itertools.chain.from_iterable(read_written(file) for file in files)
-        first: dict[int, Text] = {}
-        for text in sorted(texts, key=lambda text: (text.job, text.input_ids)):
-            first.setdefault(hash(tuple(text.input_ids)), text)
-        return first.values()
+        return _without_repeats(sorted(texts, key=lambda text: (text.job, text.input_ids)))
 
     def _encode(self) -> bool:
         path = self.folder / "encoded.jsonl"
@@ -189,3 +187,13 @@ def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] 
 
 def _longest(target: PreTrainedModel) -> int:
     return getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None) or 1 << 20
+
+
+def _without_repeats(texts: Iterable[Text]) -> Iterator[Text]:
+    """The texts, in their order, without those that are equal to an earlier one."""
+    seen: set[bytes] = set()
+    for text in texts:
+        digest = hashlib.blake2b(array("q", text.input_ids).tobytes(), digest_size=16).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield text

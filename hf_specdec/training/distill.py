@@ -133,10 +133,11 @@ def draft_config(
                 f"heads, up to the target's {config.hidden_size}."
             )
         heads = hidden_size // head_dim
-        groups = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or heads)
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads_per_kv_head = config.num_attention_heads // kv_heads
         small.hidden_size, small.num_attention_heads = hidden_size, heads
         if hasattr(config, "num_key_value_heads"):
-            small.num_key_value_heads = heads // groups if heads % groups == 0 else 1
+            small.num_key_value_heads = heads // heads_per_kv_head if heads % heads_per_kv_head == 0 else 1
         if hasattr(config, "head_dim"):
             small.head_dim = head_dim
         scaled = config.intermediate_size * hidden_size // config.hidden_size

@@ -259,7 +259,7 @@ class _Run:
         arguments = DraftArguments(
             output_dir=str(self.output),
             use_cpu=options.cpu or not torch.cuda.is_available(),
-            bf16=cuda,
+            bf16=cuda or self.target.dtype != torch.float32,  # the weights stay in float32
             num_train_epochs=options.epochs,
             learning_rate=rate,
             lr_scheduler_type="cosine",
@@ -287,9 +287,10 @@ class _Run:
             arguments._n_gpu = 1  # without `accelerate launch`, Trainer would use all GPUs, but the target is on one
         rows = max(1, options.batch_tokens // (options.max_length * arguments.world_size))
         at_once = options.rows_at_once or max(1, (8192 if cuda else 2048) // options.max_length)
-        at_once = min(rows, at_once)
+        accumulation = -(-rows // min(rows, at_once))
+        at_once = -(-rows // accumulation)  # at most as many as asked for, so that a step has `rows` rows or few more
         arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = at_once
-        arguments.gradient_accumulation_steps = max(1, rows // at_once)
+        arguments.gradient_accumulation_steps = accumulation
         steps = max(1, round(options.epochs * num_rows / (rows * arguments.world_size)))
         arguments.eval_strategy = "steps"
         arguments.eval_steps = options.eval_steps or max(1, steps // 10)

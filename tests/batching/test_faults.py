@@ -240,3 +240,41 @@ def test_streaming_results_are_told_once_and_as_they_were(target: PreTrainedMode
             found.append(manager.get_result(timeout=60))
     assert manager.state.num_preemptions > 0
     assert {result.status for result in found} == {RequestStatus.DECODING, RequestStatus.FINISHED}
+
+
+def test_a_cancellation_is_of_the_request_that_was_open(target: PreTrainedModel) -> None:
+    """Not of a later one with the same name."""
+    manager = make(target, NgramDraft())
+    manager.cancel_request("mine")
+    manager.add_request(PROMPTS[0], "mine", max_new_tokens=6)
+    with manager:
+        assert manager.get_result("mine", timeout=60).error is None
+        manager.cancel_request("mine")
+        manager.add_request(PROMPTS[0], "mine", max_new_tokens=6)
+        assert manager.get_result("mine", timeout=60).error is None
+
+
+def test_nan_of_a_prompt_that_was_not_read_to_its_end(target: PreTrainedModel) -> None:
+    """A cancelled request leaves its blocks to others, whose texts are as ever."""
+    target, draft = copy.deepcopy(target), copy.deepcopy(target)
+    with torch.no_grad():
+        target.get_input_embeddings().weight[POISONED] = torch.nan
+    manager = make(target, draft, continuous_batching_config=limits(num_blocks=20, max_batch_tokens=16))
+    engine = manager.engine
+    bad = manager._admission.request("bad", [POISONED] * 20, {"max_new_tokens": 4})
+    with engine.running():
+        engine.scheduler.add(bad)
+        list(engine.step())
+        blocks = set(bad.table.blocks)
+        assert 0 < engine.target.cache.length_of(bad.table) < 20
+        engine.end(bad)
+    assert all(not blocks & cache.clean_blocks for cache in (engine.target.cache, engine.drafting.cache))
+    # The short ones have its blocks, of which they fill few slots while they are in one forward with the long one.
+    prompts = [PROMPTS[0][:3], PROMPTS[2], PROMPTS[1]]
+    options = {"max_new_tokens": 12, "do_sample": False, "suppress_tokens": [POISONED]}
+    with manager:
+        names = manager.add_requests(prompts, speculate=False, **options)
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.error is None
+        assert output.generated_tokens == text_alone(target, prompt, **options)

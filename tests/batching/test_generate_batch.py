@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, tiny_model
 from support.parity import IRREGULAR, expected_acceptance
 from support.tokenizer import tiny_tokenizer
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 import hf_specdec
@@ -249,3 +250,61 @@ def test_stop_strings_of_the_generation_config(target: PreTrainedModel) -> None:
     (output,) = target.generate_batch([prompt], generation_config=config, **call).values()
     expected = text_alone(target, prompt, max_new_tokens=20, stop_strings=[stop], tokenizer=tokenizer)
     assert output.generated_tokens == expected and len(expected) < 20
+
+
+class Alternates(LogitsProcessor):
+    """Forbids every second token half of the vocabulary, by the number of its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        scores[:, self.calls % 3 :: 3] -= 5.0
+        return scores
+
+
+class EndsAfter(StoppingCriteria):
+    """Ends a text after so many calls."""
+
+    def __init__(self, number: int):
+        self.number, self.calls = number, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.calls += 1
+        return torch.full((len(input_ids),), self.calls >= self.number)
+
+
+def test_processors_and_criteria_with_state(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Every request has its own, the first the user's objects, which see what they would of a single text."""
+    prompts, processor, criterion = ragged_prompts(LENGTHS[:3]), Alternates(), EndsAfter(9)
+    call: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
+    outputs = target.generate_batch(
+        prompts,
+        assistant_model=draft,
+        tree="[(0,), (1,)]",
+        logits_processor=[processor],
+        stopping_criteria=[criterion],
+        **call,
+    )
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        own: dict[str, Any] = {"logits_processor": [Alternates()], "stopping_criteria": [EndsAfter(9)]}
+        text = target.generate(torch.tensor([prompt]), **call, **own)[0, len(prompt) :]
+        assert output.error is None and output.generated_tokens == text.tolist() and len(text) == 9
+    assert processor.calls == criterion.calls == 9
+
+
+@pytest.mark.parametrize("of", ["batch", "request"])
+def test_a_config_without_end_tokens(of: str, target: PreTrainedModel) -> None:
+    """Its -1 is as that of a keyword argument: the model's own end tokens end nothing."""
+    prompt = ragged_prompts(LENGTHS[:1])[0]
+    text = text_alone(target, prompt, max_new_tokens=12)
+    model = copy.deepcopy(target)
+    model.generation_config.eos_token_id = text[4]
+    config = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=-1)
+    if of == "batch":
+        (output,) = model.generate_batch([prompt], config, assistant_model=NgramDraft(), tree="[(0,)]").values()
+    else:
+        with model.init_continuous_batching(assistant_model=NgramDraft(), tree="[(0,)]") as manager:
+            output = manager.get_result(manager.add_request(prompt, generation_config=config), timeout=60)
+    assert output.generated_tokens == text

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import Limits, SpeculativeBatchingManager
 from hf_specdec.batching.keeping import keep, let_go
+from hf_specdec.batching.paged_cache import PagedCache
 
 
 TREE = "[(0,), (1,), (0, 0)]"
@@ -267,3 +268,25 @@ def test_a_seed_reproduces_calls_of_a_kept_manager(made: list[Any]) -> None:
         texts.append([output.generated_tokens for output in outputs.values()])
     assert len(made) == 1 and texts[0] == texts[1] == texts[2]
     model.destroy_cached_continuous_batching_manager()
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft", "head"])
+def test_memory_is_free_after_a_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, although its parts refer to each other: a collection of Python's may be long in coming."""
+    model = tiny_model()
+    draft: Any = {"ngram": NgramDraft(), "draft": noisy_copy(model), "head": tiny_head(model)}[kind]
+    caches: list[Any] = []
+    init = PagedCache.__init__
+
+    def noted(self: PagedCache, *args: Any) -> None:
+        caches.append(weakref.ref(self))
+        init(self, *args)
+
+    monkeypatch.setattr(PagedCache, "__init__", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        generate(model, draft)
+        assert len(caches) == 1 + (kind != "ngram") and all(cache() is None for cache in caches)
+    finally:
+        gc.enable()

@@ -116,6 +116,7 @@ def test_figures_for_a_model_card(target: PreTrainedModel, draft: PreTrainedMode
     measure(report, target, prompts, calls, Method(max_new_tokens=8, rounds=1))
     found = report.measurements("tree chain:2")
     ours = [row for row in report.figures if row.contender == "tree chain:2"]
+    assert {measurement.tree for measurement in found} == {"chain:2"}
     assert [measurement.dataset for measurement in found] == ["chat", "code", "all"]
     for measurement, row in zip(found, ours, strict=True):
         assert measurement.mean_acceptance_length == row.mean_acceptance_length

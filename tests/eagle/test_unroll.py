@@ -248,6 +248,15 @@ def test_the_attention_implementation_is_given_back() -> None:
     ],
 )
 def test_what_unrolling_would_get_wrong_is_refused(text: dict[str, Any], message: str) -> None:
-    head = random_head(config_of(text))
+    head = random_head(config_of(text)).train()
     with pytest.raises(ValueError, match=message):
         next(unroll(head, *inputs_of(head), 2))
+
+
+def test_dropout_has_no_effect_on_a_diagnosis() -> None:
+    """In evaluation mode there is none."""
+    plain, dropping = random_head(config_of({})), random_head(config_of({"attention_dropout": 0.1}))
+    dropping.load_state_dict(plain.state_dict())
+    inputs = inputs_of(plain)
+    found = [list(unroll(head.eval(), *inputs, 2)) for head in (plain, dropping)]
+    assert all(torch.equal(states, same) for states, same in zip(*found, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -264,6 +265,14 @@ def test_narrower_draft_models_keep_what_they_can_of_the_embeddings() -> None:
 def test_sizes_a_draft_model_cannot_have(sizes: tuple[int, int | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draft_config(tiny_model().config, *sizes, None)
+
+
+def test_a_narrow_draft_of_a_target_without_grouped_heads() -> None:
+    config = copy.deepcopy(tiny_model().config)
+    config.num_key_value_heads = None
+    width = config.head_dim if getattr(config, "head_dim", None) else config.hidden_size // config.num_attention_heads
+    narrow = draft_config(config, 1, 2 * width, None)
+    assert narrow.num_attention_heads == narrow.num_key_value_heads == 2
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1", "draft"])

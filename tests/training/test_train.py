@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import hf_specdec
 from hf_specdec.cli import build_app
 from hf_specdec.eagle import EagleHead
-from hf_specdec.training import TrainOptions, train
+from hf_specdec.training import TrainOptions, recipe, train
 from hf_specdec.training.checkpoints import check_identity, mark_complete, newest_complete
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import Text
@@ -189,6 +189,46 @@ def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
     (tmp_path / "complete").touch()
     found = Corpus(options, tmp_path, trained_target(), chat_tokenizer()).texts()
     assert found is not None and [list(text.input_ids) for text in found] == [[1, 9, 9, 4], [1, 8, 7, 5]]
+
+
+def test_what_the_data_repeats_counts_once(tmp_path: Path, data: Path) -> None:
+    """Else a text that is held out may be trained on."""
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text(data.read_text() * 2)
+    counts = []
+    for path in (data, twice):
+        options = TrainOptions(output=str(tmp_path), data=str(path), **SMALL)
+        texts = Corpus(options, tmp_path / path.stem, trained_target(), chat_tokenizer()).texts()
+        counts.append(len(texts or ()))
+    assert counts[0] == counts[1] > 8
+
+
+@pytest.mark.parametrize("rows_at_once, expected", [(3, (3, 3)), (5, (4, 2)), (8, (8, 1)), (99, (8, 1))])
+def test_a_step_has_its_rows(
+    rows_at_once: int, expected: tuple[int, int], tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 of 64 tokens, however many fit at once."""
+    made: list[Any] = []
+    original = recipe._Run._arguments
+
+    def noting(self: Any, num_rows: int) -> Any:
+        made.append(original(self, num_rows))
+        return made[-1]
+
+    monkeypatch.setattr(recipe._Run, "_arguments", noting)
+    options = SMALL | {"rows_at_once": rows_at_once}
+    train(TrainOptions(output=str(tmp_path), kind="eagle3", data=str(data), epochs=0.2, **options))
+    (arguments,) = made
+    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == expected
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "draft"])
+def test_a_target_in_half_precision_on_the_cpu(kind: str, tmp_path: Path, data: Path) -> None:
+    options = {"num_layers": 1} if kind == "draft" else {}
+    result = train(
+        TrainOptions(output=str(tmp_path), kind=kind, data=str(data), dtype="bfloat16", epochs=0.3, **SMALL, **options)
+    )
+    assert result.finished
 
 
 def test_writing_for_so_long(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,9 @@ class DevicePrompts:
     """
 
     def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
-        self._all, self._target, self._drafting = steps, target, drafting
+        # No reference cycle: K/V must be freed with the manager.
+        self._all: DeviceSteps = weakref.proxy(steps)
+        self._target, self._drafting = target, drafting
         self._steps: dict[StepSize, PromptStep] = {}
         self._seen: set[StepSize] = set()
         self._failed = False

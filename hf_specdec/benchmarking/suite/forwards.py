@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ...attention import switched_to_tree_attention
 from ...cache import DeviceCache, TreeCache
 from ...device_steps.captures import MOST_SHAPES
+from ...forwards.models import keeping_one_logit
 from ...forwards.tree_forward import TreeForward
 from ...graphs import GraphStore
 from ...trees import TokenTree, Topology
@@ -42,7 +43,7 @@ def forward_behind(
         switched_to_tree_attention(model),
         torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
     ):
-        model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=ids, past_key_values=cache, use_cache=True, **keeping_one_logit(model))
         cache.adopt_prefill()
         behind, forward = DeviceCache(cache), TreeForward(model, cache, None, zero)
         behind.at(cache.lengths_tensor)

@@ -27,13 +27,7 @@ class Target:
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The target's config."""
-        return AutoConfig.from_pretrained(
-            self.name,
-            revision=self.options.revision,
-            token=self.options.token,
-            cache_dir=self.options.cache_dir,
-            local_files_only=self.options.local_files_only,
-        )
+        return AutoConfig.from_pretrained(self.name, **self.options.as_arguments())
 
     @property
     def num_layers(self) -> int:

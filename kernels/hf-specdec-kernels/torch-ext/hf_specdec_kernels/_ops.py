@@ -1,6 +1,6 @@
 """
-Namespace in which the operators are registered. In a build for the Hub (see `build.py`) this file has a name unique to
-the build, so that several versions can be loaded in one process.
+Namespace in which the operators are registered. A build for the Hub (see `build.py`) replaces it by one that is unique
+to the build, so that several versions can be loaded in one process.
 """
 
 import torch

@@ -101,6 +101,7 @@ def _check(caches, pointers, lengths, path, accepted, block_tables) -> None:
     batch = path.shape[0] if block_tables is not None else first.shape[0]
     check_shape("pointers", pointers, len(caches))
     check_dtype("pointers", pointers, (torch.int64,))
+    check_device("pointers", pointers, first.device)
     check_shape("path", path, batch, None)
     tensors = {"lengths": lengths, "accepted": accepted}
     for name, tensor in tensors.items():
