@@ -40,7 +40,7 @@ class TreeContext:
 
     Args:
         lengths (`list[int]`): number of committed slots of every row.
-        lengths_device (`torch.device`): device on which masks and lengths are computed.
+        device (`torch.device`): device on which masks and lengths are computed.
         visible (`torch.Tensor` of shape `[batch, prompt]`, bool, *optional*): which of the first slots hold tokens,
             where some hold padding.
         num_slots (`int`): number of slots (keys) that the forward sees.
@@ -55,14 +55,14 @@ class TreeContext:
         first_slots (`torch.Tensor` of shape `[batch]`, int64, *optional*): for the kernel, the first slot of every row
             that holds a token.
         node_multiple (`int`): for the kernel, the number of nodes is padded to a multiple of this.
-        device_lengths (`torch.Tensor` of shape `[batch]`, int64, *optional*): number of committed slots of every row,
+        lengths_tensor (`torch.Tensor` of shape `[batch]`, int64, *optional*): number of committed slots of every row,
             if the cache has it on the device. Where only the device knows it, `lengths` is good for its size alone.
         block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*): for the kernel, the block table of
             every row of a paged cache.
     """
 
     lengths: list[int]
-    lengths_device: torch.device
+    device: torch.device
     visible: torch.Tensor | None
     num_slots: int
     ancestors: torch.Tensor
@@ -72,7 +72,7 @@ class TreeContext:
     kernel_device: torch.device | None = None
     first_slots: torch.Tensor | None = None
     node_multiple: int = 1
-    device_lengths: torch.Tensor | None = None
+    lengths_tensor: torch.Tensor | None = None
     block_tables: torch.Tensor | None = None
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
@@ -101,7 +101,7 @@ class TreeContext:
 
     def _make_kernel_inputs(self) -> KernelInputs:
         return KernelInputs.of(
-            torch.tensor(self.lengths) if self.device_lengths is None else self.device_lengths,
+            torch.tensor(self.lengths) if self.lengths_tensor is None else self.lengths_tensor,
             self.ancestors,
             self.query_depths,
             self.node_depths,
@@ -165,10 +165,10 @@ class TreeContext:
     @cached_property
     def _nodes(self) -> torch.Tensor:
         """Index of the node in every slot, `[batch, slots]` int64; negative for committed slots."""
-        lengths = self.device_lengths
+        lengths = self.lengths_tensor
         if lengths is None:
-            lengths = torch.tensor(self.lengths, device=self.lengths_device)
-        return torch.arange(self.num_slots, device=self.lengths_device) - lengths[:, None]
+            lengths = torch.tensor(self.lengths, device=self.device)
+        return torch.arange(self.num_slots, device=self.device) - lengths[:, None]
 
     @cached_property
     def _distances(self) -> torch.Tensor:

@@ -127,11 +127,11 @@ def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
     )
 
 
-def first_slots_of(visible: torch.Tensor | None) -> torch.Tensor | None:
+def first_slots_of(visible: torch.Tensor) -> torch.Tensor | None:
     """
     The first slot of every row that holds a token, `[batch]` int64, from `[batch, slots]` bool; None if there is
     padding anywhere but on the left. Waits for the device.
     """
-    if visible is None or bool((visible[:, 1:] < visible[:, :-1]).any()):
+    if bool((visible[:, 1:] < visible[:, :-1]).any()):
         return None
     return (~visible).sum(dim=1)

@@ -133,7 +133,7 @@ class RowDistributions:
         if request.is_over:
             return True
         try:
-            return request.accept(token)
+            return request.append(token)
         except Exception as error:  # an error of a user's criterion fails only its request
             request.fail(error)
             return True

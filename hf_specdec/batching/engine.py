@@ -266,7 +266,7 @@ class Engine:
             return 0
         try:
             for number, token in enumerate(tokens, start=1):
-                if request.accept(token):
+                if request.append(token):
                     return number
         except Exception as error:  # an error of a user's criterion fails only its request
             request.fail(error)

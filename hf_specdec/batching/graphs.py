@@ -16,8 +16,8 @@ from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
 from ..attention.kernel import KernelInputs
+from ..forwards.chunks import WIDTHS
 from ..forwards.node_inputs import NodeInputs
-from ..forwards.pieces import WIDTHS
 from ..forwards.tree_forward import TreeForward
 from ..graphs import (
     RECORDERS,

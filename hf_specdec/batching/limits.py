@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
-from ..forwards.pieces import busy_at
+from ..forwards.chunks import busy_at
 from .blocks import NUM_RESERVED
 from .memory import DEFAULT_SHARES, bytes_per_request, bytes_per_token, free_memory
 

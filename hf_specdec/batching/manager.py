@@ -16,8 +16,8 @@ from transformers.utils import logging
 
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
+from ..forwards.chunks import busy_at
 from ..forwards.models import execution_device
-from ..forwards.pieces import busy_at
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from .admission import Admission, with_own_objects

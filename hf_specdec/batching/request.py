@@ -153,7 +153,7 @@ class Request:
         """Most draft tokens that a step can use: the step's bonus token takes the last place."""
         return self.max_length - len(self.tokens) - 1
 
-    def accept(self, token: int) -> bool:
+    def append(self, token: int) -> bool:
         """Appends a token and returns whether the text ends with it. Stopping criteria see every token in order."""
         self.tokens.append(token)
         if self._timestamps is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
 
-from ..forwards.pieces import next_piece, padded_piece
+from ..forwards.chunks import next_chunk, padded_chunk
 from .blocks import BlockPool
 from .paged_cache import PagedCache
 from .request import Request
@@ -133,7 +133,7 @@ class Scheduler:
             if chunk is not None:
                 yield chunk
             return
-        while (chunk := self._piece(widths, left)) is not None:
+        while (chunk := self._chunk_of_a_width(widths, left)) is not None:
             left -= chunk.num_tokens
             yield chunk
 
@@ -156,34 +156,34 @@ class Scheduler:
             counts.append(count)
         return Chunk(requests, counts) if requests else None
 
-    def _piece(self, widths: list[int], most: int) -> Chunk | None:
+    def _chunk_of_a_width(self, widths: list[int], most: int) -> Chunk | None:
         """
-        The next chunk with a width: tokens of the oldest request, and of other requests with a piece of that width.
+        The next chunk with a width: tokens of the oldest request, and of other requests with a chunk of that width.
         The number of rows is a power of two, so that there are few graph sizes and no padding rows. Requests too short
         for any width are in a padded chunk. None if nothing is left to read.
         """
         most = min(most, self.busy_at - 1)
         widths = [width for width in widths if width <= most]
         unread = self._unread if widths else []
-        pieces = [self._next_piece(request, widths) for request in unread]
+        found = [self._next_chunk(request, widths) for request in unread]
         same = [
-            (request, piece[1])
-            for request, piece in zip(unread, pieces, strict=True)
-            if piece[0] is not None and (piece[0], piece[2]) == (pieces[0][0], pieces[0][2])
+            (request, count)
+            for request, (width, count, pads) in zip(unread, found, strict=True)
+            if width is not None and (width, pads) == (found[0][0], found[0][2])
         ]
         if not same:  # the oldest is too short for any width, or nothing is unread
-            short = [request for request, (width, _, _) in zip(unread, pieces, strict=True) if width is None]
+            short = [request for request, (width, _, _) in zip(unread, found, strict=True) if width is None]
             return self._padded_chunk(short[: 1 << (len(short).bit_length() - 1)] if short else [], most)
-        width = pieces[0][0]
+        width = found[0][0]
         assert width is not None
         number = min(len(same), most // width, MOST_ROWS)
         requests, counts = zip(*same[: 1 << (number.bit_length() - 1)], strict=True)
         return Chunk(list(requests), list(counts), width)
 
-    def _next_piece(self, request: Request, widths: list[int]) -> tuple[int | None, int, bool]:
-        """Width of a request's next piece, its number of new tokens, and whether the piece may end in padding."""
+    def _next_chunk(self, request: Request, widths: list[int]) -> tuple[int | None, int, bool]:
+        """Width of a request's next chunk, its number of new tokens, and whether it may end in padding."""
         unread, pads = self._num_unread(request), self._pads(request)
-        return (*(padded_piece(unread, widths) if pads else next_piece(request.length, unread, widths)), pads)
+        return (*(padded_chunk(unread, widths) if pads else next_chunk(request.length, unread, widths)), pads)
 
     def read(self, requests: list[Request]) -> list[int]:
         """Takes note that a chunk of `requests` was forwarded. Returns the rows whose prefill has ended."""

@@ -36,6 +36,6 @@ class StepRows:
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""
         return self._ids.gather(1, positions.to(self.device) - self._starts)
 
-    def columns(self, length: int) -> torch.Tensor:
-        """The tokens from `starts` on, `[batch, tokens]`, int64. Rows must have equal starts and end at `length`."""
-        return self._ids
+    def last_tokens(self, count: int) -> torch.Tensor:
+        """The last `count` tokens of all rows, which must be equally long and have equal starts, `[batch, count]`."""
+        return self._ids[:, self._ids.shape[1] - count :]

@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features, watch_features
 from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
-from ..forwards.pieces import MOST_PADDED
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
 from ..trees import DraftTree
@@ -128,7 +128,7 @@ class InFlightTarget:
         roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)
         if draft.valid is not None:
             drafted = torch.where(draft.valid, drafted, roots)  # invalid nodes repeat the root
-            position_depths = topology.depths * draft.counting()
+            position_depths = topology.depths * draft.usable()
         tokens = torch.cat([roots, drafted], dim=1)
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)

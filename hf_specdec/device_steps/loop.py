@@ -18,30 +18,27 @@ if TYPE_CHECKING:
     from ..generation.loop import SpeculativeCall
 
 
-def run_device_steps(call: SpeculativeCall) -> bool:
+def run_device_steps(call: SpeculativeCall) -> None:
     """
     Runs a call to its end, if its steps can run whole on the device; or until a draft token spoils a step, see
     `rows_with_nan`.
 
     Args:
         call (`SpeculativeCall`): a call after its prefill.
-
-    Returns:
-        `bool`: whether the call has run; if not, at most its drafter has caught up with the prompt.
     """
     warpers = warpers_on_device(call)
     if warpers is None:
         if call.plan.compile and not call.judge.all_finished:
-            warnings.warn("`compile=True`: the steps of this call are not whole on a CUDA device.", stacklevel=2)
-        return False
+            warnings.warn(
+                "`compile=True` has no effect: the steps of this call do not run whole on a CUDA device.", stacklevel=2
+            )
+        return
     drafter: Any = call.drafter  # of a type in `PARTS`
     drafter.catch_up(call.sequences)
     step = step_for(call, warpers)
-    if step is None:
-        return False
-    with call.metrics.phase("steps"):
-        _Loop(call, step).run()
-    return True
+    if step is not None:
+        with call.metrics.phase("steps"):
+            _Loop(call, step).run()
 
 
 class _Loop:
@@ -55,8 +52,8 @@ class _Loop:
         sequences: Any = call.sequences
         self.lengths = list(sequences.lengths)
         self.ended = list(sequences.resting)
-        self.columns: list[list[int]] = [[] for _ in self.lengths]
-        self.shown, self.max_length = 0, sequences.max_length
+        self.new_tokens: list[list[int]] = [[] for _ in self.lengths]
+        self.streamed, self.max_length = 0, sequences.max_length
         self.is_spoiled = False
         """Whether a step has taken nothing from a row: then the call goes on by steps of the host, without drafts."""
         self.most_new = step.tree_depth + 1
@@ -106,7 +103,7 @@ class _Loop:
             call.log.add(row, self.lengths[row], accepted, drafted)
             self.lengths[row] += len(new)
             self.ended[row] = new[-1] in call.sequences.end_tokens or self.lengths[row] >= self.max_length
-            self.columns[row] += new
+            self.new_tokens[row] += new
         if call.streamer is not None:
             self._stream()
 
@@ -126,13 +123,13 @@ class _Loop:
 
     def _stream(self) -> None:
         """Streams the columns for which every row has a token or has ended; ended rows are padded."""
-        lengths = [len(tokens) for tokens in self.columns]
+        lengths = [len(tokens) for tokens in self.new_tokens]
         going = [length for length, ended in zip(lengths, self.ended, strict=True) if not ended]
         pad = self.call.judge.pad_token
-        for column in range(self.shown, min(going) if going else max(lengths)):
-            tokens = [row[column] if column < len(row) else pad for row in self.columns]
+        for column in range(self.streamed, min(going) if going else max(lengths)):
+            tokens = [row[column] if column < len(row) else pad for row in self.new_tokens]
             self.call.streamer.put(torch.tensor(tokens))
-            self.shown = column + 1
+            self.streamed = column + 1
 
     def _hand_over(self) -> None:
         """Leaves text, lengths and cache of the call as steps by the host would have."""
@@ -144,9 +141,7 @@ class _Loop:
             call.judge.end(longest)
             return
         cache.wipe()
-        call.judge.streamer = None  # these columns have been streamed
-        call.judge.advance()
-        call.judge.streamer = call.streamer
+        call.judge.advance(streams=False)  # these columns have been streamed
         call.give_up_drafts()
 
 

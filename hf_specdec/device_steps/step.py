@@ -92,8 +92,8 @@ class DeviceStep:
         draft = part.grow(bound, rows, None if self.drawing is None else self.drawing.warp)
         topology = draft.topology
         tokens = torch.cat([rows.roots(), draft.tokens], dim=1)
-        counts = draft.counting(part.room(bound, rows))
-        depths = topology.depths * counts
+        usable = draft.usable(part.room(bound, rows))
+        depths = topology.depths * usable
         cache.at(lengths - 1)
         features = None
         with target.recorded_features(forward.compiles) as watched:
@@ -102,7 +102,7 @@ class DeviceStep:
                 features = watched.take(forward.device, logits.dtype)
         path, accepted, next_tokens = self.verdict.walk(
             logits,
-            tokens.masked_fill(~counts, -1),
+            tokens.masked_fill(~usable, -1),
             draft,
             max_depth=self.tree_depth,
             end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
@@ -112,7 +112,7 @@ class DeviceStep:
         accepted = torch.where(is_spoiled, -1, accepted)
         for compaction in self.compactions:
             compaction(lengths - 1, path, accepted)
-        drafted = counts[:, 1:].expand(len(lengths), -1).sum(dim=1)
+        drafted = usable[:, 1:].expand(len(lengths), -1).sum(dim=1)
         new = rows.commit(tokens.gather(1, path), accepted, next_tokens)
         if features is not None:
             features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))

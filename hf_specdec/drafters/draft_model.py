@@ -119,7 +119,7 @@ class DraftModelDrafter(Drafter):
         counts = [length - start for length, start in zip(lengths, seen, strict=True)]
         most = max(counts)
         if min(counts) == most and min(lengths) == max(lengths):
-            tokens = sequences.columns(lengths[0])[:, -most:].to(self.device)
+            tokens = sequences.last_tokens(most).to(self.device)
         else:
             starts = torch.tensor(seen, device=sequences.device)[:, None]
             offsets = torch.arange(most, device=sequences.device)

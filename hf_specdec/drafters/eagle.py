@@ -12,17 +12,17 @@ from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLog
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
+from ..forwards.chunks import WIDTHS
 from ..forwards.features import decoder_layers
 from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
-from ..forwards.pieces import WIDTHS
 from ..forwards.tree_forward import TreeForward
 from ..generation.sequences import Rows, Sequences
 from ..graphs import GraphStore
 from ..trees import DraftTree, DynamicTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
-from .heads import Borrowed, OfCall, borrowed_lm_head, in_dtype_of
+from .heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of
 
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ class EagleDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> EagleDrafter:
         drafter: Any = super().for_call(target)
-        drafter._made_of = OfCall(self.head, target)
+        drafter._model_refs = ModelRefs(self.head, target)
         drafter.refresh()
         return drafter
 
     def refresh(self) -> None:
         """Takes over changes of head and target since `for_call` made the drafter."""
-        models = self._made_of.models()
+        models = self._model_refs.models()
         if models is None:
             return
         target = models[1]

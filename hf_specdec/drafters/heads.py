@@ -78,7 +78,7 @@ def borrowed_lm_head(head: PreTrainedModel, target: PreTrainedModel) -> Borrowed
     return BorrowedRows(module, target.dtype, head.target_ids)
 
 
-class OfCall:
+class ModelRefs:
     """
     Weak references to the head and the target that the drafter of a call was made for. Captured graphs may hold the
     drafter and are kept with the models, so that the drafter must not keep the models alive.

@@ -16,7 +16,7 @@ from ..medusa import MedusaHeads
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, best_tokens, grow_dynamic
-from .heads import OfCall, in_dtype_of
+from .heads import ModelRefs, in_dtype_of
 
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class MedusaDrafter(Drafter):
 
     def for_call(self, target: PreTrainedModel) -> MedusaDrafter:
         drafter: Any = super().for_call(target)
-        drafter._made_of = OfCall(self.heads, target)
+        drafter._model_refs = ModelRefs(self.heads, target)
         drafter.refresh()
         return drafter
 
     def refresh(self) -> None:
         """Takes over changes of the heads since `for_call` made the drafter."""
-        models = self._made_of.models()
+        models = self._model_refs.models()
         if models is not None:
             self.heads = in_dtype_of(*models)
         self.device = execution_device(self.heads)

@@ -4,7 +4,7 @@ Forwards of a model over the nodes of a tree.
 - `tree_forward`: one forward, into a cache.
 - `node_inputs`: its inputs.
 - `features`: hidden states recorded meanwhile.
-- `pieces`: chunks of prompts.
+- `chunks`: widths of prompt chunks.
 - `compiling`: models compiled by `torch.compile`.
 - `models`, `modules`, `rope`: what a model takes and has.
 """

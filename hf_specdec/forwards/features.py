@@ -37,14 +37,14 @@ class Features:
         self.boundaries, self._listens = tuple(boundaries), listens
         self._thread = threading.get_ident()
         self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [-1]]
-        self._is_recording = False
+        self._records_unchecked = False
 
     def add(self, place: int, states: torch.Tensor) -> None:
         """
         Adds a forward's hidden states at the boundary with index `place`, `[batch, tokens, Ht]`; forwards of other
         threads are ignored.
         """
-        if self._is_recording or (threading.get_ident() == self._thread and self._listens()):
+        if self._records_unchecked or (threading.get_ident() == self._thread and self._listens()):
             self._states[place].append(states)
 
     def keep_of_last(self, start: int, end: int) -> None:
@@ -68,11 +68,11 @@ class Features:
                 the thread and `listens`, which cannot be traced.
         """
         before, self._states = self._states, [[] for _ in self._states]
-        self._is_recording = for_compiler
+        self._records_unchecked = for_compiler
         try:
             yield self._states
         finally:
-            self._states, self._is_recording = before, False
+            self._states, self._records_unchecked = before, False
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """

@@ -86,7 +86,7 @@ class TreeForward:
 
     compiles = False
     """Whether forwards that attend with the kernel run compiled."""
-    any_shape = False
+    compiles_layers = False
     """Whether the decoder layers are compiled, for any number of rows and nodes; else the whole model, per shape."""
 
     def over(
@@ -148,7 +148,7 @@ class TreeForward:
         cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
         context = TreeContext(
             lengths=cache.lengths,
-            lengths_device=cache.device,
+            device=cache.device,
             visible=self.visible,
             num_slots=cache.write_window.end,
             ancestors=ancestors,
@@ -157,7 +157,7 @@ class TreeForward:
             uniform_length=cache.uniform_length,
             kernel_device=self.device if uses_kernel else None,
             first_slots=self._first_slots,
-            device_lengths=cache.lengths_tensor if cache.lengths_are_on_device else None,
+            lengths_tensor=cache.lengths_tensor if cache.lengths_are_on_device else None,
             block_tables=cache.block_tables,
         )
         positions = None
@@ -193,7 +193,7 @@ class TreeForward:
         running: AbstractContextManager[None] = nullcontext()
         if self.compiles and context.uses_kernel:
             _ = context.kernel_inputs  # built before tracing, which could not store it
-            if self.any_shape:
+            if self.compiles_layers:
                 running = compiled_layers(self.model, self.cache)
             else:
                 model = compiled_whole(self.model)

@@ -86,10 +86,10 @@ def _wrap_validation(mixin: Any) -> None:
         assistant_model = generation_mode_kwargs.get("assistant_model")
         if not is_speculative(generation_config, assistant_model):
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
-        from .refusals import check_call, check_not_for_batches
+        from .refusals import check_call, check_no_batch_options
 
         check_call(self, generation_mode, generation_config, generation_mode_kwargs)
-        check_not_for_batches(generation_config)
+        check_no_batch_options(generation_config)
 
     mixin._validate_generation_mode = _validate_generation_mode
 

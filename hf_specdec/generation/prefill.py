@@ -1,4 +1,4 @@
-"""Chunked prefill of a call's prompts, in the pieces of `forwards.pieces`."""
+"""Chunked prefill of a call's prompts, in chunks of the widths of `forwards.chunks`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.utils import ModelOutput
 
+from ..forwards.chunks import MOST_PADDED, WIDTHS, busy_at, next_chunk
 from ..forwards.node_inputs import causal_chain
-from ..forwards.pieces import MOST_PADDED, WIDTHS, busy_at, next_piece
 from ..forwards.rope import length_dependent_ropes
 
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .target import Target
 
 
-def can_read_in_pieces(target: Target) -> bool:
+def can_prefill_in_chunks(target: Target) -> bool:
     """
     Whether the prompts of a call can be prefilled in chunks of `WIDTHS`: they are tokens, without padding or a cache
     before them, too few to keep the device busy, and read by a model whose layers attend with the kernel and for which
@@ -49,10 +49,10 @@ def _are_counted(positions: torch.Tensor, length: int) -> bool:
     return positions.dim() == 2 and positions.shape[-1] == length and bool((positions == counted).all())
 
 
-def read_in_pieces(target: Target) -> ModelOutput:
+def prefill_in_chunks(target: Target) -> ModelOutput:
     """
-    Prefills the prompts of a call in chunks of `WIDTHS`, where `can_read_in_pieces`. The output has the logits of the
-    last position, `[batch, 1, vocab]`; `Features` records every token once, in order.
+    Prefills the prompts of a call in chunks of `WIDTHS`, where `can_prefill_in_chunks`. The output has the logits of
+    the last position, `[batch, 1, vocab]`; `Features` records every token once, in order.
     """
     tokens, cache = target.sequences.columns(target.sequences.prompt_length), target.cache
     batch_size, length = tokens.shape
@@ -62,8 +62,8 @@ def read_in_pieces(target: Target) -> ModelOutput:
     outputs: Any = None
     end = 0
     while end < length:
-        width, count = next_piece(length, length - end, WIDTHS)
-        assert width is not None  # `can_read_in_pieces`
+        width, count = next_chunk(length, length - end, WIDTHS)
+        assert width is not None  # `can_prefill_in_chunks`
         end += count
         cache.set_lengths([end - width] * batch_size)
         chain = causal_chain(width, tokens.device)

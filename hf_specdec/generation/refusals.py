@@ -96,7 +96,7 @@ def check_inputs(
     _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)
 
 
-def check_not_for_batches(generation_config: GenerationConfig) -> None:
+def check_no_batch_options(generation_config: GenerationConfig) -> None:
     """
     Checks that `generate` is not asked for what only `generate_batch` does.
 

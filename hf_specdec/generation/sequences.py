@@ -21,8 +21,8 @@ class Rows(Protocol):
     def room(self, row: int) -> int:
         """Most draft tokens that a step of this row can accept: the bonus or recovered token takes the last place."""
 
-    def columns(self, length: int) -> torch.Tensor:
-        """The first `length` tokens of all rows, `[batch, length]`, int64."""
+    def last_tokens(self, count: int) -> torch.Tensor:
+        """The last `count` tokens of all rows, which must be equally long, `[batch, count]`, int64."""
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""
@@ -74,6 +74,10 @@ class Sequences:
     def columns(self, length: int) -> torch.Tensor:
         """The first `length` tokens of all rows, `[batch, length]`, int64; a view."""
         return self._ids[:, :length]
+
+    def last_tokens(self, count: int) -> torch.Tensor:
+        """The last `count` tokens of all rows, which must be equally long, `[batch, count]`, int64; a view."""
+        return self._ids[:, self.lengths[0] - count : self.lengths[0]]
 
     def tokens(self, row: int, start: int) -> list[int]:
         """The tokens of a row from `start` on. Waits for the device."""

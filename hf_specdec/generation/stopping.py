@@ -76,8 +76,8 @@ class ColumnJudge:
     def all_finished(self) -> bool:
         return all(self.finished)
 
-    def advance(self) -> None:
-        """Judges all columns that are complete."""
+    def advance(self, streams: bool = True) -> None:
+        """Judges all columns that are complete, and streams them, unless they have been streamed (`streams`)."""
         sequences = self.sequences
         while not self.all_finished and all(
             done or length > self.judged for done, length in zip(self._ended(), sequences.lengths, strict=True)
@@ -89,7 +89,7 @@ class ColumnJudge:
             ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
             self.recorder.add_column(self._ended())
             stops = self.criteria(ids, self.recorder.scores)
-            if self.streamer is not None:
+            if self.streamer is not None and streams:
                 self.streamer.put(ids[:, -1].cpu())
             for row, stop in enumerate(torch.as_tensor(stops).expand(sequences.batch_size).tolist()):
                 if stop and not self.finished[row]:

@@ -21,7 +21,7 @@ from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphLoans
 from ..trees import DraftTree
-from .prefill import can_read_in_pieces, read_in_pieces
+from .prefill import can_prefill_in_chunks, prefill_in_chunks
 from .sequences import Sequences
 
 
@@ -90,9 +90,9 @@ class Target:
             before = self.cache.lengths
             self.cache.set_lengths([self._prompt_slots()] * self.sequences.batch_size)
             self._begin_steps()
-            if can_read_in_pieces(self):
+            if can_prefill_in_chunks(self):
                 with self._running():
-                    return read_in_pieces(self)
+                    return prefill_in_chunks(self)
             self.cache.set_lengths(before)
         with self._running():
             outputs = self.model._prefill(
@@ -191,7 +191,7 @@ class Target:
     def score(self, draft: DraftTree) -> ModelOutput:
         """Forwards the root and all draft nodes at once: logits `[batch, nodes + 1, vocab]`."""
         topology = draft.topology
-        position_depths = None if draft.valid is None else topology.depths * draft.counting()
+        position_depths = None if draft.valid is None else topology.depths * draft.usable()
         tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)

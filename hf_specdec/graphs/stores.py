@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from ..attention import TreeContext
 from ..attention.kernel import NODES_PER_WORD
 from ..cache.sizes import kv_bytes_per_layer
-from ..forwards.pieces import WIDTHS
+from ..forwards.chunks import WIDTHS
 from .capturing import RECORDERS, GraphPool
 from .forwards import CapturedForward
 from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture

@@ -125,15 +125,15 @@ class DraftTree:
         """Number of draft nodes per row, invalid ones included."""
         return self.tokens.shape[1]
 
-    def counting(self, room: torch.Tensor | None = None) -> torch.Tensor:
+    def usable(self, room: torch.Tensor | None = None) -> torch.Tensor:
         """
         Which nodes count, the root first, `[rows or batch, nodes + 1]` bool: the valid ones, and with `room`
         (`[batch]`, levels that each row can use) only those within it. The others are forwarded along, at the root's
         position: their own may be past the last one that the model knows.
         """
         depths = self.topology.depths
-        counts = depths >= 0 if room is None else depths <= room[:, None]
-        return counts if self.valid is None else counts & torch.nn.functional.pad(self.valid, (1, 0), value=True)
+        usable = depths >= 0 if room is None else depths <= room[:, None]
+        return usable if self.valid is None else usable & torch.nn.functional.pad(self.valid, (1, 0), value=True)
 
     @cached_property
     def tokens_list(self) -> list[list[int]]:

@@ -13,7 +13,7 @@ from .walk import Walk
 
 def walk_by_rejection(
     draft: DraftTree,
-    target: Distribution,
+    distribution: Distribution,
     rows: list[int],
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Walk:
@@ -27,20 +27,20 @@ def walk_by_rejection(
 
     Args:
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
-        target (`Distribution`): p at the nodes.
+        distribution (`Distribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         observe (`Callable`, *optional*): is called with p and log q (up to a constant) at the root, `[rows, vocab]`.
     """
-    walk = Walk.start(target.batch_size, rows)
+    walk = Walk.start(distribution.batch_size, rows)
     while rows:
-        p = target.scores(rows, walk).double().softmax(dim=-1)
+        p = distribution.scores(rows, walk).double().softmax(dim=-1)
         children = [_children(draft, row, walk.node(row)) for row in rows]
         if observe is not None:
             _show_roots(observe, p, draft, rows, children)
             observe = None
         accepted, p = _try_children(p, draft, rows, walk, children)
         drawn = torch.multinomial(p, num_samples=1)[:, 0]
-        places, tokens = target.agree(torch.stack([accepted, drawn])).tolist()
+        places, tokens = distribution.agree(torch.stack([accepted, drawn])).tolist()
         walking = []
         for row, place, token, candidates in zip(rows, places, tokens, children, strict=True):
             if place < 0:
@@ -49,7 +49,7 @@ def walk_by_rejection(
             child, child_token = candidates[place]
             walk.tokens[row].append(child_token)
             walk.paths[row].append(child)
-            if not target.ends(row, child_token):
+            if not distribution.ends(row, child_token):
                 walking.append(row)
         rows = walking
     return walk

@@ -14,7 +14,7 @@ _NOTHING = -1
 """In place of a token, where there is none to draw."""
 
 
-def walk_target(draft: DraftTree, target: Distribution, rows: list[int], do_sample: bool) -> Walk:
+def walk_target(draft: DraftTree, distribution: Distribution, rows: list[int], do_sample: bool) -> Walk:
     """
     Walks every row down its tree: at each node the target's next token is its argmax (greedy) or drawn from p; a child
     that holds it is accepted, else the walk ends there with that token. Exact whatever the children are, since they
@@ -22,31 +22,31 @@ def walk_target(draft: DraftTree, target: Distribution, rows: list[int], do_samp
 
     Args:
         draft (`DraftTree`): the step's tree.
-        target (`Distribution`): p at the nodes.
+        distribution (`Distribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         do_sample (`bool`): whether to draw from p, rather than take its argmax.
 
     Raises:
         RuntimeError: as in plain `generate`, if there is nothing to draw from where a walk stands.
     """
-    walk = Walk.start(target.batch_size, rows)
+    walk = Walk.start(distribution.batch_size, rows)
     # Reads all nodes at once: one launch is cheaper than one wait per depth on an accelerator, a bare argmax anywhere.
-    reads_ahead = target.reads_ahead or (not do_sample and target.is_bare)
-    ahead = target.agree(_choose_ahead(target.all_scores(), do_sample)).tolist() if reads_ahead else None
+    reads_ahead = distribution.reads_ahead or (not do_sample and distribution.is_bare)
+    ahead = distribution.agree(_choose_ahead(distribution.all_scores(), do_sample)).tolist() if reads_ahead else None
     while rows:
         if ahead is not None:
             chosen = [ahead[row][walk.node(row)] for row in rows]
             if _NOTHING in chosen:
                 raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         else:
-            chosen = target.choose(rows, walk, do_sample)
+            chosen = distribution.choose(rows, walk, do_sample)
         walking = []
         for row, token in zip(rows, chosen, strict=True):
             child = draft.child_with(row, walk.node(row), token)
             walk.tokens[row].append(token)
             if child is not None:
                 walk.paths[row].append(child)
-                if not target.ends(row, token):
+                if not distribution.ends(row, token):
                     walking.append(row)
         rows = walking
     return walk

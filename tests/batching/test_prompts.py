@@ -19,7 +19,7 @@ from hf_specdec.batching.device_steps.prompts import DevicePrompts, PromptStep
 from hf_specdec.batching.engine import Engine
 from hf_specdec.batching.graphs import PagedForward, PagedGraphs
 from hf_specdec.batching.target import InFlightTarget
-from hf_specdec.forwards.pieces import next_piece, padded_piece
+from hf_specdec.forwards.chunks import next_chunk, padded_chunk
 
 
 WIDTHS = (4, 16)
@@ -304,7 +304,7 @@ def test_pieces() -> None:
         for first in {0, min(3, length - 1), min(17, length - 1), length - 1}:
             unread = length - first
             while unread > 0:
-                width, count = next_piece(length, unread, widths)
+                width, count = next_chunk(length, unread, widths)
                 if width is None:
                     assert count == unread and length < widths[0]
                 else:
@@ -320,7 +320,7 @@ def test_padded_pieces() -> None:
     for length in range(1, 200):
         unread = length
         while unread > 0:
-            width, count = padded_piece(unread, widths)
+            width, count = padded_chunk(unread, widths)
             assert 0 < count <= min(width, unread)
             assert width == widths[0] or 2 * count > width
             unread -= count

@@ -78,7 +78,7 @@ def test_models_that_cannot_be_traced(steps: Steps) -> None:
 def test_calls_whose_steps_are_not_whole(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
     options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.1}
-    with pytest.warns(UserWarning, match="`compile=True`: the steps of this call"):
+    with pytest.warns(UserWarning, match="`compile=True` has no effect: the steps of this call"):
         target.generate(
             **prompts(1, 9), **options, assistant_model=noisy_copy(target, 0.05), speculative_config=compiled()
         )

@@ -50,7 +50,7 @@ def test_a_head_knows_its_recipe(tmp_path: Path, written: list[Text]) -> None:
     assert top1 == [round(result.after[f"eval_top1_{depth}"], 3) for depth in (1, 2, 3)]
     assert length == round(result.after["eval_acceptance_length"], 2)
     assert recipe.pop("hardware").startswith("1 × CPU")
-    # All different texts but the held-out ones, which are not known from outside: between the shortest and the longest.
+    # All different texts but the held-out ones, which are not known from outside: between shortest and longest.
     lengths = sorted(map(len, {tuple(text.input_ids) for text in written}))
     trained = len(lengths) - SMALL["eval_texts"]
     assert sum(lengths[:trained]) <= recipe.pop("tokens") <= sum(lengths[-trained:])

@@ -58,7 +58,7 @@ class CapturedStep(ABC):
 
     def _compile(self, forward: TreeForward) -> None:
         """Marks a forward as compiled, if the step's forwards are to be: once, for steps of all sizes."""
-        forward.compiles, forward.any_shape = self.compiles, True
+        forward.compiles, forward.compiles_layers = self.compiles, True
 
     @abstractmethod
     def _run(self) -> list[torch.Tensor]:

@@ -112,7 +112,10 @@ class DeviceSteps:
             and forward.dtype in DTYPES
         )
         if self.compiles and not self.works and not self._failed:
-            warnings.warn("`compile=True`: steps of these requests are not whole on a CUDA device.", stacklevel=2)
+            warnings.warn(
+                "`compile=True` has no effect: steps of these requests do not run whole on a CUDA device.",
+                stacklevel=2,
+            )
             self.compiles = False
         fingerprint = [fingerprint_of(model) for model in models]
         if fingerprint != self._fingerprint:

@@ -92,17 +92,17 @@ class InFlightStep(CapturedStep):
         rows, depth = self.rows, self.rows.size.depth
         draft = self.part.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
-        counts = draft.counting(rows.room)
+        usable = draft.usable(rows.room)
         # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
-        tokens = torch.where(counts, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
+        tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
         features = None
         with self._target.recorded_features() as watched:
-            depths = topology.depths * counts
+            depths = topology.depths * usable
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
-        path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~counts, -1))
+        path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~usable, -1))
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         places = torch.arange(depth + 1, device=rows.device)
@@ -117,7 +117,7 @@ class InFlightStep(CapturedStep):
                 self.features.copy_(kept)
         new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
         is_nan = rows_with_nan(logits)
-        drafted = counts[:, 1:].expand(len(path), -1).sum(dim=1)
+        drafted = usable[:, 1:].expand(len(path), -1).sum(dim=1)
         accepted = self._walks.checked(logits, path, accepted)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self._drawing is not None:

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState, SpeculativeGenerationOutput
-from .messages import AddRequest, Admission, AskState, CancelRequest, Ended, Progress, Served, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Served, State
 
 
 SECONDS_FOR_STATE = 30.0
@@ -161,7 +161,7 @@ class EngineClient:
             raise
         except Exception as error:  # an option that cannot be pickled fails only its request
             if isinstance(message, AddRequest):
-                self._handle(Admission.refused(message.request_id, error))
+                self._handle(AddReply.refused(message.request_id, error))
 
     def _read(self) -> None:
         try:
@@ -176,7 +176,7 @@ class EngineClient:
     def _handle(self, message: Any) -> None:
         if isinstance(message, list):
             self._in_their_loops(self._progress, ((part.request_id, part) for part in message))
-        elif isinstance(message, Admission):
+        elif isinstance(message, AddReply):
             self._in_their_loops(self._admission, [(message.request_id, message)])
         elif isinstance(message, State):
             answer = self._states.get(message.number)
@@ -210,7 +210,7 @@ class EngineClient:
 
     # ----------------------------------------------------------------------------------------------- in an event loop
 
-    def _admission(self, admissions: list[Admission]) -> None:
+    def _admission(self, admissions: list[AddReply]) -> None:
         for one in admissions:
             request, error = self._open.get(one.request_id), one.error
             if request is None:

@@ -83,7 +83,7 @@ class NotServed:
 
 
 @dataclass(frozen=True)
-class Admission:
+class AddReply:
     """
     A request has been admitted or refused.
 
@@ -98,7 +98,7 @@ class Admission:
     reason: str = ""
 
     @classmethod
-    def refused(cls, request_id: str, error: Exception) -> Admission:
+    def refused(cls, request_id: str, error: Exception) -> AddReply:
         """The message of a refusal, for the error that `add_request` raised."""
         kind = next((name for name, one in REFUSALS.items() if isinstance(error, one)), None)
         if kind is None:

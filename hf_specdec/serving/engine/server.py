@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from ..stop_strings import StopStringCriterion
-from .messages import AddRequest, Admission, AskState, CancelRequest, Ended, Progress, Served, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Served, State
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -62,7 +62,7 @@ class EngineServer:
         elif isinstance(message, AskState):
             self._send(State(message.number, self._manager.state))
 
-    def _added(self, asked: AddRequest) -> Admission:
+    def _added(self, asked: AddRequest) -> AddReply:
         self._told[asked.request_id] = 0
         stop_strings, criteria = asked.generation_config.stop_strings, StoppingCriteriaList()
         try:
@@ -79,8 +79,8 @@ class EngineServer:
             )
         except Exception as error:  # an error of a request's options fails only that request
             del self._told[asked.request_id]
-            return Admission.refused(asked.request_id, error)
-        return Admission(asked.request_id)
+            return AddReply.refused(asked.request_id, error)
+        return AddReply(asked.request_id)
 
     def _tell(self, outputs: list[SpeculativeGenerationOutput]) -> None:
         """Sends a step's new tokens; called by the manager's thread while the device runs the next step."""

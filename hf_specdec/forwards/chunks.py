@@ -1,5 +1,5 @@
 """
-Pieces of prompts: chunks of a few widths, so that a prefill can be replayed from captured CUDA graphs. For a small
+Widths of prompt chunks: a few, so that a prefill can be replayed from captured CUDA graphs. For a small
 model, the host takes longer to launch a forward than the device to run it, even over some hundred tokens.
 """
 
@@ -21,7 +21,7 @@ def busy_at(num_parameters: int) -> int:
     return TOKENS_TIMES_PARAMETERS // max(num_parameters, 1)
 
 
-def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | None, int]:
+def next_chunk(length: int, unread: int, widths: Sequence[int]) -> tuple[int | None, int]:
     """
     The width of a text's next chunk, and how many of its tokens are unread. A last chunk may begin with tokens that
     were forwarded before, if these are less than a quarter of it or there is no smaller width. A text shorter than any
@@ -39,7 +39,7 @@ def next_piece(length: int, unread: int, widths: Sequence[int]) -> tuple[int | N
     return (fitting[-1], fitting[-1]) if fitting else (None, unread)
 
 
-def padded_piece(unread: int, widths: Sequence[int]) -> tuple[int, int]:
+def padded_chunk(unread: int, widths: Sequence[int]) -> tuple[int, int]:
     """
     The width of a text's next chunk where padding may follow, and how many unread tokens it holds: all, in the first
     width that they fill by more than half (or the narrowest, however few); else as many as fill the largest width that

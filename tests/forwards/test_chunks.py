@@ -35,13 +35,13 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of prompts that are read in pieces."""
     found: list[int] = []
-    original = of_target.read_in_pieces
+    original = of_target.prefill_in_chunks
 
     def noting(target: Any) -> Any:
         found.append(target.sequences.prompt_length)
         return original(target)
 
-    monkeypatch.setattr(of_target, "read_in_pieces", noting)
+    monkeypatch.setattr(of_target, "prefill_in_chunks", noting)
     return found
 
 
@@ -65,7 +65,7 @@ def test_a_head_sees_all_features(read: list[int], monkeypatch: pytest.MonkeyPat
     found: list[Any] = []
     for in_pieces in (False, True):
         if not in_pieces:
-            monkeypatch.setattr(of_target, "can_read_in_pieces", lambda target: False)
+            monkeypatch.setattr(of_target, "can_prefill_in_chunks", lambda target: False)
         for prompt in trained_prompts()["prompts"]:
             ids = torch.tensor([prompt])
             text = target.generate(
@@ -77,7 +77,7 @@ def test_a_head_sees_all_features(read: list[int], monkeypatch: pytest.MonkeyPat
                 tree=IRREGULAR,
             )
             found.append((text.tolist(), hf_specdec.last_metrics().accepted_per_step))
-        monkeypatch.setattr(of_target, "can_read_in_pieces", prefill.can_read_in_pieces)
+        monkeypatch.setattr(of_target, "can_prefill_in_chunks", prefill.can_prefill_in_chunks)
     half = len(found) // 2
     assert found[:half] == found[half:] and len(read) == half
 
