@@ -147,8 +147,10 @@ class TreeContext:
         """Which slots a query may attend to, `[1 or batch, queries, slots]` bool."""
         queries, num_nodes = self.ancestors.shape[1:]
         if self.uniform_length is not None and self.visible is None:
-            behind = self.num_slots - self.uniform_length - num_nodes
-            ancestors = torch.nn.functional.pad(self.ancestors, (0, behind), value=False) if behind else self.ancestors
+            num_later = self.num_slots - self.uniform_length - num_nodes
+            ancestors = (
+                torch.nn.functional.pad(self.ancestors, (0, num_later), value=False) if num_later else self.ancestors
+            )
             return torch.nn.functional.pad(ancestors, (self.uniform_length, 0), value=True)
         rows = len(self.lengths)
         nodes = self._nodes[:, None].expand(rows, queries, self.num_slots)

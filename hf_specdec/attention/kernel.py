@@ -59,9 +59,9 @@ class KernelInputs:
         """
         from hf_specdec_kernels import pack_ancestors
 
-        behind = -ancestors.shape[2] % multiple
-        if behind:
-            node_depths = torch.nn.functional.pad(node_depths, (0, behind))
+        num_padding = -ancestors.shape[2] % multiple
+        if num_padding:
+            node_depths = torch.nn.functional.pad(node_depths, (0, num_padding))
         if first_slots is None:
             first_slots = torch.zeros_like(lengths)
         return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots, block_tables)

@@ -66,7 +66,7 @@ class BlockPool:
         return True
 
     def release(self, table: BlockTable, num_slots: int = 0) -> None:
-        """Frees the blocks of a table behind its first `num_slots` tokens."""
+        """Frees the blocks of a table after its first `num_slots` tokens."""
         kept = self.blocks_for(num_slots)
         table.num_changes += len(table.blocks) > kept
         while len(table.blocks) > kept:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -20,7 +20,7 @@ from ..ranks import Ranks
 from ..trees import DraftTree
 from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .blocks import BlockPool
-from .device_steps import DeviceSteps, LaunchedPrompts, Outcome
+from .device_steps import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
 from .distribution import NAN_LOGITS, RowDistributions
 from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy
@@ -28,14 +28,6 @@ from .request import Request
 from .scheduler import Chunk, Scheduler
 from .target import InFlightTarget
 from .tree_choice import TreeChoices
-
-
-@dataclass(eq=False)
-class DraftGroup:
-    """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
-
-    request: DraftRequest
-    rows: list[int] = field(default_factory=list)
 
 
 class Engine:
@@ -152,7 +144,7 @@ class Engine:
             yield begun
 
     def end(self, request: Request) -> None:
-        """Removes a request that is over from the batch."""
+        """Removes a request from the batch and the queue."""
         self.scheduler.remove(request)
 
     def _read(self, chunk: Chunk) -> list[Request]:
@@ -347,9 +339,9 @@ class Engine:
         which count as refused.
         """
         for request, drafted in spoiled:
-            self.target.cache.wipe_behind(request.table, request.length - 1)
+            self.target.cache.wipe_after(request.table, request.length - 1)
             if self.drafting.cache is not None:
-                self.drafting.cache.wipe_behind(request.table, self.drafting.cache.length_of(request.table))
+                self.drafting.cache.wipe_after(request.table, self.drafting.cache.length_of(request.table))
             if self.drafting.features is not None:
                 self.drafting.features.wipe(request)
             request.draft_backoff.begin()

@@ -148,13 +148,14 @@ def _generate_batch(
 
 
 def _destroy_kept_manager(model: PreTrainedModel) -> None:
-    """Implements `destroy_cached_continuous_batching_manager`: frees the manager that the model keeps, if any."""
+    """
+    Implements `destroy_cached_continuous_batching_manager`: frees the manager that the model keeps, if any (one that
+    runs is in use, and freed by its user).
+    """
     manager = let_go(model)
     if manager is not None:
-        if not manager.is_running():  # a running one is in use
-            manager.destroy()
         del manager
-        gc.collect()  # its parts refer to each other
+        gc.collect()  # its parts may refer to each other
 
 
 METHODS: dict[str, Callable[..., Any]] = {

@@ -226,7 +226,7 @@ class PagedCache(TreeCache):
         self._cleaned.pop(table, None)
         self._clean([WASTE_BLOCK])
 
-    def wipe_behind(self, table: BlockTable, length: int) -> None:
+    def wipe_after(self, table: BlockTable, length: int) -> None:
         """Zeroes the K/V in all slots of a request from `length` on: NaN there would reach later forwards."""
         first, offset = divmod(length, self.pool.block_size)
         for layer in self.layers:

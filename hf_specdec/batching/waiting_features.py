@@ -27,7 +27,7 @@ class Place:
 class WaitingFeatures:
     """
     A store of target features, with a place for `CAPACITY` features per request. Captured steps read features from it
-    and write new ones behind the unread ones; the host keeps the counts.
+    and write new ones after the unread ones; the host keeps the counts.
 
     Args:
         num_requests (`int`): most requests with a place.
@@ -71,11 +71,11 @@ class WaitingFeatures:
         place = self._places.get(request)
         if place is None:
             self._places[request] = place = Place(self._free.pop())
-            self.held[place.number] = 0.0  # slots behind the features may be read, and must not hold NaN
+            self.held[place.number] = 0.0  # slots after the features may be read, and must not hold NaN
         return place.number
 
     def wipe(self, request: Request) -> None:
-        """Zeroes a request's place behind the features that wait there."""
+        """Zeroes a request's place after the features that wait there."""
         place = self._places.get(request)
         if place is not None:
             self.held[place.number, place.count :] = 0.0

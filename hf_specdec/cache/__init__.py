@@ -1,5 +1,5 @@
 """
-K/V caches that hold the nodes of a tree behind the committed tokens.
+K/V caches that hold the nodes of a tree after the committed tokens.
 
 - `tree_cache`: the cache of a call, and its exchange with transformers' own caches.
 - `layers`: the K/V of one attention layer.

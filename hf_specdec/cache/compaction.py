@@ -12,7 +12,7 @@ import torch
 @dataclass(frozen=True, eq=False)
 class Compaction:
     """
-    The kernel that moves K/V of accepted nodes right behind the committed slots, for all K/V tensors of one layout.
+    The kernel that moves K/V of accepted nodes right after the committed slots, for all K/V tensors of one layout.
 
     Args:
         states (`list[torch.Tensor]`): keys and values of layers, of equal shape, strides, dtype and device.

@@ -116,7 +116,7 @@ class TreeCache(Cache):
         self.set_lengths([length + len(nodes) for length, nodes in zip(self.lengths, kept, strict=True)])
 
     def wipe(self) -> None:
-        """Zeroes the K/V in all slots behind the committed ones: NaN there would reach later forwards."""
+        """Zeroes the K/V in all slots after the committed ones: NaN there would reach later forwards."""
         for layer in self.layers:
             for row, length in enumerate(self.lengths if layer.is_initialized else ()):
                 for states in (layer.keys, layer.values):

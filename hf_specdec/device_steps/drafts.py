@@ -126,7 +126,7 @@ class ModelPart(DevicePart):
     def catch_up(
         self, drafter: DraftModelDrafter, rows: DeviceRows, lengths: torch.Tensor, features: torch.Tensor | None
     ) -> None:
-        tokens = rows.behind(lengths, self.tree.depth + 1)
+        tokens = rows.tokens_after(lengths, self.tree.depth + 1)
         self.cache.at(lengths)
         logits = drafter.forward(tokens, *causal_chain(tokens.shape[1], tokens.device)).logits
         last = (rows.lengths - lengths - 1).clamp(min=0)
@@ -139,18 +139,18 @@ class HeadPart(DevicePart):
     def __init__(self, drafter: EagleDrafter, tree: TokenTree | DynamicTree):
         super().__init__(drafter, tree)
         self.root_states = drafter.root_states.clone()
-        self.behind = torch.zeros(1, dtype=torch.long, device=drafter.device)
+        self.num_missing = torch.zeros(1, dtype=torch.long, device=drafter.device)
         """Number of tokens of a row minus its number of rows in the cache, `[1]` int64."""
         self.held += [drafter.held_rows, drafter.target_ids]
 
     def load(self, drafter: EagleDrafter) -> None:
         super().load(drafter)
         self.root_states.copy_(drafter.root_states)
-        self.behind.fill_(1 + drafter.first)
+        self.num_missing.fill_(1 + drafter.first)
 
     def grow(self, drafter: EagleDrafter, rows: DeviceRows, warp: Warp | None) -> DraftTree:
         drafter.states = self.root_states
-        self.cache.at(rows.lengths - self.behind)
+        self.cache.at(rows.lengths - self.num_missing)
         draft = grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
 
@@ -158,8 +158,8 @@ class HeadPart(DevicePart):
         self, drafter: EagleDrafter, rows: DeviceRows, lengths: torch.Tensor, features: torch.Tensor | None
     ) -> None:
         assert features is not None  # a head's call always records features
-        tokens = rows.behind(lengths, self.tree.depth + 1)
-        self.cache.at(lengths - self.behind)
+        tokens = rows.tokens_after(lengths, self.tree.depth + 1)
+        self.cache.at(lengths - self.num_missing)
         states = drafter.forward_features(tokens, features.to(drafter.head.dtype))
         last = (rows.lengths - lengths - 1).clamp(min=0)
         self.root_states.copy_(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2])))

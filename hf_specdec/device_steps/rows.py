@@ -52,7 +52,7 @@ class DeviceRows:
         """Levels of draft tokens that each row can use, `[batch]`: the bonus or recovered token takes one place."""
         return self.limits - self.lengths - 1
 
-    def behind(self, lengths: torch.Tensor, count: int) -> torch.Tensor:
+    def tokens_after(self, lengths: torch.Tensor, count: int) -> torch.Tensor:
         """
         The `count` tokens after the first `lengths` (`[batch]`) of every row, `[batch, count]`; rows with fewer repeat
         their last token.

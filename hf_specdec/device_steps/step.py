@@ -75,7 +75,7 @@ class DeviceStep:
         forward = self.padding.of(target.forward, cache)
         forward.compiles = bound.forward.compiles = compiles
         device = target.forward.device
-        with random_state_kept(device):  # capturing runs a step first, whose K/V lies behind the committed slots
+        with random_state_kept(device):  # capturing runs a step first, whose K/V lies after the committed slots
             self.replay, _ = record(lambda: self._run(target, bound, forward, cache), device)
 
     def _run(self, target: Target, bound: Any, forward: TreeForward, cache: DeviceCache) -> list[torch.Tensor]:

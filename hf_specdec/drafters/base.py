@@ -165,7 +165,7 @@ class Drafter(CandidateGenerator):
         """
 
     def wipe(self) -> None:
-        """Removes what the drafter keeps behind the committed tokens, which may be NaN; called after spoiled steps."""
+        """Removes what the drafter keeps after the committed tokens, which may be NaN; called after spoiled steps."""
 
     # ------------------------------------------------------------------------ transformers' own interface: chains
 

@@ -124,7 +124,7 @@ class DraftModelDrafter(Drafter):
             starts = torch.tensor(seen, device=sequences.device)[:, None]
             offsets = torch.arange(most, device=sequences.device)
             ends = torch.tensor(lengths, device=sequences.device)[:, None] - 1
-            # Rows with fewer tokens repeat their root; the K/V of the copies lies behind the row's length.
+            # Rows with fewer tokens repeat their root; the K/V of the copies lies after the row's length.
             tokens = sequences.gather(torch.minimum(starts + offsets, ends)).to(self.device)
         self.cache.set_lengths(seen)
         chain, depths = causal_chain(most, self.device)

@@ -243,7 +243,7 @@ class EagleDrafter(Drafter):
     def _forward_rows(self, features: torch.Tensor, done: list[int], counts: list[int], start: int, end: int) -> None:
         """
         Forwards waiting rows `start` to `end` of every sequence, which has `done` rows in the cache and `counts`
-        waiting. The K/V of surplus rows, where fewer wait, lies behind the rows that count.
+        waiting. The K/V of surplus rows, where fewer wait, lies after the rows that count.
         """
         lengths = self.sequences.lengths
         starts = [rows + self.first + 1 + start for rows in done]

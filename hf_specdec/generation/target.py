@@ -104,7 +104,7 @@ class Target:
         if self.cache.lengths[0] == 0:
             raise ValueError(
                 f"`assistant_model`: the target {type(self.model).__name__} has read the prompt past the cache that "
-                "it was given, as some do behind a length at which their rotary embedding changes. Call `generate` "
+                "it was given, as some do after a length at which their rotary embedding changes. Call `generate` "
                 "without `assistant_model`."
             )
         self._begin_steps()

@@ -173,7 +173,7 @@ class GraphLoans:
             return None
         if obstacle_to_graphs(model, self.wanted) is not None:
             return None
-        num_slots += NODES_PER_WORD  # padding nodes behind those of a step, to which no query attends
+        num_slots += NODES_PER_WORD  # padding nodes after those of a step, to which no query attends
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         # Tensors made in inference mode cannot be used outside of it.
         key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)

@@ -15,7 +15,7 @@ class MedusaConfig(PreTrainedConfig):
     Args:
         hidden_size (`int`): hidden size H of the target.
         vocab_size (`int`): tokens of the target's vocabulary.
-        num_heads (`int`): heads; head d predicts the token d + 2 positions behind its feature.
+        num_heads (`int`): heads; head d predicts the token d + 2 positions after its feature.
         num_layers (`int`, *optional*, defaults to 1): residual blocks of each head.
         default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
         target_name (`str`, *optional*): the model that the heads were trained for.

@@ -154,7 +154,7 @@ class StopStringCriterion(TokenCriterion):
 
 class TrimmedQueue:
     """
-    A queue of text pieces that leaves out the stop string and all text behind it. Text that may be the beginning of a
+    A queue of text pieces that leaves out the stop string and all text after it. Text that may be the beginning of a
     stop string is held back until the next piece decides.
 
     Args:

@@ -177,10 +177,10 @@ def encode_chat(
         if message["role"] != "assistant":
             continue
         before = _render(tokenizer, messages[:index], add_generation_prompt=True)
-        behind = _render(tokenizer, messages[: index + 1])
-        if before is not None and behind is not None and whole.startswith(before) and whole.startswith(behind):
-            ranges.append((len(before), len(behind)))
-            position = len(behind)
+        through = _render(tokenizer, messages[: index + 1])
+        if before is not None and through is not None and whole.startswith(before) and whole.startswith(through):
+            ranges.append((len(before), len(through)))
+            position = len(through)
             continue
         words = message["content"].strip()
         start = whole.find(words, position)

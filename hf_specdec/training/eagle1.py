@@ -79,13 +79,13 @@ class Eagle1Objective(nn.Module):
         for step, states in enumerate(steps):
             rows = max(loss_mask.shape[1] - 2 - step, 0)
             mask = predicted_mask(loss_mask, segment_ids, step)
-            behind = slice(1 + step, 1 + step + rows)
-            loss, predicted = soft_cross_entropy(states[:, :rows], outputs.lm_head, outputs.logits[:, behind])
+            later = slice(1 + step, 1 + step + rows)
+            loss, predicted = soft_cross_entropy(states[:, :rows], outputs.lm_head, outputs.logits[:, later])
             if step == 0:
-                wanted = upcast(outputs.features[:, behind])
+                wanted = upcast(outputs.features[:, later])
                 distance = F.smooth_l1_loss(upcast(states[:, :rows]), wanted, reduction="none").mean(dim=-1)
                 total = masked_mean(distance, mask) + self.token_weight * masked_mean(loss, mask)
-            right = (predicted == outputs.best[:, behind]) & mask
+            right = (predicted == outputs.best[:, later]) & mask
             counts.append([values.sum(dim=1) for values in (right, mask, loss * mask, mask)])
         columns = [torch.stack([step[index] for step in counts], dim=1) for index in range(4)]
         return {"loss": total, "counts": DepthCounts(*columns).stacked()}

@@ -56,7 +56,7 @@ class DynamicTree:
 
     @property
     def num_slots(self) -> int:
-        """Slots behind the root that a step with the tree may write: its nodes, or all expanded candidates."""
+        """Slots after the root that a step with the tree may write: its nodes, or all expanded candidates."""
         return max(self.num_nodes, (self.depth - 1) * self.top_k)
 
     def to_dict(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class TokenTree:
 
     @property
     def num_slots(self) -> int:
-        """Slots behind the root that a step with the tree may write: its nodes."""
+        """Slots after the root that a step with the tree may write: its nodes."""
         return self.num_nodes
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Draft tokens that spoil a step: NaN behind one of them reaches all nodes of its row."""
+"""Draft tokens that spoil a step: NaN after one of them reaches all nodes of its row."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_specdec import SpeculationMetrics, TokenTree
 from hf_specdec.benchmarking.suite import GOALS, TARGETS, Entry, kernels, steps
-from hf_specdec.benchmarking.suite.forwards import forward_behind, matmuls
+from hf_specdec.benchmarking.suite.forwards import forward_after, matmuls
 from hf_specdec.benchmarking.suite.heads import mean_length
 from hf_specdec.benchmarking.suite.pair import TREE, Pair, bisect
 from hf_specdec.benchmarking.suite.sizes import TINY, random_llama
@@ -143,7 +143,7 @@ def test_the_tree_of_the_pair() -> None:
 def test_a_forward_may_be_repeated(pair: Pair) -> None:
     tree = TokenTree.from_branching((2, 2))
     ids = torch.tensor([[3, 5, 7, 9]])
-    with forward_behind(pair.target, ids, tree) as forward:
+    with forward_after(pair.target, ids, tree) as forward:
         first, second = forward().logits, forward().logits
     assert first.shape == (1, 7, TINY.shape["vocab_size"]) and torch.equal(first, second)
     assert pair.target.config._attn_implementation == "sdpa"

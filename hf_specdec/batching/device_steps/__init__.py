@@ -12,9 +12,9 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 - `runner`: which steps are captured, which graph runs them, and what the host does with their reports.
 """
 
-from .parts import Outcome
+from .parts import DraftGroup, Outcome
 from .prompts import LaunchedPrompts
 from .runner import DeviceSteps
 
 
-__all__ = ["DeviceSteps", "LaunchedPrompts", "Outcome"]
+__all__ = ["DeviceSteps", "DraftGroup", "LaunchedPrompts", "Outcome"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from ...drafters import DraftRequest
 
 
-class Group(Protocol):
+@dataclass(eq=False)
+class DraftGroup:
     """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
 
     request: DraftRequest
-    rows: list[int]
+    rows: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -30,7 +31,7 @@ class StepPart:
     Args:
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
         draws (`bool`): whether children are drawn.
-        groups (`list[Group]`): the rows that are drafted for.
+        groups (`list[DraftGroup]`): the rows that are drafted for.
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
         was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
@@ -38,7 +39,7 @@ class StepPart:
 
     tree: TokenTree | DynamicTree | None = None
     draws: bool = False
-    groups: list[Group] = field(default_factory=list)
+    groups: list[DraftGroup] = field(default_factory=list)
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
     was_put_off: bool = False

@@ -51,7 +51,7 @@ class StepSize:
 
 class InFlightRows:
     """
-    The rows of a captured step. Rows behind those of requests are padding rows: they rest and have no blocks, so that
+    The rows of a captured step. Rows after those of requests are padding rows: they rest and have no blocks, so that
     they write to `WASTE_BLOCK`.
 
     Args:

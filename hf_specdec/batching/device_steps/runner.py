@@ -20,7 +20,7 @@ from ..graphs import SIZES
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
-from .parts import Group, Outcome, StepPart
+from .parts import DraftGroup, Outcome, StepPart
 from .prompts import DevicePrompts
 from .rows import StepSize
 from .step import InFlightStep, StepKind
@@ -128,7 +128,7 @@ class DeviceSteps:
 
     # ---------------------------------------------------------------------------------------------------- which steps
 
-    def run(self, requests: list[Request], groups: Sequence[Group]) -> Outcome | None:
+    def run(self, requests: list[Request], groups: Sequence[DraftGroup]) -> Outcome | None:
         """
         Runs a captured step of all these requests. Returns None if the step cannot be captured; requests and draft are
         then unchanged, except that parts before one whose capture failed have written features. (That happens at most
@@ -154,7 +154,7 @@ class DeviceSteps:
         outcome.only_read = any(part.reading for part in parts)
         return outcome
 
-    def _parts(self, requests: list[Request], groups: Sequence[Group]) -> list[StepPart] | None:
+    def _parts(self, requests: list[Request], groups: Sequence[DraftGroup]) -> list[StepPart] | None:
         """
         Groups the rows by their trees. Rows without drafts join the first part, or make a part of their own if they
         outnumber its drafted rows. None if not all rows can be in captured steps.
@@ -190,16 +190,16 @@ class DeviceSteps:
             lag = WaitingFeatures.CAPACITY
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
-        behind = [0] * len(part.plain)
+        of_plain = [0] * len(part.plain)
         kinds = [kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
-        room = [self._drafting.room(one) for one in drafted] + behind
+        room = [self._drafting.room(one) for one in drafted] + of_plain
         read = set(part.drafted + part.reading)
         readers = [requests[row] for row in part.rows if row in read]
         lags = dict(zip(readers, self._drafting.lags(readers, lag) if readers else [], strict=True))
         draft_temperature = [group.request.temperature.value for group in part.groups for _ in group.rows]
         places, slots = self._features_of(own, lags, waits, depth + 1)
         counts = [lags.get(one, 1) for one in own]
-        values = own, kinds, room, counts, places, slots, draft_temperature + [1.0 for _ in behind]
+        values = own, kinds, room, counts, places, slots, draft_temperature + [1.0 for _ in of_plain]
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(kinds, part.draws),
@@ -244,7 +244,7 @@ class DeviceSteps:
         self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int
     ) -> tuple[list[int], list[int]]:
         """
-        Places of the rows' waiting features, and first slots for `new` more: behind features that are not read in this
+        Places of the rows' waiting features, and first slots for `new` more: after features that are not read in this
         step. `lags` has the requests all of whose features are read in it; `waits` has the number of waiting features
         of each row.
         """

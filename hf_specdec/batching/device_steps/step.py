@@ -78,7 +78,7 @@ class InFlightStep(CapturedStep):
         self.features: torch.Tensor | None = None
         """
         Recorded features of the target at the root and the accepted nodes, `[rows, depth + 1, size]`; None if none are
-        recorded, or if they go to the draft's `WaitingFeatures`, behind the features that wait there.
+        recorded, or if they go to the draft's `WaitingFeatures`, after the features that wait there.
         """
 
     @property

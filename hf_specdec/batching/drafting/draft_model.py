@@ -66,7 +66,7 @@ class DraftModelDrafting(Drafting):
             ends = [min(row.length - 1, start + LONGEST_FORWARD) for row, start in zip(own, starts, strict=True)]
             most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
             parts = [row.tokens[start:end] for row, start, end in zip(own, starts, ends, strict=True)]
-            # Rows with fewer tokens repeat their last one behind it, at its position.
+            # Rows with fewer tokens repeat their last one after it, at its position.
             tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
             last = torch.tensor([len(part) - 1 for part in parts], device=device)[:, None]
             depths = torch.arange(most, device=device).minimum(last)

@@ -142,9 +142,9 @@ class EagleDrafting(Drafting):
 
     def _read(self, requests: list[Request], features: torch.Tensor, nodes: list[list[int]], ends: list[int]) -> None:
         """
-        Forwards features (`[batch, width, size]`) through the head, each with the token behind it. `nodes` are the
+        Forwards features (`[batch, width, size]`) through the head, each with the token after it. `nodes` are the
         consecutive new nodes of each request. Afterwards the head's cache has `ends` rows of a request, but at most
-        one fewer than its text has tokens, because no token is behind the last one.
+        one fewer than its text has tokens, because no token is after the last one.
         """
         width, device = features.shape[1], self.drafter.device
         starts = [self.cache.length_of(row.table) - new[0] for row, new in zip(requests, nodes, strict=True)]

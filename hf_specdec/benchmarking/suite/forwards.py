@@ -18,7 +18,7 @@ from ...trees import TokenTree, Topology
 
 
 @contextmanager
-def forward_behind(
+def forward_after(
     model: PreTrainedModel, ids: torch.Tensor, tree: TokenTree | None, compiles: bool = False
 ) -> Iterator[Callable[[], object]]:
     """
@@ -45,10 +45,10 @@ def forward_behind(
     ):
         model(input_ids=ids, past_key_values=cache, use_cache=True, **keeping_one_logit(model))
         cache.adopt_prefill()
-        behind, forward = DeviceCache(cache), TreeForward(model, cache, None, zero)
-        behind.at(cache.lengths_tensor)
+        device_cache, forward = DeviceCache(cache), TreeForward(model, cache, None, zero)
+        device_cache.at(cache.lengths_tensor)
         visible = None if forward.has_kernel else torch.ones(1, cache.capacity, dtype=torch.bool, device=model.device)
-        forward = forward.over(behind, zero, visible, zero)
+        forward = forward.over(device_cache, zero, visible, zero)
         forward.compiles = compiles
         yield lambda: forward(tokens, topology.ancestors, topology.depths)
 

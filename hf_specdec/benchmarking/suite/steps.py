@@ -18,7 +18,7 @@ from ..contenders import GREEDY, Contender, baseline, speculative
 from ..equality import Gate, check, differences_of
 from ..figures import figures, percentiles
 from ..phases import activities, trace_call, write_trace
-from .forwards import forward_behind, matmuls
+from .forwards import forward_after, matmuls
 from .pair import TREE, Calibration, Pair
 from .sizes import tree_of
 from .timing import captured, milliseconds
@@ -41,8 +41,8 @@ def verify_over_matmuls(pair: Pair, trace: Path | None = None) -> dict[str, Any]
     target, sizes, device = pair.target, pair.sizes, pair.target.device
     ids, tree = torch.randint(target.config.vocab_size, (1, sizes.context), device=device), _verified_tree()
     with (
-        forward_behind(target, ids, tree) as forward,
-        forward_behind(target, ids, tree, compiles=compiles_on(device)) as compiled,
+        forward_after(target, ids, tree) as forward,
+        forward_after(target, ids, tree, compiles=compiles_on(device)) as compiled,
     ):
         eager = milliseconds(forward, device, sizes.repeats)
         captures = {"forward": compiled, "forward, not compiled": forward, "matmuls": matmuls(target, VERIFIED_NODES)}
@@ -115,7 +115,7 @@ def forwards_of_step(pair: Pair, num_new: int) -> tuple[float, float]:
     ids = torch.randint(pair.target.config.vocab_size, (1, sizes.prompt), device=pair.target.device)
 
     def one(model: Any, tree: TokenTree | None) -> float:
-        with forward_behind(model, ids, tree, compiles=compiles_on(model.device)) as forward:
+        with forward_after(model, ids, tree, compiles=compiles_on(model.device)) as forward:
             return statistics.median(
                 milliseconds(captured(forward, model.device), model.device, max(sizes.repeats // 2, 3))
             )

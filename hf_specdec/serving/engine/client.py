@@ -235,7 +235,8 @@ class EngineClient:
                 del self._open[part.request_id]
                 self._handlers.pop(part.request_id, None)
                 if not request.admission.done():
-                    request.admission.set_result(None)  # the engine has ended; the handler gets a failed result
+                    # Its result came before the reply to its addition, or the engine has ended.
+                    request.admission.set_result(None)
             if handler is not None:
                 # Scheduled separately, so that a failing handler does not keep the others from running.
                 request.loop.call_soon(handler, _output_of(part, request.tokens))
