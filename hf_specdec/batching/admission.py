@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import stopping_criteria
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
@@ -20,7 +21,8 @@ from ..drafters import Drafter
 from ..forwards.models import execution_device
 from ..generation.refusals import check_call, check_inputs
 from ..ranks import Ranks, is_sharded
-from ..verification.copying import copy_for_row, kept_whole
+from ..verification.copying import deep_copy, kept_whole
+from ..verification.processor_kinds import READS_OWN_HISTORY, READS_SCORES_ONLY
 from .blocks import BlockPool
 from .request import Request, RequestOptions, prepare_options
 
@@ -240,13 +242,27 @@ class Admission:
 def with_own_objects(options: dict[str, Any]) -> dict[str, Any]:
     """
     Options with copies of their logits processors and stopping criteria, for a further request with the same options.
+    Those of transformers that remember nothing are shared.
 
     Raises:
         ValueError: if a processor or criterion cannot be copied.
     """
     names = [name for name in ("logits_processor", "stopping_criteria") if options.get(name)]
     memo = {key: value for name in names for part in options[name] for key, value in kept_whole(part).items()}
-    return options | {name: [copy_for_row(part, memo) for part in options[name]] for name in names}
+    return options | {name: [_own(name, part, memo) for part in options[name]] for name in names}
+
+
+def _own(name: str, part: Any, memo: dict[int, Any]) -> Any:
+    kind = type(part)
+    if kind in READS_SCORES_ONLY | READS_OWN_HISTORY or kind.__module__ == stopping_criteria.__name__:
+        return part
+    try:
+        return deep_copy(part, memo)
+    except Exception as error:  # whatever a user's class raises while it is copied
+        raise ValueError(
+            f"`{name}`: {kind.__name__} cannot be copied for each of the requests ({error}). Give it a "
+            "`__deepcopy__`, or add the requests one by one, each with one of its own."
+        ) from error
 
 
 def _num_learned_positions(model: PreTrainedModel) -> int | None:

@@ -1,4 +1,4 @@
-"""Copies of logits processors for the rows of a batch: of their state, but not of models and tokenizers."""
+"""Copies of logits processors and stopping criteria: of their state, but not of models and tokenizers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,19 @@ def kept_whole(processor: Any) -> dict[int, Any]:
     }
 
 
-def copy_for_row(processor: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy; `memo` holds what a row's other copies are made of, and what is not copied."""
-    try:
-        return _deepcopy(processor, memo)
-    except Exception as error:  # whatever a user's class raises while it is copied
-        raise ValueError(
-            f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
-            "it a `__deepcopy__`, or call `generate` with one sequence at a time."
-        ) from error
-
-
-def _deepcopy(value: Any, memo: dict[Any, Any]) -> Any:
+def deep_copy(value: Any, memo: dict[Any, Any]) -> Any:
     """
     A deep copy that has own copies of functions, too, with what they close over (`copy.deepcopy` leaves them): of
     `value` itself, or of those that it holds as a partial or in its attributes.
+
+    Args:
+        memo (`dict`): what has been copied with it, and what is not to be copied (`kept_whole`).
     """
     if not _is_function(value):
         own = copy.deepcopy(value, memo)
         for name, part in getattr(value, "__dict__", {}).items() if own is not value else ():
             if _is_function(part) and name in vars(own):
-                vars(own)[name] = _deepcopy(part, memo)
+                vars(own)[name] = deep_copy(part, memo)
         return own
     key = "function", id(value)  # under its id alone, `copy.deepcopy` puts partials that share their function
     if key not in memo:
@@ -52,8 +44,8 @@ def _deepcopy(value: Any, memo: dict[Any, Any]) -> Any:
 
 def _copy_function(value: Any, memo: dict[Any, Any]) -> Any:
     if isinstance(value, functools.partial):
-        function, *args = (_deepcopy(part, memo) for part in (value.func, *value.args))
-        keywords = {name: _deepcopy(part, memo) for name, part in value.keywords.items()}
+        function, *args = (deep_copy(part, memo) for part in (value.func, *value.args))
+        keywords = {name: deep_copy(part, memo) for name, part in value.keywords.items()}
         return functools.partial(function, *args, **keywords)
     cells = tuple(_copy_cell(cell, memo) for cell in value.__closure__ or ())
     defaults = copy.deepcopy(value.__defaults__, memo)
@@ -66,7 +58,7 @@ def _copy_cell(cell: CellType, memo: dict[Any, Any]) -> CellType:
     """A copy of a variable that functions close over, which may be the functions themselves."""
     if id(cell) not in memo:
         memo[id(cell)] = CellType()
-        memo[id(cell)].cell_contents = _deepcopy(cell.cell_contents, memo)
+        memo[id(cell)].cell_contents = deep_copy(cell.cell_contents, memo)
     return memo[id(cell)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 
-from .copying import copy_for_row, kept_whole
+from .copying import deep_copy, kept_whole
 from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
 
 
@@ -43,9 +43,19 @@ def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) ->
         return _prefix_function_of_row(processor, row)
     if kind in HOLDS_CONTEXT:
         return _guidance_of_row(processor, row)
-    own = processor if row == 0 else copy_for_row(processor, memo)
+    own = processor if row == 0 else _copy(processor, memo)
     is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
     return _AsBatch(own, row, batch_size) if is_function or _holds_rows(processor, batch_size) else own
+
+
+def _copy(processor: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return deep_copy(processor, memo)
+    except Exception as error:  # whatever a user's class raises while it is copied
+        raise ValueError(
+            f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
+            "it a `__deepcopy__`, or call `generate` with one sequence at a time."
+        ) from error
 
 
 class _AsBatch:

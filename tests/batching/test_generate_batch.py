@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, tiny_model
 from support.parity import IRREGULAR, expected_acceptance
 from support.tokenizer import tiny_tokenizer
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria, StopStringCriteria
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 import hf_specdec
@@ -308,3 +309,15 @@ def test_a_config_without_end_tokens(of: str, target: PreTrainedModel) -> None:
         with model.init_continuous_batching(assistant_model=NgramDraft(), tree="[(0,)]") as manager:
             output = manager.get_result(manager.add_request(prompt, generation_config=config), timeout=60)
     assert output.generated_tokens == text
+
+
+def test_objects_that_cannot_be_copied_or_need_not_be(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    prompts, call = ragged_prompts(LENGTHS[:2]), {"assistant_model": draft, "tree": "[(0,)]", "max_new_tokens": 4}
+    criterion = EndsAfter(3)
+    criterion.lock = threading.Lock()
+    with pytest.raises(ValueError, match="`stopping_criteria`: EndsAfter cannot be copied .* one by one"):
+        target.generate_batch(prompts, stopping_criteria=[criterion], **call)
+    assert len(target.generate_batch(prompts[:1], stopping_criteria=[criterion], **call)) == 1
+    known = StopStringCriteria(tiny_tokenizer(), ["ab"])
+    known.lock = threading.Lock()  # a table as large as the vocabulary is not copied
+    assert len(target.generate_batch(prompts, stopping_criteria=[known], **call)) == 2
