@@ -40,7 +40,7 @@ class SpeculativeConfig:
         verification (`str`, *optional*, defaults to `"auto"`):
             `"target"`: draw the next token from the target and look whether it is a child. `"rejection"`: recursive
             rejection sampling, for drawn children. `"auto"`: rejection for drawn children in sampling calls, else
-            target.
+            target. Greedy calls always compare children with the target's argmax.
         draft_temperature (`float`, *optional*):
             Temperature of the draft's distribution, on top of the call's own warpers. By default it adapts during
             generation so that drawn tokens are accepted as often as possible; the output is exact at any temperature.

@@ -17,7 +17,7 @@ def check_reusable(cache: Cache) -> None:
     Checks that a user's `past_key_values` can be continued by a `TreeCache`.
 
     Raises:
-        ValueError: if a user's `past_key_values` has layers that cannot hold a tree.
+        ValueError: if it has layers that cannot be continued, or offloads them, or is no `Cache` of layers.
     """
     for index, layer in enumerate(getattr(cache, "layers", ())):
         if type(layer) not in _REUSABLE:

@@ -33,7 +33,7 @@ LONGEST_FORWARD = 512
 MOST_UNPADDED_ROWS = 16
 """Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
 MOST_WAITING = 4096
-"""Most features that wait for a forward while speculation is off, over all rows: bounds their memory."""
+"""Most features that wait for a forward while speculation is off, counted as steps times rows: bounds their memory."""
 
 
 class EagleDrafter(Drafter):

@@ -110,7 +110,7 @@ class RecordedForward:
             features (`Features`, *optional*): collects watched hidden states.
             part (`Callable`, *optional*): takes from each tensor the part that is wanted.
         """
-        self._features = features
+        self._features = features  # read by stand-ins for graphs alone, which run the function again
         self._replay()
         self._features = None
         tensors = [part(tensor).clone() for tensor in self._tensors]  # the next replay writes over the graph's own

@@ -42,7 +42,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     if model.training:
         return "is in training mode"
     if torch.is_autocast_enabled(model.device.type):
-        return "runs under autocast, which puts away the weights that it has converted"
+        return "runs under autocast, which caches the weights that it has converted"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
     if any(map(_has_hooks, modules_of(model))):

@@ -1,5 +1,5 @@
 """
-`tree="auto"` for captured steps: a choice among a few trees, each timed as a whole step.
+`tree="auto"` for captured steps of requests in flight: a choice among a few trees, each timed as a whole step.
 
 Every tree costs a capture, so that there are only a few, the same for every text. How long a step with each takes
 depends on the load, which changes while only one of the trees is in use, so that the times of the other trees grow
