@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import stopping_criteria
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
@@ -241,26 +245,33 @@ class Admission:
 
 def with_own_objects(options: dict[str, Any]) -> dict[str, Any]:
     """
-    Options with copies of their logits processors and stopping criteria, for a further request with the same options.
-    Those of transformers that remember nothing are shared.
+    Options with copies of their logits processors, stopping criteria and `prefix_allowed_tokens_fn`, for a further
+    request with the same options. Those of transformers that remember nothing are shared.
 
     Raises:
-        ValueError: if a processor or criterion cannot be copied.
+        ValueError: if one of them cannot be copied.
     """
-    names = [name for name in ("logits_processor", "stopping_criteria") if options.get(name)]
-    memo = {key: value for name in names for part in options[name] for key, value in kept_whole(part).items()}
-    return options | {name: [_own(name, part, memo) for part in options[name]] for name in names}
+    lists = {name: list(options[name]) for name in ("logits_processor", "stopping_criteria") if options.get(name)}
+    function = options.get("prefix_allowed_tokens_fn")
+    memo = kept_whole([*lists.values(), function])
+    own: dict[str, Any] = {name: [_own(name, part, memo) for part in parts] for name, parts in lists.items()}
+    if function is not None:
+        own["prefix_allowed_tokens_fn"] = _own("prefix_allowed_tokens_fn", function, memo)
+    return options | own
+
+
+_REMEMBER_NOTHING = READS_SCORES_ONLY | READS_OWN_HISTORY
+_REMEMBER_NOTHING |= {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 
 
 def _own(name: str, part: Any, memo: dict[int, Any]) -> Any:
-    kind = type(part)
-    if kind in READS_SCORES_ONLY | READS_OWN_HISTORY or kind.__module__ == stopping_criteria.__name__:
+    if type(part) in _REMEMBER_NOTHING:
         return part
     try:
         return deep_copy(part, memo)
     except Exception as error:  # whatever a user's class raises while it is copied
         raise ValueError(
-            f"`{name}`: {kind.__name__} cannot be copied for each of the requests ({error}). Give it a "
+            f"`{name}`: {type(part).__name__} cannot be copied for each of the requests ({error}). Give it a "
             "`__deepcopy__`, or add the requests one by one, each with one of its own."
         ) from error
 

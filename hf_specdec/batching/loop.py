@@ -6,7 +6,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 
 import torch
 from transformers.utils import logging
@@ -132,7 +132,7 @@ class RequestLoop:
         thread.join(timeout)
         if thread.is_alive():
             logger.warning(f"The manager's thread did not end within {timeout} seconds.")
-        else:
+        elif self._thread is thread:  # else it was started anew meanwhile
             self._thread = None
 
     # -------------------------------------------------------------------------------------------- from other threads
@@ -218,10 +218,15 @@ class RequestLoop:
             self.results.close()
 
     def _prepare(self, prepare: Callable[[], None]) -> None:
-        """Runs `prepare`. If it fails, a warning is given and requests are served without it."""
+        """
+        Runs `prepare`, which ends early for a pause and is run again after it. If it fails, a warning is given and
+        requests are served without it.
+        """
         self.is_preparing = True
         try:
             prepare()
+            if self.pauses.are_wanted and self._stops is None:
+                self.prepare = prepare
         except Exception as error:  # any error: requests are served without it
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
@@ -299,4 +304,8 @@ class RequestLoop:
                     box.get()
         for request in left:
             request.fail(error)
-            self._end(request)
+            with suppress(Exception):  # an error of the device lasts, and must not keep results back
+                self.engine.end(request)
+            with self._lock:
+                self._requests.pop(request.request_id, None)
+            self.results.deliver([request.to_generation_output()])

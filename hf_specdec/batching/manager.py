@@ -341,7 +341,7 @@ class SpeculativeBatchingManager:
         """
         Adds several requests with the same options; all of them or, if one is refused, none. See `add_request`. Each
         has processors and criteria of its own: the first the given objects, the others copies, since they may count or
-        remember what they see.
+        remember what they see (those of transformers that do not are shared).
         """
         self._check_ranks()
         self._loop.check_open()

@@ -191,10 +191,13 @@ class PagedCache(TreeCache):
         self.clean(tables)
 
     def clean(self, tables: list[BlockTable]) -> None:
-        """Sets blocks of these tables to zero that are not in `clean_blocks`, since they may hold NaN."""
+        """
+        Sets blocks of these tables, and the waste block, to zero if they are not in `clean_blocks`: they may hold NaN.
+        """
         cleaned = self._cleaned.get
         changed = [table for table in tables if cleaned(table) != table.num_changes]
-        self._clean([block for table in changed for block in table.blocks if block not in self.clean_blocks])
+        blocks = [WASTE_BLOCK, *(block for table in changed for block in table.blocks)]
+        self._clean([block for block in blocks if block not in self.clean_blocks])
         self._cleaned |= {table: table.num_changes for table in changed}
 
     @property
@@ -221,10 +224,9 @@ class PagedCache(TreeCache):
         self._cleaned.pop(table, None)
 
     def soil(self, table: BlockTable) -> None:
-        """Takes note that a request's blocks may hold NaN, and sets the waste block to zero."""
-        self.clean_blocks.difference_update(table.blocks)
+        """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""
+        self.clean_blocks.difference_update(table.blocks, [WASTE_BLOCK])
         self._cleaned.pop(table, None)
-        self._clean([WASTE_BLOCK])
 
     def wipe_after(self, table: BlockTable, length: int) -> None:
         """Zeroes the K/V in all slots of a request from `length` on: NaN there would reach later forwards."""

@@ -44,15 +44,13 @@ def chosen_tools(body: dict[str, Any]) -> dict[str, Any]:
     The body, without its tools if `tool_choice` is "none".
 
     Raises:
-        ValueError: if a tool is demanded, or several calls at a time are forbidden, which cannot be enforced.
+        ValueError: if a tool is demanded, which cannot be enforced.
     """
+    choice = body.get("tool_choice")
     if not body.get("tools"):
         return body
-    choice, parallel = body.get("tool_choice"), body.get("parallel_tool_calls")
     if choice not in (None, "auto", "none"):
         raise ValueError(f"`tool_choice={shortened(choice)}` is not supported by this server, but 'auto' and 'none'.")
-    if parallel not in (None, True):
-        raise ValueError(f"`parallel_tool_calls={shortened(parallel)}` is not supported by this server. Leave it out.")
     return {name: value for name, value in body.items() if name != "tools"} if choice == "none" else body
 
 

@@ -87,10 +87,11 @@ class Corpus:
     def _stored(self) -> Iterable[Text]:
         """
         The stored texts, in an order that does not depend on which process wrote which text. Equal texts, such as
-        greedy answers to equal questions, come once, so that no held-out text is trained on.
+        greedy answers to equal questions, come once, so that no held-out text is trained on (of given data they were
+        stored once).
         """
         if self.options.data is not None:
-            return _without_repeats(iterate_written(self.folder / "encoded.jsonl"))
+            return iterate_written(self.folder / "encoded.jsonl")
         files = sorted(self.folder.glob("written-*.jsonl"))
         texts = itertools.chain.from_iterable(read_written(file) for file in files)
         return _without_repeats(sorted(texts, key=lambda text: (text.job, text.input_ids)))
@@ -101,7 +102,7 @@ class Corpus:
             options, scratch = self.options, self.folder / "encoding.jsonl"
             scratch.unlink(missing_ok=True)
             records = read_records(options.data, options.data_split, options.data_limit)
-            texts = (encode_record(record, place, self.tokenizer) for place, record in records)
+            texts = _without_repeats(encode_record(record, place, self.tokenizer) for place, record in records)
             write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
             scratch.rename(path)
         self.wait()

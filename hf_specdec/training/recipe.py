@@ -259,7 +259,7 @@ class _Run:
         arguments = DraftArguments(
             output_dir=str(self.output),
             use_cpu=options.cpu or not torch.cuda.is_available(),
-            bf16=cuda or self.target.dtype != torch.float32,  # the weights stay in float32
+            bf16=cuda or self.target.dtype in (torch.bfloat16, torch.float16),  # the weights stay in float32
             num_train_epochs=options.epochs,
             learning_rate=rate,
             lr_scheduler_type="cosine",
@@ -291,6 +291,7 @@ class _Run:
         at_once = -(-rows // accumulation)  # at most as many as asked for, so that a step has `rows` rows or few more
         arguments.per_device_train_batch_size = arguments.per_device_eval_batch_size = at_once
         arguments.gradient_accumulation_steps = accumulation
+        rows = at_once * accumulation
         steps = max(1, round(options.epochs * num_rows / (rows * arguments.world_size)))
         arguments.eval_strategy = "steps"
         arguments.eval_steps = options.eval_steps or max(1, steps // 10)
@@ -318,7 +319,7 @@ def _load_target(options: TrainOptions, state: Any) -> tuple[PreTrainedModel, Pr
             name = str(smollm2_folder())
     cuda = state.device.type == "cuda"
     dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"), None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"`dtype`={options.dtype!r} is not one of 'float32', 'bfloat16', 'float16'.")
     target = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(state.device)
     return target.eval(), AutoTokenizer.from_pretrained(name)

@@ -5,80 +5,90 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from types import CellType, FunctionType
+from collections import deque
+from collections.abc import Iterator
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 
-def kept_whole(processor: Any) -> dict[int, Any]:
-    """The models and tokenizers that a processor refers to, by `id`."""
-    return {
-        id(value): value
-        for holder in _holders(processor)
-        for value in (holder, *getattr(holder, "__dict__", {}).values())
-        if isinstance(value, (torch.nn.Module, PreTrainedTokenizerBase))
-    }
+_LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.Generator)
+"""Types of which nothing is reached."""
+_WHOLE = (torch.nn.Module, PreTrainedTokenizerBase)
 
 
-def deep_copy(value: Any, memo: dict[Any, Any]) -> Any:
+def kept_whole(value: Any) -> dict[int, Any]:
+    """The models and tokenizers that can be reached from `value`, by `id`."""
+    return {id(part): part for part in _reached(value) if isinstance(part, _WHOLE)}
+
+
+def deep_copy(value: Any, memo: dict[int, Any]) -> Any:
     """
-    A deep copy that has own copies of functions, too, with what they close over (`copy.deepcopy` leaves them): of
-    `value` itself, or of those that it holds as a partial or in its attributes.
+    A deep copy that has own copies of functions, too, with what they close over (`copy.deepcopy` leaves them).
 
     Args:
         memo (`dict`): what has been copied with it, and what is not to be copied (`kept_whole`).
     """
-    if not _is_function(value):
-        own = copy.deepcopy(value, memo)
-        for name, part in getattr(value, "__dict__", {}).items() if own is not value else ():
-            if _is_function(part) and name in vars(own):
-                vars(own)[name] = deep_copy(part, memo)
-        return own
-    key = "function", id(value)  # under its id alone, `copy.deepcopy` puts partials that share their function
-    if key not in memo:
-        memo[key] = _copy_function(value, memo)
-    return memo[key]
+    functions = [
+        part for part in _reached(value) if inspect.isfunction(part) and _has_state(part) and id(part) not in memo
+    ]
+    # First all functions, with empty cells: they may refer to each other, and to `value`.
+    for function in functions:
+        cells = tuple(memo.setdefault(id(cell), CellType()) for cell in function.__closure__ or ())
+        memo[id(function)] = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+    for function in functions:
+        own = memo[id(function)]
+        for cell, own_cell in zip(function.__closure__ or (), own.__closure__ or (), strict=True):
+            if _is_filled(cell) and not _is_filled(own_cell):
+                own_cell.cell_contents = copy.deepcopy(cell.cell_contents, memo)
+        own.__defaults__ = copy.deepcopy(function.__defaults__, memo)
+        own.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+    return memo[id(value)] if inspect.isfunction(value) and id(value) in memo else copy.deepcopy(value, memo)
 
 
-def _copy_function(value: Any, memo: dict[Any, Any]) -> Any:
-    if isinstance(value, functools.partial):
-        function, *args = (deep_copy(part, memo) for part in (value.func, *value.args))
-        keywords = {name: deep_copy(part, memo) for name, part in value.keywords.items()}
-        return functools.partial(function, *args, **keywords)
-    cells = tuple(_copy_cell(cell, memo) for cell in value.__closure__ or ())
-    defaults = copy.deepcopy(value.__defaults__, memo)
-    own = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
-    own.__kwdefaults__ = copy.deepcopy(value.__kwdefaults__, memo)
-    return own
+def _has_state(function: FunctionType) -> bool:
+    """Whether a function holds anything that its calls may change."""
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
 
 
-def _copy_cell(cell: CellType, memo: dict[Any, Any]) -> CellType:
-    """A copy of a variable that functions close over, which may be the functions themselves."""
-    if id(cell) not in memo:
-        memo[id(cell)] = CellType()
-        memo[id(cell)].cell_contents = deep_copy(cell.cell_contents, memo)
-    return memo[id(cell)]
+def _is_filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return False
+    return True
 
 
-def _holders(processor: Any) -> list[Any]:
-    """The objects that hold a processor's state: itself, a method's object, what a function closes over, …"""
-    found: list[Any] = []
-    left = [processor]
+def _reached(value: Any) -> Iterator[Any]:
+    """`value` and what it holds, each once; not what models, tokenizers and classes with a `__deepcopy__` hold."""
+    seen: set[int] = set()
+    left = [value]
     while left:
-        value = left.pop()
-        if inspect.ismethod(value):
-            left.append(value.__self__)
-        elif inspect.isfunction(value):
-            found += [cell.cell_contents for cell in value.__closure__ or ()]
-        elif isinstance(value, functools.partial):
-            left += [value.func, *value.args, *value.keywords.values()]
-        elif not any(value is holder for holder in found):
-            found.append(value)
-            left += [part for part in getattr(value, "__dict__", {}).values() if _is_function(part)]
-    return found
+        part = left.pop()
+        if isinstance(part, _LEAVES) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        if not isinstance(part, _WHOLE) and not hasattr(type(part), "__deepcopy__"):
+            left += _held_by(part)
 
 
-def _is_function(value: Any) -> bool:
-    return inspect.isfunction(value) or isinstance(value, functools.partial)
+def _held_by(value: Any) -> list[Any]:
+    if inspect.isfunction(value):
+        held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        return held + [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if inspect.ismethod(value):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    held = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        held += [getattr(value, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
+    if isinstance(value, dict):
+        held += value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        held += value
+    return held

@@ -23,7 +23,7 @@ def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[Log
     Raises:
         ValueError: if a processor that may hold state cannot be copied.
     """
-    shared = {key: value for processor in processors for key, value in kept_whole(processor).items()}
+    shared = kept_whole(list(processors))
     memos = [dict(shared) for _ in range(batch_size)]
     return [
         LogitsProcessorList(_for_row(processor, row, batch_size, memo) for processor in processors)

@@ -47,7 +47,7 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
         choices = manager.engine.choices
         assert all(table.chances()[0][0] > 0.9 for table in choices._acceptance.values())
         of_two = [choice for (_, (_, size, _), _), choice in choices._auto.items() if size == 2]
-        assert of_two and all(not choice._to_try for choice in of_two)
+        assert of_two and all(choice.times.are_known for choice in of_two)
 
 
 def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:

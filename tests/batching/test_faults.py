@@ -15,6 +15,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching.paged_cache import PagedLayer
 from hf_specdec.drafters import Drafter
 from hf_specdec.trees import DraftTree, TokenTree, Topology
 
@@ -278,3 +279,29 @@ def test_nan_of_a_prompt_that_was_not_read_to_its_end(target: PreTrainedModel) -
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.error is None
         assert output.generated_tokens == text_alone(target, prompt, **options)
+
+
+def test_results_come_even_if_the_device_is_lost(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request in the middle of its prompt, and others: nobody waits for ever."""
+    manager = make(target, NgramDraft(), continuous_batching_config=limits(max_batch_tokens=8))
+    lost: list[bool] = []
+    zero = PagedLayer.zero
+
+    def zero_if_there(self: PagedLayer, blocks: list[int]) -> None:
+        if lost:
+            raise RuntimeError("device-side assert triggered")
+        zero(self, blocks)
+
+    def lose(*_: Any) -> Any:
+        lost.append(True)
+        raise RuntimeError("device-side assert triggered")
+
+    monkeypatch.setattr(PagedLayer, "zero", zero_if_there)
+    read = manager.engine.target.read
+    manager.engine.target.read = lambda chunk: lose() if manager.engine.num_tokens_read else read(chunk)
+    names = manager.add_requests([list(range(4, 30)), PROMPTS[0], PROMPTS[1]], max_new_tokens=4)
+    with manager:
+        for name in names:
+            result = manager.get_result(name, timeout=20)
+            assert result is not None and "device-side assert" in result.error
+    assert manager._loop.num_open == 0

@@ -15,7 +15,14 @@ from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, tiny_model
 from support.parity import IRREGULAR, expected_acceptance
 from support.tokenizer import tiny_tokenizer
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria, StopStringCriteria
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 import hf_specdec
@@ -309,6 +316,25 @@ def test_a_config_without_end_tokens(of: str, target: PreTrainedModel) -> None:
         with model.init_continuous_batching(assistant_model=NgramDraft(), tree="[(0,)]") as manager:
             output = manager.get_result(manager.add_request(prompt, generation_config=config), timeout=60)
     assert output.generated_tokens == text
+
+
+def test_a_prefix_function_with_state_and_lists_in_lists(target: PreTrainedModel) -> None:
+    prompts, call = ragged_prompts(LENGTHS[:3]), {"max_new_tokens": 8, "do_sample": False}
+
+    def new() -> dict[str, Any]:
+        calls: list[int] = []
+
+        def allowed(batch_id: int, input_ids: torch.Tensor) -> list[int]:
+            calls.append(batch_id)
+            return [token for token in range(61) if token % 3 != len(calls) % 3]
+
+        criteria = StoppingCriteriaList([StoppingCriteriaList([EndsAfter(6)])])
+        return call | {"prefix_allowed_tokens_fn": allowed, "stopping_criteria": criteria}
+
+    outputs = target.generate_batch(prompts, assistant_model=NgramDraft(), tree="[(0,)]", **new())
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        text = target.generate(torch.tensor([prompt]), **new())[0, len(prompt) :]
+        assert output.generated_tokens == text.tolist() and len(text) == 6
 
 
 def test_objects_that_cannot_be_copied_or_need_not_be(target: PreTrainedModel, draft: PreTrainedModel) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -92,3 +94,32 @@ def test_warming_up_where_there_are_no_graphs(monkeypatch: pytest.MonkeyPatch) -
     with manager:
         assert manager.get_result(manager.add_request([4, 5], max_new_tokens=3)).error is None
         assert manager.engine.num_steps < 5
+
+
+def test_a_pause_puts_the_warm_up_off() -> None:
+    """It does not wait for the end of it, and the rest is captured afterwards."""
+    target = tiny_model(dtype=torch.float32)
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target), tree=CHAIN, continuous_batching_config=limits(400)
+    )
+    manager.warmup()
+    paused_at: list[int] = []
+    new_requests = manager._requests_of_nobody
+
+    def pause_soon(*args: Any, **options: Any) -> Any:
+        if not paused_at:
+            paused_at.append(0)
+            threading.Thread(target=pause).start()
+            while not manager._loop.pauses.are_wanted:
+                time.sleep(0.001)
+        return new_requests(*args, **options)
+
+    def pause() -> None:
+        with manager.pause():
+            paused_at.append(len(manager.engine.device_steps._steps))
+
+    manager._requests_of_nobody = pause_soon
+    with manager:
+        manager.get_result(manager.add_request([4, 5], max_new_tokens=3), timeout=120)
+        assert len(paused_at) == 2 and paused_at[1] < len(manager.engine.device_steps._steps) - 4
+    assert manager._loop.prepare is None

@@ -302,7 +302,7 @@ def test_tools(client: TestClient, path: str) -> None:
     )
     assert bare == none < shown
     ask(client, path, tool_choice="required", parallel_tool_calls=False)  # of no tools
-    for option in ({"tool_choice": "required"}, {"tool_choice": tool}, {"parallel_tool_calls": False}):
+    for option in ({"tool_choice": "required"}, {"tool_choice": tool}):
         assert "is not supported" in refusal(client, path, PATHS[path] | {"tools": [tool]} | option)
 
 

@@ -207,7 +207,7 @@ def test_what_the_data_repeats_counts_once(tmp_path: Path, data: Path) -> None:
 def test_a_step_has_its_rows(
     rows_at_once: int, expected: tuple[int, int], tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 of 64 tokens, however many fit at once."""
+    """8 of 64 tokens, or few more, however many fit at once."""
     made: list[Any] = []
     original = recipe._Run._arguments
 

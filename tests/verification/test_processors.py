@@ -409,6 +409,36 @@ class CallsFunction(LogitsProcessor):
         return self.process(input_ids, scores)
 
 
+class CallsFunctions(LogitsProcessor):
+    """Holds functions in a list, in an object and in defaults."""
+
+    def __init__(self, *functions: Callable):
+        self.functions = list(functions[:1])
+        self.inner = CallsFunction(functions[1])
+        self.last = lambda input_ids, scores, function=functions[2]: function(input_ids, scores)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for function in (*self.functions, self.inner, self.last):
+            scores = function(input_ids, scores)
+        return scores
+
+
+class CopiesItself(LogitsProcessor):
+    """Holds what Python cannot copy, and says how it is copied."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls = threading.Lock(), 0
+        self.process = lambda scores: scores if self.lock.locked() else scores
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiesItself:
+        return CopiesItself()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        scores[:, self.calls % 2 :: 2] -= 0.5
+        return self.process(scores)
+
+
 def counts_with(counter: Counter, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return counter.process(input_ids, scores)
 
@@ -440,6 +470,8 @@ CUSTOM: dict[str, Callable[[PreTrainedModel, Text], Any]] = {
     "object_with_such_a_partial": lambda model, text: CallsFunction(
         functools.partial(calls_with, closure_with_state(model))
     ),
+    "functions_further_inside": lambda model, text: CallsFunctions(*[closure_with_state(model) for _ in range(3)]),
+    "its_own_copy": lambda model, text: CopiesItself(),
     "asks_model": lambda model, text: AsksModel(model),
     "asks_tokenizer": lambda model, text: AsksTokenizer(tiny_tokenizer()),
 }
@@ -549,6 +581,9 @@ def test_models_and_tokenizers_are_not_copied(
             AsksTokenizer(tokenizer),
             closure_with_state(target),
             CallsFunction(functools.partial(calls_with, closure_with_state(target))),
+            CallsFunctions(*[closure_with_state(target)] * 3),
+            CallsFunction(CallsFunction(CallsFunction(AsksModel(target)))),
+            lambda input_ids, scores, *, models=(target,): scores + 0.0 * len(models),
         ],
     }
     assert_same_calls(target, draft, inputs_of[3], options)
