@@ -14,13 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 
-_LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.Generator)
+_LEAVES = (str, bytes, int, float, complex, type(None), type, torch.Tensor, torch.Generator)
 """Types of which nothing is reached."""
-_WHOLE = (torch.nn.Module, PreTrainedTokenizerBase)
+_WHOLE = (torch.nn.Module, PreTrainedTokenizerBase, ModuleType)
+"""Types that are not copied."""
 
 
 def kept_whole(value: Any) -> dict[int, Any]:
-    """The models and tokenizers that can be reached from `value`, by `id`."""
+    """The models, tokenizers and Python modules that can be reached from `value`, by `id`."""
     return {id(part): part for part in _reached(value) if isinstance(part, _WHOLE)}
 
 
@@ -62,7 +63,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _reached(value: Any) -> Iterator[Any]:
-    """`value` and what it holds, each once; not what models, tokenizers and classes with a `__deepcopy__` hold."""
+    """`value` and what it holds, each once; not what `_WHOLE` types and classes with a `__deepcopy__` hold."""
     seen: set[int] = set()
     left = [value]
     while left:

@@ -382,6 +382,8 @@ def closure_over_rows(batch_size: int) -> Callable[[torch.Tensor, torch.Tensor],
 
 def closure_with_state(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A function that counts its calls, remembers tokens in a list, and refers to a model."""
+    import math  # a module that a function closes over
+
     calls, seen = 0, []
 
     def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -389,7 +391,7 @@ def closure_with_state(model: PreTrainedModel) -> Callable[[torch.Tensor, torch.
         calls += 1
         seen.append(input_ids[:, -1:])
         assert model is not None and all(len(tokens) == len(input_ids) for tokens in seen)
-        scores = scores.scatter(1, torch.cat(seen[-4:], dim=1), -torch.inf)
+        scores = scores.scatter(1, torch.cat(seen[-4:], dim=1), -math.inf)
         return scores.scatter(1, scores.argmax(1, True), -torch.inf) if calls % 3 == 0 else scores
 
     return process
