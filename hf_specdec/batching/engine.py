@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -90,6 +90,10 @@ class Engine:
         """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
+        self._leaving: list[Request] | None = None
+        """Requests that have ended while they keep their blocks; see `_keeping_blocks`."""
+        self.has_news: Callable[[], bool] = lambda: False
+        """Asked whether anything waits for the present step to end, as a new request does."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -123,7 +127,7 @@ class Engine:
         """Runs one step. Yields lists of requests that have new tokens or are over, as soon as they are known."""
         self.scheduler.admit()
         yield from self._read_prompts()
-        yield self._decode(self.scheduler.running)
+        yield from self._decode(self.scheduler.running)
 
     def _read_prompts(self) -> Iterator[list[Request]]:
         """Runs the step's prefill chunks. Yields requests whose prefill has ended, each with its first new token."""
@@ -144,8 +148,22 @@ class Engine:
             yield begun
 
     def end(self, request: Request) -> None:
-        """Removes a request from the batch and the queue."""
-        self.scheduler.remove(request)
+        """Removes a request from the batch and the queue; in decoding steps, at their end."""
+        if self._leaving is None:
+            self.scheduler.remove(request)
+        else:
+            self._leaving.append(request)
+
+    @contextmanager
+    def _keeping_blocks(self) -> Iterator[None]:
+        """A context in which requests that end keep their blocks, because a step on the device may write to them."""
+        self._leaving = []
+        try:
+            yield
+        finally:
+            leaving, self._leaving = self._leaving, None
+            for request in leaving:
+                self.scheduler.remove(request)
 
     def _read(self, chunk: Chunk) -> list[Request]:
         """Prefills a chunk. Returns the requests whose prefill has ended, each with its first new token."""
@@ -177,24 +195,58 @@ class Engine:
         self._soil_failed(begun)
         return begun
 
-    def _decode(self, requests: list[Request]) -> list[Request]:
-        """Runs one decoding step for all prefilled requests, each of which gets at least one token. Returns them."""
-        phase, seconds = self.metrics.phase, self.metrics.seconds
+    def _decode(self, requests: list[Request]) -> Iterator[list[Request]]:
+        """
+        Runs a decoding step for all prefilled requests, each of which gets at least one token, and yields them. On a
+        device further steps of the same requests may follow, until something changes.
+        """
+        phase = self.metrics.phase
         for request in requests:
             self.scheduler.make_room(request)
         requests = self.scheduler.running  # without those that were just preempted
         if not requests:
-            return []
-        before = dict(seconds)
+            return
+        before = dict(self.metrics.seconds)
         self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
         with phase("propose"):
             groups = self._groups(requests) if self.speculates else []
+        with self._keeping_blocks():
+            num_steps = self.num_steps
+            outcomes = self.device_steps.run(requests, groups, lambda: self._may_repeat(requests))
+            while True:
+                with phase("steps"):
+                    outcome = next(outcomes, None)
+                    if outcome is None:
+                        break
+                    told = [request for request in requests if not request.is_over]
+                    self._take_outcome(requests, groups, outcome)
+                yield told
+        if self.num_steps == num_steps:
+            self._decode_from_the_host(requests, groups, before)
+            yield requests
+
+    def _may_repeat(self, requests: list[Request]) -> bool:
+        """
+        Whether the step that was launched last may run again for the same requests: nobody waits for it to end, none
+        of them has left, and none takes another tree.
+        """
+        scheduler = self.scheduler
+        return not (
+            self.ranks.are_several
+            or self.has_news()
+            or any(request.is_over or request.draft_backoff.left for request in requests)
+            or len(scheduler.active) > len(requests)
+            or scheduler.num_admissible(scheduler.waiting)
+            or self.choices.are_given
+            or (self.speculates and not self.choices.begin_next(requests))
+        )
+
+    def _decode_from_the_host(
+        self, requests: list[Request], groups: list[DraftGroup], before: dict[str, float]
+    ) -> None:
+        """Runs the phases of a decoding step one by one. `before`: the seconds of all phases before the step."""
+        phase, seconds = self.metrics.phase, self.metrics.seconds
         self.num_steps += 1
-        with phase("steps"):
-            outcome = self.device_steps.run(requests, groups)
-            if outcome is not None:
-                self._take_outcome(requests, groups, outcome)
-                return requests
         self._last_end = None
         self.device_steps.meanwhile()
         with phase("propose"):
@@ -209,14 +261,16 @@ class Engine:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items() if name != "steps"}
             propose = spent.pop("propose")
             self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
-        return requests
 
     def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
         """Gives requests the tokens of a step that ran on the device as a whole, and updates caches and counts."""
         walk = outcome.walk
+        self.num_steps += 1
         for row, error in outcome.errors.items():
             requests[row].fail(error)
         for row, request in enumerate(requests):
+            if row in outcome.left_out:
+                continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
             taken = self._append(request, tokens)
             if request.error is not None or row in outcome.spoiled:
@@ -240,6 +294,8 @@ class Engine:
             trees = {row: tree for row, tree in of_groups.items() if row in outcome.drafted}
             self.choices.end_device_step(trees, walk.paths, seconds, outcome.only_read, outcome.was_put_off)
         self._soil_failed(requests)
+        # What goes on was wiped after this run had been launched.
+        self._soil([requests[row] for row in outcome.soiled if requests[row].is_over])
         if outcome.spoiled:
             self._spare([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
 
@@ -376,11 +432,13 @@ class Engine:
             self.metrics.add_draft(drafted, accepted)
 
     def _soil_failed(self, requests: list[Request]) -> None:
-        caches = [cache for cache in (self.target.cache, self.drafting.cache) if cache is not None]
-        for request in requests:
-            if request.error is not None:
-                for cache in caches:
-                    cache.soil(request.table)
+        self._soil([request for request in requests if request.error is not None])
+
+    def _soil(self, requests: list[Request]) -> None:
+        """Takes note that K/V of some requests may have NaN."""
+        for cache in (self.target.cache, self.drafting.cache):
+            for request in requests if cache is not None else ():
+                cache.soil(request.table)
 
 
 def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:

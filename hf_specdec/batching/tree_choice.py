@@ -48,6 +48,11 @@ class TreeChoices:
         finally:
             self._always = None
 
+    @property
+    def are_given(self) -> bool:
+        """Whether all requests take the same given tree for the time being; see `always`."""
+        return self._always is not None
+
     def trees_of(self, request: Request) -> list[TokenTree | DynamicTree]:
         """Trees that a request may take: its own, all of its schedule, and those that "auto" chooses from."""
         tree = None if request.options.plan is None else request.options.plan.tree
@@ -87,6 +92,15 @@ class TreeChoices:
         if share is None:
             return trees
         return [None if tree is None else _within(tree, share) for tree in trees]
+
+    def begin_next(self, requests: list[Request]) -> bool:
+        """
+        Begins a step of the same requests with the same trees, before the last step has ended. Returns False, and
+        nothing has begun, if a request may take another tree.
+        """
+        if any(_may_change(request) for request in requests):
+            return False
+        return all(self._auto_choice(tree).begin_next() for tree in self._asked)
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
@@ -153,6 +167,12 @@ def _wanted_tree(request: Request) -> Any:
     if not isinstance(tree, TreeSchedule):
         return tree
     return [entry for start, entry in tree.entries if start <= request.length][-1]
+
+
+def _may_change(request: Request) -> bool:
+    """Whether a schedule has another tree for a longer text of the request."""
+    tree = None if request.options.plan is None else request.options.plan.tree
+    return isinstance(tree, TreeSchedule) and request.length < tree.entries[-1][0]
 
 
 @lru_cache(maxsize=256)

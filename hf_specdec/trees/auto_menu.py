@@ -108,6 +108,26 @@ class MenuChoice(PlannedChoice):
         self._explores = self.tree != self._planned
         return self.tree
 
+    def begin_next(self) -> bool:
+        if self._explores or self._may_explore or self.tree not in (None, *self._allowed):
+            return False
+        self._go_by_plan()
+        return self._planned == self.tree
+
+    @property
+    def _may_explore(self) -> bool:
+        """Whether the next step may be an exploration, so that `begin_step` must be asked."""
+        if self._to_try or not self.times.has(None) or (not self.times.are_known and self._rounds < self.ROUNDS):
+            return True
+        step, is_slow = self._step + 1, self.times.slowed > self.SLOWED
+        is_due = step >= self._look_at or (is_slow and step >= self._slow_look_at) or self._without + 1 >= self.PROBE
+        return is_due and not self._is_over_budget
+
+    @property
+    def _is_over_budget(self) -> bool:
+        """Whether exploration has cost so much that there must be none for now."""
+        return self._lost > self.BUDGET * self._spent
+
     def _chosen(self) -> TokenTree | None:
         """The tree of this step: the planned one, or one to explore."""
         if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
@@ -117,11 +137,8 @@ class MenuChoice(PlannedChoice):
             return self._to_try.pop(0)
         if self._planned not in (None, *self._allowed):
             self._planned = None
-        before = self._planned
         self._go_by_plan()
-        if self._planned != before:
-            self._looks.pop(self._planned, None)
-        if not self.times.has(None) or self._lost > self.BUDGET * self._spent:
+        if not self.times.has(None) or self._is_over_budget:
             return self._planned
         if self._without >= self.PROBE:
             return self._probe()
@@ -133,6 +150,12 @@ class MenuChoice(PlannedChoice):
         if tree != self._planned:
             self._to_try = [tree] * (self.STEPS_OF_LOOK - 1)
         return tree
+
+    def _go_by_plan(self) -> None:
+        before = self._planned
+        super()._go_by_plan()
+        if self._planned != before:
+            self._looks.pop(self._planned, None)
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         assert not isinstance(self.tree, DynamicTree)

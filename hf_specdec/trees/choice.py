@@ -27,6 +27,13 @@ class TreeChoice:
         """The tree of the step that begins. `length`: tokens of the longest unfinished row, the root included."""
         return self.tree
 
+    def begin_next(self) -> bool:
+        """
+        Begins a step with the tree of the last one, which has not ended. Returns False, and nothing has begun, if the
+        next step may take another tree.
+        """
+        return False
+
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """
         Takes the result of a step, from which subclasses learn.

@@ -74,7 +74,8 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
             assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=8)
         counts.append(counters["stats"]["unique_graphs"])
         captures.append(stand_in.captures)
-    assert counts[0] < counts[1] == counts[-1] and captures == sorted(set(captures))
+    # The first step of several requests without a tree comes with three, of which one ends before the others.
+    assert counts[0] < counts[2] == counts[-1] and captures == sorted(set(captures))
 
 
 @pytest.mark.any_version

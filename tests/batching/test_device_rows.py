@@ -10,7 +10,7 @@ from support.models import tiny_model
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching.blocks import BlockPool
-from hf_specdec.batching.device_steps.rows import InFlightRows, StepSize, WalkKind
+from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
 from hf_specdec.batching.request import Request
 
 
@@ -43,8 +43,8 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
             request.tokens[-1] = draws.randint(3, 60)
         loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
         counts = [draws.randint(1, lag) for _ in loaded]
-        values = [WalkKind.GREEDY] * len(loaded), counts, counts, counts, counts, [1.0] * len(loaded)
+        values = RowValues([WalkKind.GREEDY] * len(loaded), *[counts] * 5, draft_temperature=[1.0] * len(loaded))
         fresh = InFlightRows(size, torch.device("cpu"))
         for one in (rows, fresh):
-            one.load(loaded, *values)
+            one.load(loaded, values)
         assert torch.equal(rows._told, fresh._told)

@@ -10,7 +10,7 @@ import torch
 from ...graphs import Record, random_state_kept
 from ..paged_cache import DevicePagedCache
 from ..request import Request
-from .rows import InFlightRows, StepSize
+from .rows import InFlightRows, RowValues, StepSize
 
 
 if TYPE_CHECKING:
@@ -64,6 +64,6 @@ class CapturedStep(ABC):
     def _run(self) -> list[torch.Tensor]:
         """The function that is captured; returns the tensors that are read after a replay."""
 
-    def load(self, requests: list[Request], *values: Any) -> None:
+    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
         """Copies the rows of a step to the device; see `InFlightRows.load`."""
-        self.rows.load(requests, *values)
+        self.rows.load(requests, values, starts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,7 @@ class StepPart:
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
         was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
+        wanted (`tuple`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
     """
 
     tree: TokenTree | DynamicTree | None = None
@@ -43,6 +44,7 @@ class StepPart:
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
     was_put_off: bool = False
+    wanted: Any = None
 
     @property
     def drafted(self) -> list[int]:
@@ -74,6 +76,9 @@ class Outcome:
         errors (`dict[int, str]`): error messages of the rows that fail.
         spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
             tokens.
+        left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
+            before it: nothing is taken from them.
+        soiled (`set[int]`): those of them whose K/V may have NaN now.
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
@@ -85,6 +90,8 @@ class Outcome:
     features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     spoiled: dict[int, int] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+    soiled: set[int] = field(default_factory=set)
     captured: bool = False
     only_read: bool = False
     was_put_off: bool = False

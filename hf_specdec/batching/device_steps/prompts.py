@@ -14,7 +14,7 @@ from ...verification import Walk, rows_with_nan
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
-from .rows import StepSize, WalkKind
+from .rows import RowValues, StepSize, WalkKind
 from .walks import RowWalks, error_of, kind_of
 
 
@@ -207,8 +207,8 @@ class DevicePrompts:
             return False
         return target.forward.features is None or (drafting.features is not None and drafting.has_part)
 
-    def _values(self, chunk: Chunk, ends: list[int]) -> tuple[list[Any], ...]:
-        """Arguments of `InFlightRows.load` for a chunk, all but the requests."""
+    def _values(self, chunk: Chunk, ends: list[int]) -> tuple[RowValues, list[int]]:
+        """Values of a chunk's rows, and the place in its text where each row begins; see `InFlightRows.load`."""
         requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
@@ -220,4 +220,13 @@ class DevicePrompts:
                     places[row] = store.place(request)
         slots = [place * WaitingFeatures.CAPACITY for place in places]
         nothing = [0] * len(requests)
-        return kinds, nothing, counts, [WaitingFeatures.NOBODY] * len(requests), slots, [1.0 for _ in requests], starts
+        values = RowValues(
+            kinds,
+            room=nothing,
+            counts=counts,
+            places=[WaitingFeatures.NOBODY] * len(requests),
+            slots=slots,
+            slot_steps=nothing,
+            draft_temperature=[1.0] * len(requests),
+        )
+        return values, starts

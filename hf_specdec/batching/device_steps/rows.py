@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,10 +48,29 @@ class StepSize:
         return cls(next_size(len(requests)), max(FEWEST_BLOCKS, next_power_of_two(blocks)), depth, lag)
 
 
+@dataclass
+class RowValues:
+    """
+    What the host loads for the rows of a captured step, in lists with one entry per request; see the attributes of
+    `InFlightRows`.
+    """
+
+    kinds: list[WalkKind]
+    room: list[int]
+    counts: list[int]
+    places: list[int]
+    slots: list[int]
+    slot_steps: list[int]
+    draft_temperature: list[float]
+
+
 class InFlightRows:
     """
     The rows of a captured step. Rows after those of requests are padding rows: they rest and have no blocks, so that
     they write to `WASTE_BLOCK`.
+
+    The host loads all rows before a step (`load`). At its end the step moves its rows on (`advance`), so that it can
+    run again for the same requests before the host knows their new tokens.
 
     Args:
         size (`StepSize`): the step's size.
@@ -62,14 +80,17 @@ class InFlightRows:
     def __init__(self, size: StepSize, device: torch.device):
         self.size, self.device = size, device
         rows, new = size.rows, size.depth + 1
-        shapes = {
+        moving = {
             "lengths": (rows,),
             "room": (rows,),
-            "kinds": (rows,),
             "counts": (rows,),
-            "places": (rows,),
             "slots": (rows,),
             "tail": (rows, size.lag),
+        }
+        shapes = moving | {
+            "kinds": (rows,),
+            "places": (rows,),
+            "slot_steps": (rows,),
             "temperature": (rows,),
             "top_k": (rows,),
             "top_p": (rows,),
@@ -81,6 +102,8 @@ class InFlightRows:
         self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, pin_memory=device.type == "cuda")
         self._told = torch.zeros_like(self._staged, device=device)
         self._was_told = torch.cuda.Event() if device.type == "cuda" else None
+        self._first_fixed = sum(sizes[name] for name in moving)
+        """Place in the buffer of the first value that `advance` does not change."""
         staged, told, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
@@ -104,6 +127,11 @@ class InFlightRows:
         """Place of each row's features in `WaitingFeatures`, `[rows]` int64."""
         self.slots: torch.Tensor = told["slots"]
         """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
+        self.slot_steps: torch.Tensor = told["slot_steps"]
+        """
+        Slots by which a new token moves `slots` on, `[rows]` int64: 1 in rows whose features wait, 0 in rows whose
+        features an EAGLE head reads in every step.
+        """
         self.tail: torch.Tensor = told["tail"]
         """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = told["temperature"]
@@ -123,7 +151,7 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Makes the rows from `first` on padding rows."""
         host = self._host
-        for name in ("room", "kinds", "top_k", "tail"):
+        for name in ("room", "kinds", "slot_steps", "top_k", "tail"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
         host["slots"][first:] = WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY
@@ -133,37 +161,19 @@ class InFlightRows:
         host["uniforms"][first:] = -1.0
         host["tables"][first:] = ZERO_BLOCK
 
-    def load(
-        self,
-        requests: list[Request],
-        kinds: list[WalkKind],
-        room: list[int],
-        counts: list[int],
-        places: list[int],
-        slots: list[int],
-        draft_temperature: list[float],
-        starts: list[int] | None = None,
-    ) -> None:
+    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
         """
-        Copies the rows of a step to the device; for the lists see the attributes. With `starts`, as in prefill, a
-        row's text counts only up to `starts + counts`, and its tail begins at its start and is filled with as many
-        tokens as it has room for.
+        Copies the rows of a step to the device. With `starts`, as in prefill, a row's text counts only up to `starts +
+        counts`, and its tail begins at its start and is filled with as many tokens as it has room for.
         """
         if self._was_told is not None:
             self._was_told.synchronize()  # the last copy has left the staging buffer
-        host, number = self._host, len(requests)
+        host, number, counts = self._host, len(requests), values.counts
         if starts is None:
             starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
         host["lengths"][:number] = [start + count for start, count in zip(starts, counts, strict=True)]
-        lists: dict[str, Any] = {
-            "kinds": kinds,
-            "room": room,
-            "counts": counts,
-            "draft_temperature": draft_temperature,
-        }
-        lists |= {"places": places, "slots": slots}
-        for name, values in lists.items():
-            host[name][:number] = values
+        for name, of_rows in vars(values).items():
+            host[name][:number] = of_rows
         if self.size.lag == 1:
             host["tail"][:number, 0] = [request.tokens[-1] for request in requests]
         host["uniforms"][:number] = -1.0
@@ -177,12 +187,26 @@ class InFlightRows:
                 host["uniforms"][row] = [uniform(request.options.seed, position) for position in positions]
         self._load_what_stays(requests)
         self._clear(number)
-        self._told.copy_(self._staged, non_blocking=True)
+        self._tell(0)
+
+    def load_blocks(self, requests: list[Request]) -> None:
+        """Copies the block tables of the loaded rows to the device, for another run of the step."""
+        if self._was_told is not None:
+            self._was_told.synchronize()
+        if self._load_what_stays(requests):
+            self._tell(self._first_fixed)
+
+    def _tell(self, first: int) -> None:
+        """Copies the staged values from the place `first` on to the device."""
+        self._told[first:].copy_(self._staged[first:], non_blocking=True)
         if self._was_told is not None:
             self._was_told.record()
 
-    def _load_what_stays(self, requests: list[Request]) -> None:
-        """Loads warpers and block tables of rows whose request or blocks have changed since the last step."""
+    def _load_what_stays(self, requests: list[Request]) -> bool:
+        """
+        Loads warpers and block tables of rows whose request or blocks have changed since the last step. Returns
+        whether there were any.
+        """
         host, before = self._host, self._loaded
         self._loaded = [(request.table, request.table.num_changes) for request in requests]
         for row, (request, now) in enumerate(zip(requests, self._loaded, strict=True)):
@@ -194,6 +218,32 @@ class InFlightRows:
                 host[name][row] = values.get(name, without)
             host["tables"][row] = ZERO_BLOCK
             host["tables"][row, : len(request.table.blocks)] = request.table.blocks
+        return before != self._loaded
+
+    def advance(self, accepted: torch.Tensor, new: torch.Tensor) -> None:
+        """
+        Moves the rows on by the tokens of a step, so that it can run again: all values but those that the host alone
+        knows (block tables, uniform numbers). Rows that rest or could not be drawn stay where they are.
+
+        Args:
+            accepted (`torch.Tensor` of shape `[rows]`, int64): number of accepted nodes; negative for rows without a
+                result.
+            new (`torch.Tensor` of shape `[rows, depth + 1]`, int64): the new tokens of every row, as many as accepted
+                and one, padded with -1.
+        """
+        moves = accepted >= 0
+        steps = torch.where(moves, accepted + 1, 0) if self.size.depth > 0 else moves.to(accepted)
+        self.lengths.add_(steps)
+        self.slots.addcmul_(steps, self.slot_steps)
+        tail = new.clamp(min=0)  # a row with NaN may have no token
+        if self.size.depth > 0:
+            self.room.sub_(steps).clamp_(min=0)
+            self.counts.copy_(torch.where(moves, steps, self.counts))
+            last = tail.gather(1, accepted.clamp(min=0)[:, None])
+            if self.size.lag > new.shape[1]:
+                tail = torch.nn.functional.pad(tail, (0, self.size.lag - new.shape[1]))
+            tail = torch.where(torch.arange(self.size.lag, device=self.device) < steps[:, None], tail, last)
+        self.tail.copy_(torch.where(moves[:, None], tail, self.tail))
 
     def keep_no_features(self) -> None:
         """Lets new features be written to the unwanted place until rows are loaded again."""

@@ -22,7 +22,8 @@ from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
 from .parts import DraftGroup, Outcome, StepPart
 from .prompts import DevicePrompts
-from .rows import StepSize
+from .repeats import Repeats
+from .rows import RowValues, StepSize
 from .step import InFlightStep, StepKind
 from .walks import error_of, kind_of, kinds_among
 
@@ -128,31 +129,44 @@ class DeviceSteps:
 
     # ---------------------------------------------------------------------------------------------------- which steps
 
-    def run(self, requests: list[Request], groups: Sequence[DraftGroup]) -> Outcome | None:
+    def run(
+        self, requests: list[Request], groups: Sequence[DraftGroup], goes_on: Callable[[], bool] = lambda: False
+    ) -> Iterator[Outcome]:
         """
-        Runs a captured step of all these requests. Returns None if the step cannot be captured; requests and draft are
-        then unchanged, except that parts before one whose capture failed have written features. (That happens at most
-        once, since a failure ends all captures. Drafts from these features may be worse.)
+        Runs a captured step of all these requests, and yields its outcome. Yields nothing if the step cannot be
+        captured; requests and draft are then unchanged, except that parts before one whose capture failed have written
+        features. (That happens at most once, since a failure ends all captures. Drafts from these features may be
+        worse.)
+
+        As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
+        way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
+        the run on its way is the only one whose outcome has not been yielded and taken. Until all outcomes have been,
+        requests must keep their blocks.
         """
         parts = self._parts(requests, groups)
         if parts is None:
-            return None
+            return
         captures = self._captures
-        outcome = Outcome(Walk.start(len(requests), []))
-        steps = []
+        outcome, steps, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), [], None, False
         for part in parts:
-            step = self._run_part(requests, part, outcome)
+            step = self._launch(requests, part)
             if step is None:
-                return None
+                return
+            if len(parts) == 1:
+                repeats = Repeats(requests, part, step, self._target, self._drafting)
+                is_ahead = self._has_its_size(part) and goes_on() and repeats.launch()
+            self._take(part, step, outcome)
             steps.append(step)
         for part, step in zip(parts, steps, strict=True):
-            if step.features is not None:  # a copy, because the next replay overwrites it
-                outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
-            self._drafting.note_proposed([requests[row] for row in part.drafted + part.reading])
-        outcome.was_put_off = any(part.was_put_off for part in parts)
+            self._note(requests, part, step, outcome)
         outcome.captured = captures != self._captures
-        outcome.only_read = any(part.reading for part in parts)
-        return outcome
+        yield outcome
+        while repeats is not None and is_ahead:
+            outcome = Outcome(Walk.start(len(requests), []), left_out=repeats.leavers(outcome))
+            is_ahead = self._has_its_size(repeats.part) and goes_on() and repeats.launch()
+            self._take(repeats.part, repeats.step, outcome)
+            self._note(requests, repeats.part, repeats.step, outcome)
+            yield outcome
 
     def _parts(self, requests: list[Request], groups: Sequence[DraftGroup]) -> list[StepPart] | None:
         """
@@ -182,8 +196,8 @@ class DeviceSteps:
 
     # ------------------------------------------------------------------------------------------------------- one part
 
-    def _run_part(self, requests: list[Request], part: StepPart, outcome: Outcome) -> InFlightStep | None:
-        """Runs a part's rows and adds their results to `outcome`. Returns the step; None if its capture failed."""
+    def _launch(self, requests: list[Request], part: StepPart) -> InFlightStep | None:
+        """Starts the step of a part's rows and returns it; None if its capture failed."""
         lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
         if self._reads_first(part, lag, waits):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
@@ -199,7 +213,15 @@ class DeviceSteps:
         draft_temperature = [group.request.temperature.value for group in part.groups for _ in group.rows]
         places, slots = self._features_of(own, lags, waits, depth + 1)
         counts = [lags.get(one, 1) for one in own]
-        values = own, kinds, room, counts, places, slots, draft_temperature + [1.0 for _ in of_plain]
+        values = RowValues(
+            kinds,
+            room,
+            counts,
+            places,
+            slots,
+            slot_steps=[0 if one in lags else 1 for one in own],
+            draft_temperature=draft_temperature + [1.0] * len(part.plain),
+        )
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(kinds, part.draws),
@@ -211,11 +233,11 @@ class DeviceSteps:
         for cache in (self._target.cache, self._drafting.cache):
             if cache is not None:
                 cache.clean([one.table for one in own])
-        step = self._step_for(kind, StepSize.of(own, depth, lag), part, values)
+        size = StepSize.of(own, depth, lag)
+        part.wanted = kind, size
+        step = self._step_for(kind, size, part, own, values)
         if step is not None:
             step.launch()
-            self.meanwhile()
-            self._take(part, step, step.report(), outcome)
         return step
 
     def _lag_of(self, requests: list[Request], part: StepPart) -> int:
@@ -264,8 +286,10 @@ class DeviceSteps:
                 slots[row] = places[row] * capacity + waiting
         return places, slots
 
-    def _step_for(self, kind: StepKind, wanted: StepSize, part: StepPart, values: tuple) -> InFlightStep | None:
-        """The captured step for a kind and size, with `values` loaded; None if its capture failed."""
+    def _step_for(
+        self, kind: StepKind, wanted: StepSize, part: StepPart, own: list[Request], values: RowValues
+    ) -> InFlightStep | None:
+        """The captured step for a kind and size, with `own` requests loaded; None if its capture failed."""
         size, key = wanted, (kind, wanted)
         if key not in self._steps:
             if len(self._seen) > MOST_SEEN:
@@ -287,18 +311,27 @@ class DeviceSteps:
         if step is None:
             request = part.groups[0].request if part.groups else None
             step = InFlightStep(self._target, self._drafting, kind, size, request)
-        step.load(*values)
+        step.load(own, values)
         if is_new:
             step.rows.keep_no_features()  # a capture may run the step twice, and features are read first
             if not self.capture(step):
                 if not kind.compiles:
                     return None
-                return self._step_for(replace(kind, compiles=False), wanted, part, values)
-            step.load(*values)
+                return self._step_for(replace(kind, compiles=False), wanted, part, own, values)
+            step.load(own, values)
         self._steps[kind, size] = step  # last: the most recently used
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
         return step
+
+    def _has_its_size(self, part: StepPart) -> bool:
+        """
+        Whether a part's step is to run again in the graph that it has: its own, or a larger one as long as that may
+        stand in.
+        """
+        if part.wanted not in self._steps:
+            self._seen[part.wanted] += 1
+        return part.wanted in self._steps or self._seen[part.wanted] < self._patience
 
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
@@ -325,11 +358,29 @@ class DeviceSteps:
         self._captures += 1
         return True
 
-    def _take(self, part: StepPart, step: InFlightStep, report: list[list[int]], outcome: Outcome) -> None:
-        """Adds a part's report to `outcome` and lets draft temperatures learn from it."""
+    def _note(self, requests: list[Request], part: StepPart, step: InFlightStep, outcome: Outcome) -> None:
+        """Takes note of what the draft has read in a part's step."""
+        if step.features is not None:  # a copy, because the next replay overwrites it
+            outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
+        read = [row for row in part.drafted + part.reading if row not in outcome.left_out]
+        self._drafting.note_proposed([requests[row] for row in read])
+        outcome.was_put_off |= part.was_put_off
+        outcome.only_read |= bool(part.reading)
+
+    def _take(self, part: StepPart, step: InFlightStep, outcome: Outcome) -> None:
+        """
+        Waits for the report of a part's step, adds it to `outcome`, and lets draft temperatures learn from it. The
+        host reports earlier results meanwhile.
+        """
+        self.meanwhile()
+        report = step.report()
         new = step.rows.size.depth + 1
         were_drafted = set(part.drafted)
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
+            if row in outcome.left_out:
+                if is_nan:
+                    outcome.soiled.add(row)
+                continue
             path, tokens = rest[:new], rest[new : 2 * new]
             error = error_of(accepted, is_nan)
             if is_nan and row in were_drafted:

@@ -12,13 +12,15 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, new_tokens, rows_with_nan
 from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
-from .rows import StepSize, WalkKind
+from .reports import Reports
+from .rows import RowValues, StepSize, WalkKind
 from .walks import RowWalks
 
 
 if TYPE_CHECKING:
     from ...drafters import DraftRequest
     from ..drafting import Drafting
+    from ..request import Request
     from ..target import InFlightTarget
 
 
@@ -73,7 +75,7 @@ class InFlightStep(CapturedStep):
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
-        self._on_host = torch.zeros(self._report.shape, dtype=torch.long, pin_memory=device.type == "cuda")
+        self._reports = Reports(self._report)
         self._store = drafting.features
         self.features: torch.Tensor | None = None
         """
@@ -123,20 +125,30 @@ class InFlightStep(CapturedStep):
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
+        if self.can_repeat:
+            rows.advance(accepted, new)
         return [self._report]
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the step can run again for rows that have moved on, with nothing but their block tables loaded."""
+        return not self.kind.reads and self.features is None
+
+    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
+        self._reports.forget()  # of steps that ended in an exception
+        super().load(requests, values, starts)
+
     def launch(self) -> None:
-        """Starts the step for the loaded rows and does not wait for it."""
+        """Starts the step for the loaded rows, or for rows that its last run has moved on. Does not wait for it."""
         self._replay()
-        self._on_host.copy_(self._report, non_blocking=True)
+        self._reports.fetch()
 
     def report(self) -> list[list[int]]:
         """
-        Waits for the device and returns the report of each row, a list of integers: the number of accepted nodes (-1
+        Waits for the first run whose report has not been read (at most two have been launched since the last one that
+        was) and returns the report of each row, a list of integers: the number of accepted nodes (-1
         for a resting row, or `NOTHING_TO_DRAW`), the number of valid draft tokens, whether the logits have NaN; the
         nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; and where children
         were drawn, `Drawing.reported_overlaps`.
         """
-        if self._report.device.type == "cuda":
-            torch.cuda.current_stream(self._report.device).synchronize()
-        return self._on_host.tolist()
+        return self._reports.read()

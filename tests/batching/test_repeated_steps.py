@@ -1,0 +1,305 @@
+"""Steps that run again before the host has read their last run, with a stand-in for CUDA's graphs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from support.goldens import trained_prompts, trained_target
+from support.graphs import StandIn, install_stand_in
+from support.heads import trained_head
+from support.models import noisy_copy, tiny_model
+from support.parity import IRREGULAR
+from transformers import StoppingCriteriaList
+
+from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.batching.blocks import BlockPool
+from hf_specdec.batching.device_steps import DeviceSteps, Outcome
+from hf_specdec.batching.device_steps.drafts import InFlightModelPart
+from hf_specdec.batching.device_steps.repeats import Repeats
+from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
+from hf_specdec.batching.engine import Engine
+from hf_specdec.batching.paged_cache import PagedCache
+from hf_specdec.trees import DraftTree
+
+
+CHAIN = TokenTree.chain(2)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+@pytest.fixture
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Repeats]:
+    """The runs that were launched before the last one was read."""
+    found: list[Repeats] = []
+    launch = Repeats.launch
+
+    def noted(self: Repeats) -> bool:
+        is_ahead = launch(self)
+        found.extend([self] * is_ahead)
+        return is_ahead
+
+    monkeypatch.setattr(Repeats, "launch", noted)
+    return found
+
+
+@pytest.mark.parametrize(("depth", "lag"), [(0, 1), (2, 3), (2, 6)])
+@pytest.mark.parametrize("keeps_features", [False, True])
+def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features: bool) -> None:
+    """Rows of requests with room and without, that rest, and that have had an error; beside padding rows."""
+    manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
+    draws, pool, size = random.Random(depth + lag), BlockPool(60, 4), StepSize(rows=6, blocks=16, depth=depth, lag=lag)
+
+    def values(requests: list[Any], counts: list[int], slots: list[int]) -> RowValues:
+        return RowValues(
+            kinds=[WalkKind.GREEDY] * len(requests),
+            room=[max(request.room, 0) if depth else 0 for request in requests],
+            counts=counts,
+            places=[2 + number for number in range(len(requests))],
+            slots=slots,
+            slot_steps=[int(keeps_features)] * len(requests),
+            draft_temperature=[1.0] * len(requests),
+        )
+
+    for number in range(60):
+        requests = [
+            manager._admission.request(
+                f"{number} {place}", [5] * draws.randint(8, 15), {"max_new_tokens": 9}, streaming=False
+            )
+            for place in range(5)
+        ]
+        for request in requests:
+            pool.reserve(request.table, 40)
+        rows, fresh = (InFlightRows(size, torch.device("cpu")) for _ in range(2))
+        counts, slots = [draws.randint(1, lag) for _ in requests], [64 * place for place in range(5)]
+        rows.load(requests, values(requests, counts, slots))
+        for _ in range(3):
+            accepted, new = torch.full((6,), -1), torch.full((6, depth + 1), -1)
+            for row, request in enumerate(requests):
+                if (row + number) % 5 == 0:  # has rested, or nothing could be drawn
+                    accepted[row] = draws.choice([-1, -2])
+                    continue
+                taken = min(draws.randint(0, depth), max(request.room, 0))
+                accepted[row] = taken
+                new[row, : taken + 1] = torch.tensor([draws.randint(3, 60) for _ in range(taken + 1)])
+                request.tokens += new[row, : taken + 1].tolist()
+                counts[row] = taken + 1 if depth else counts[row]
+                slots[row] += (taken + 1) * keeps_features
+            rows.advance(accepted, new)
+            fresh.load(requests, values(requests, counts, slots))
+            assert torch.equal(rows._told, fresh._told)
+        for request in requests:
+            pool.release(request.table)
+
+
+@pytest.mark.parametrize("assistant", ["draft", "head", "off", "auto"])
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, repeats: list[Repeats]) -> None:
+    """Most steps are launched before the last one is read, and texts are as without that."""
+    target = trained_target()
+    prompts = trained_prompts()["prompts"][:3]
+    draft = noisy_copy(target, 0.02) if assistant == "draft" else trained_head()
+    config = SpeculativeConfig(
+        tree="auto" if assistant == "auto" else IRREGULAR, disable_by_batch_size=0 if assistant == "off" else None
+    )
+    # Nearly greedy: draws depend on how many there were before, which runs that are not needed change.
+    options = {"do_sample": True, "temperature": 1e-4, "top_k": 0} if do_sample else {}
+    with target.init_continuous_batching(
+        assistant_model=draft, speculative_config=config, continuous_batching_config=limits(400)
+    ) as manager:
+        names = [
+            manager.add_request(prompt, max_new_tokens=60 + 7 * number, **options)
+            for number, prompt in enumerate(prompts)
+        ]
+        outputs = [manager.get_result(name, timeout=100) for name in names]
+    for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        assert output.error is None
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=60 + 7 * number)
+    assert len(repeats) > manager.engine.num_steps / (4 if assistant == "auto" else 2)
+    assert_nothing_left(manager)
+
+
+def test_acceptance_is_that_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch, repeats: list[Repeats]) -> None:
+    """A run that is launched ahead drafts from the tokens of the run before, and reads its features."""
+    target, prompts, taken = trained_target(), trained_prompts()["prompts"][:3], []
+    for is_ahead in (True, False):
+        if not is_ahead:
+            monkeypatch.setattr(Engine, "_may_repeat", lambda self, requests: False)
+        before = len(repeats)
+        outputs = target.generate_batch(
+            prompts,
+            assistant_model=trained_head(),
+            tree=IRREGULAR,
+            max_new_tokens=70,
+            continuous_batching_config=limits(400),
+        )
+        taken.append([one.speculation.accepted_per_step for one in outputs.values()])
+        assert (len(repeats) > before + 10) == is_ahead
+    assert taken[0] == taken[1] and sum(sum(steps) for (steps,) in taken[0]) > 60
+
+
+def test_a_text_that_ends_on_the_way(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an end token, a criterion, or its length: nothing is added to it, and it keeps its blocks until then."""
+    target, prompts = trained_target(), trained_prompts()["prompts"][:4]
+    texts = [text_alone(target, prompt, max_new_tokens=60) for prompt in prompts]
+    seen: list[int] = []
+
+    def stops(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(ids.shape[1])
+        return torch.tensor([ids.shape[1] >= len(prompts[1]) + 21])
+
+    kept, leavers = [], Repeats.leavers
+
+    def noted(self: Repeats, outcome: Any) -> set[int]:
+        left = leavers(self, outcome)
+        kept.extend(len(self._requests[row].table.blocks) for row in left)
+        return left
+
+    monkeypatch.setattr(Repeats, "leavers", noted)
+    options: list[dict[str, Any]] = [
+        {"eos_token_id": texts[0][25]},
+        {"stopping_criteria": StoppingCriteriaList([stops])},
+        {"max_new_tokens": 31},
+        {},
+    ]
+    with target.init_continuous_batching(
+        assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits(400)
+    ) as manager:
+        names = [
+            manager.add_request(prompt, **{"max_new_tokens": 60} | own)
+            for prompt, own in zip(prompts, options, strict=True)
+        ]
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+    ends = [texts[0].index(texts[0][25]) + 1, 21, 31, 60]
+    for output, text, end in zip(outputs, texts, ends, strict=True):
+        assert output.error is None and output.generated_tokens == text[:end]
+    assert seen == list(range(len(prompts[1]) + 1, len(prompts[1]) + 22))
+    assert len(repeats) > 5 and kept and min(kept) > 0
+    assert_nothing_left(manager)
+
+
+def test_a_new_request_does_not_wait_for_others_to_end(repeats: list[Repeats]) -> None:
+    target, (first, second) = tiny_model(dtype=torch.float32), ragged_prompts((5, 6))
+    with target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.05), tree=CHAIN, continuous_batching_config=limits(400)
+    ) as manager:
+        told = {"long": 0}
+        manager.listen(lambda outputs: told.update({one.request_id: len(one.generated_tokens) for one in outputs}))
+        manager.add_request(first, max_new_tokens=400, streaming=True, request_id="long")
+        deadline = time.monotonic() + 60
+        while told["long"] < 130 and time.monotonic() < deadline:  # it has just got a larger graph, for up to 256
+            time.sleep(0.001)
+        before = told["long"]
+        manager.add_request(second, max_new_tokens=4, request_id="short")
+        while told.get("short", 0) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert 130 <= before < 200 and told["long"] < before + 40
+        manager.cancel_request("long")
+    assert len(repeats) > 10
+
+
+def test_texts_after_their_last_position(repeats: list[Repeats]) -> None:
+    """A model with learned positions knows none after the last, where a run on the way may stand."""
+    target = tiny_model("gpt2", dtype=torch.float32)
+    most, prompts = target.config.n_positions, ragged_prompts((9, 6))
+    outputs = target.generate_batch(
+        prompts,
+        assistant_model=noisy_copy(target, 0.02),
+        tree=TokenTree.chain(3),
+        max_length=most,
+        continuous_batching_config=limits(400),
+    )
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.error is None
+        assert output.generated_tokens == text_alone(target, prompt, max_length=most)
+    assert repeats
+
+
+@pytest.mark.parametrize("num_blocks", [8, 10, 14])
+def test_few_blocks(num_blocks: int, repeats: list[Repeats]) -> None:
+    """Where there is none for a run ahead, requests still end, if need be after another has."""
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 9))
+    manager = target.init_continuous_batching(
+        assistant_model=noisy_copy(target, 0.02), tree=CHAIN, continuous_batching_config=limits(num_blocks)
+    )
+    with manager:
+        names = [manager.add_request(prompt, max_new_tokens=20) for prompt in prompts]
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+    assert_nothing_left(manager)
+
+
+def test_what_a_text_leaves_after_its_end_does_no_harm(
+    repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run on the way may put NaN into the blocks of a request that has ended: the next owner has them zeroed."""
+    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
+    prompts = ragged_prompts((5, 9))
+    texts = [text_alone(target, prompt, max_new_tokens=40) for prompt in prompts]
+    used = set(sum(prompts, [])).union(texts[1])
+    token = next(one for one in texts[0][8:30] if one not in used)
+    end = texts[0].index(token)
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    zeroed, clean = [], PagedCache._clean
+    monkeypatch.setattr(PagedCache, "_clean", lambda self, blocks: (zeroed.extend(blocks), clean(self, blocks))[1])
+    with target.init_continuous_batching(
+        assistant_model=copy.deepcopy(target),
+        speculative_config=SpeculativeConfig(tree=CHAIN, disable_by_batch_size=0),
+        continuous_batching_config=limits(13),
+    ) as manager:
+        for _ in range(3):
+            ended = manager.get_result(manager.add_request(prompts[0], max_new_tokens=40, eos_token_id=token))
+            assert ended.error is None and ended.generated_tokens == texts[0][: end + 1]
+            del zeroed[:]
+            other = manager.get_result(manager.add_request(prompts[1], max_new_tokens=40))
+            assert other.error is None and other.generated_tokens == texts[1]
+            assert len(zeroed) > (5 + end) // 4  # all blocks of the ended text
+    assert len(repeats) > 10
+    assert_nothing_left(manager)
+
+
+def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has moved it on by tokens that do not count."""
+    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
+    prompts = ragged_prompts((5, 9))
+    texts = [text_alone(target, prompt, max_new_tokens=40) for prompt in prompts]
+    used = set(sum(prompts, [])).union(*texts)
+    token = next(one for one in range(3, target.config.vocab_size) if one not in used)
+    draft = copy.deepcopy(target)
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    calls: list[list[Outcome]] = []
+    run, propose = DeviceSteps.run, InFlightModelPart.propose
+
+    def noted(self: DeviceSteps, *args: Any) -> Iterator[Outcome]:
+        calls.append([])
+        for outcome in run(self, *args):
+            calls[-1].append(outcome)
+            yield outcome
+
+    def proposes_it(self: InFlightModelPart, warp: Any) -> DraftTree:
+        drafted = propose(self, warp)
+        drafted.tokens.fill_(token)
+        return drafted
+
+    monkeypatch.setattr(DeviceSteps, "run", noted)
+    monkeypatch.setattr(InFlightModelPart, "propose", proposes_it)
+    found = target.generate_batch(
+        prompts, assistant_model=draft, tree=CHAIN, max_new_tokens=40, continuous_batching_config=limits(100)
+    )
+    assert [one.generated_tokens for one in found.values()] == texts
+    pairs = [pair for outcomes in calls for pair in itertools.pairwise(outcomes) if pair[0].spoiled]
+    assert pairs
+    for spoiled, on_the_way in pairs:
+        assert spoiled.spoiled.keys() <= on_the_way.left_out and not on_the_way.spoiled
+        assert all(on_the_way.walk.paths[row] is None for row in spoiled.spoiled)
