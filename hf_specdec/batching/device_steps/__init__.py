@@ -9,6 +9,8 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.
 - `parts`: the parts of a step, and what comes of them.
+- `reports`: reading what a step reports while its next run is on its way.
+- `repeats`: runs that are launched before the host has read the last one.
 - `runner`: which steps are captured, which graph runs them, and what the host does with their reports.
 """
 
