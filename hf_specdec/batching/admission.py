@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -74,6 +74,10 @@ class Admission:
         self._stream: torch.cuda.Stream | None = None
         self.pool: BlockPool | None = None
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
+        self.present_run: Callable[[], int | None] = lambda: None
+        """Returns the number of the run of steps during which the models stay as they are; None if there is none."""
+        self._checked_in: int | None = None
+        """Number of the run in which the models were checked last."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
         self.max_positions = _num_learned_positions(model)
@@ -238,8 +242,10 @@ class Admission:
                 )
             own = replace(own, verification="target")
         config.tree, config.speculative_config = None, own
-        call = {"assistant_model": self.assistant_model}
-        check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call)
+        call, run = {"assistant_model": self.assistant_model}, self.present_run()
+        is_checked = run is not None and run == self._checked_in
+        check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call, checks_models=not is_checked)
+        self._checked_in = run
         return SpeculationPlan.of_call(config, own, self.drafter, self.vocab_size)
 
 

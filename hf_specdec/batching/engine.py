@@ -90,6 +90,9 @@ class Engine:
         """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
+        self._num_runs = 0
+        self.present_run: int | None = None
+        """Number of the present `running` context, inside which nobody changes the models; None outside."""
         self._leaving: list[Request] | None = None
         """Requests that have ended while they keep their blocks; see `_keeping_blocks`."""
         self.has_news: Callable[[], bool] = lambda: False
@@ -109,6 +112,9 @@ class Engine:
             self.device_steps.renew()
             self._last_end = None
             self.ranks.share_random_state()
+            self._num_runs += 1
+            self.present_run = self._num_runs
+            stack.callback(setattr, self, "present_run", None)
             yield
 
     def forget_temperatures(self) -> None:

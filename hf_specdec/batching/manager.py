@@ -112,6 +112,8 @@ class SpeculativeBatchingManager:
             cuda_graphs=config.cuda_graphs,
             compiles=config.compile,
         )
+        engine = self.engine
+        self._admission.present_run = lambda: engine.present_run
         self._made_for = self._models_now()
         self.was_kept = False
         """Whether the manager has served an earlier call, after which the model kept it."""

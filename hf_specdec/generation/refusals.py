@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerationMixin
 from ..attention import implementation_of, is_exact, supports_switching
 from ..cache import check_reusable
 from ..config import SpeculationPlan, SpeculativeConfig
-from ..drafters import DraftModelDrafter, as_drafter
+from ..drafters import Drafter, DraftModelDrafter, as_drafter
 from ..forwards.models import forward_parameters
 from ..forwards.modules import modules_of
 from ..forwards.rope import length_dependent_ropes
@@ -38,9 +38,11 @@ def check_call(
     generation_mode: GenerationMode,
     generation_config: GenerationConfig,
     generation_mode_kwargs: dict[str, Any],
+    checks_models: bool = True,
 ) -> None:
     """
-    Checks a speculative call when `generate` validates its mode.
+    Checks a speculative call when `generate` validates its mode. `checks_models`: whether target and draft are checked
+    as well, which is needed only once while they stay as they are.
 
     Raises:
         ValueError: for what cannot be served; the message names the argument, its value and the remedy.
@@ -54,18 +56,15 @@ def check_call(
             f"`{name}`={getattr(generation_config, name)!r} without a draft: pass `assistant_model=` a draft model or "
             f"`hf_specdec.NgramDraft()` (a callable `custom_generate` does not get it), or leave `{name}` out."
         )
-    _check_target(model)
+    if checks_models:
+        _check_target(model)
     _check_mode(generation_mode, generation_config)
     _check_options(generation_config, generation_mode_kwargs)
     drafter = as_drafter(assistant_model)
     vocab_size = model.config.get_text_config().vocab_size
-    if isinstance(drafter, DraftModelDrafter):
-        _check_draft_model(drafter.model, vocab_size)
-    for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
-        _check_keeps_cache(part, role)
+    if checks_models:
+        _check_draft(model, drafter, vocab_size)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
-    if is_sharded(model):
-        _check_drafts_are_whole(drafter.models)
     for tree in plan.trees:
         drafter.check(model, tree)
         if drafter.max_depth is not None and tree.depth > drafter.max_depth:
@@ -73,6 +72,16 @@ def check_call(
                 f"`tree` is {tree.depth} levels deep, but {type(drafter).__name__} proposes only {drafter.max_depth}. "
                 "Use a shallower one."
             )
+
+
+def _check_draft(model: PreTrainedModel, drafter: Drafter, vocab_size: int) -> None:
+    """The draft must suit the target, and both must keep their caches."""
+    if isinstance(drafter, DraftModelDrafter):
+        _check_draft_model(drafter.model, vocab_size)
+    for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
+        _check_keeps_cache(part, role)
+    if is_sharded(model):
+        _check_drafts_are_whole(drafter.models)
 
 
 def check_inputs(

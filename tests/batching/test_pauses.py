@@ -16,6 +16,7 @@ from support.models import noisy_copy, take_weights, tiny_model
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.generation import refusals
 
 
 PROMPT, OTHER = [5, 6, 7, 8], [9, 3, 4]
@@ -205,4 +206,30 @@ def test_a_manager_that_is_stopped_from_elsewhere() -> None:
         assert manager.is_running()
     stopping.join(30)
     assert not manager.is_running() and "stopped" in manager.get_result(name).error
+    assert_nothing_left(manager)
+
+
+def test_models_are_checked_when_they_may_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once while the manager runs, again after a pause, and for every request while it does not run."""
+    model, checked, check = tiny_model(), [], refusals._check_keeps_cache
+    monkeypatch.setattr(refusals, "_check_keeps_cache", lambda *args: (checked.append(args[1]), check(*args)))
+    manager = make(model, noisy_copy(model))
+    del checked[:]
+    for _ in range(2):
+        manager.add_request(PROMPT, max_new_tokens=2)
+    assert checked == ["target", "draft"] * 2
+    with manager:
+        manager.get_result(timeout=60)
+        del checked[:]
+        for _ in range(3):
+            manager.get_result(manager.add_request(OTHER, max_new_tokens=2), timeout=60)
+        assert checked == ["target", "draft"]
+        with manager.pause():
+            model.gradient_checkpointing_enable()
+            model.train()
+        with pytest.raises(ValueError, match="in training mode with gradient checkpointing"):
+            manager.add_request(OTHER, max_new_tokens=2)
+        with manager.pause():
+            model.eval()
+        manager.get_result(manager.add_request(OTHER, max_new_tokens=2), timeout=60)
     assert_nothing_left(manager)
