@@ -169,12 +169,15 @@ def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
 
 @pytest.mark.parametrize("children", [1, 2])
 def test_a_refusal_that_leaves_nothing(children: int, device: torch.device) -> None:
-    """With p equal to q and the number 1, which refuses, the residual is empty and p is kept."""
-    logits = torch.randn(1, children + 1, 70, device=device).expand(9, -1, -1).contiguous()
+    """
+    With p equal to q and the number 1, which refuses, the residual is empty and p is kept. (Both are 1/64 everywhere:
+    other values may be rounded in different ways on a GPU, where p and q are computed in passes of their own.)
+    """
+    logits = torch.full((9, children + 1, 64), 1.5, device=device)
     arguments = {
         "logits": logits,
         "draft_logits": logits.clone(),
-        "tokens": torch.tensor([[-1, 4, 66][: children + 1]], device=device).repeat(9, 1),
+        "tokens": torch.tensor([[-1, 4, 60][: children + 1]], device=device).repeat(9, 1),
         "parents": torch.zeros(1, children + 1, dtype=torch.long, device=device),
         "uniforms": torch.ones(9, children + 1, dtype=torch.float64, device=device),
         "max_depth": 1,
@@ -218,8 +221,8 @@ def test_output_is_distributed_as_p(walk: str, device: torch.device) -> None:
     expected = samples * p.double().softmax(-1).numpy()
     observed = torch.bincount(tokens, minlength=vocab).numpy()
     rare = expected < 5
-    cells = [np.append(counts[~rare], counts[rare].sum()) for counts in (observed, expected)]
-    assert scipy.stats.chisquare(*cells).pvalue > 1e-4
+    cells = np.stack([np.append(counts[~rare], counts[rare].sum()) for counts in (observed, expected)])
+    assert scipy.stats.chisquare(*cells[:, cells[1] > 0]).pvalue > 1e-4
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU
