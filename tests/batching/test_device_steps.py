@@ -17,7 +17,7 @@ from support.sampling import a_head, the_target
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching.device_steps import runner
+from hf_specdec.batching.device_steps import stored
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import DraftModelDrafter
 from hf_specdec.drafters.growth import LevelNodes
@@ -188,7 +188,7 @@ def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(monkeypatch: p
 def test_a_larger_graph_serves_until_a_size_has_come_often(
     runs: list[InFlightStep], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "PATIENCE", 8)
+    monkeypatch.setattr(stored, "PATIENCE", 8)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))
     manager = target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), tree=CHAIN, continuous_batching_config=limits()
@@ -229,7 +229,7 @@ def test_moved_weights_are_captured_anew() -> None:
 
 
 def test_the_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MOST_STEPS", 2)
+    monkeypatch.setattr(stored, "MOST_STEPS", 2)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 7, 8))
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), continuous_batching_config=limits()

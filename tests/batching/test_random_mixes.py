@@ -18,7 +18,7 @@ from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.batching.device_steps import runner
+from hf_specdec.batching.device_steps import stored
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.batching.graphs import PagedGraphs
 
@@ -70,7 +70,7 @@ def random_request(choice: random.Random, vocab_size: int) -> tuple[list[int], d
 def test_greedy_texts(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of `generate`, whatever is beside them, and however often they lose their blocks."""
     install_stand_in(monkeypatch, with_kernel=True)
-    monkeypatch.setattr(runner, "PATIENCE", 3)
+    monkeypatch.setattr(stored, "PATIENCE", 3)
     monkeypatch.setattr(PagedGraphs, "prompt_widths", [(), (4,), (4, 8, 16)][seed % 3])
     runs, launch = [], InFlightStep.launch
     monkeypatch.setattr(InFlightStep, "launch", lambda self: runs.append(self) or launch(self))

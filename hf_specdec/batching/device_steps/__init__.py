@@ -11,7 +11,8 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 - `parts`: the parts of a step, and what comes of them.
 - `reports`: reading what a step reports while its next run is on its way.
 - `repeats`: runs that are launched before the host has read the last one.
-- `runner`: which steps are captured, which graph runs them, and what the host does with their reports.
+- `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
+- `runner`: which steps are captured, and running them.
 """
 
 from .parts import DraftGroup, Outcome

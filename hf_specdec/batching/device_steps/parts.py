@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...device_steps.drawing import mean_overlaps
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Walk
+from .walks import error_of
 
 
 if TYPE_CHECKING:
@@ -96,3 +98,38 @@ class Outcome:
     only_read: bool = False
     was_put_off: bool = False
     learnt: set[DraftTemperature] = field(default_factory=set)
+
+    def take(self, part: StepPart, report: list[list[int]], depth: int) -> None:
+        """
+        Adds the report of a part's step, whose tree has `depth` levels; see `InFlightStep.report`. Draft temperatures
+        learn from it.
+        """
+        new, were_drafted = depth + 1, set(part.drafted)
+        for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
+            if row in self.left_out:
+                if is_nan:
+                    self.soiled.add(row)
+                continue
+            path, tokens = rest[:new], rest[new : 2 * new]
+            error = error_of(accepted, is_nan)
+            if is_nan and row in were_drafted:
+                self.spoiled[row] = drafted
+                continue
+            if error is not None:
+                self.errors[row] = error
+            self.walk.paths[row] = path[1 : max(accepted, 0) + 1]
+            self.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
+            if row in were_drafted:
+                self.drafted[row] = drafted
+        if part.draws:
+            overlaps = {row: of_row[3 + 2 * new :] for row, of_row in zip(part.rows, report, strict=False)}
+            self._learn(part.groups, overlaps)
+
+    def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:
+        """Lets the draft temperatures of groups learn from the reported overlaps of rows with a result."""
+        for group in groups:
+            temperature = group.request.temperature
+            own = [overlaps[row] for row in group.rows if row in self.drafted]
+            if own and temperature not in self.learnt and temperature.begin_step():
+                temperature.learn(mean_overlaps(own))
+            self.learnt.add(temperature)

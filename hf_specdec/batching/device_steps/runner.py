@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.utils import logging
 
 from ...device_steps import any_number_of_shapes
-from ...device_steps.drawing import mean_overlaps
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...kernels import DTYPES, kernels_are_installed
 from ...verification import Walk
@@ -25,7 +23,8 @@ from .prompts import DevicePrompts
 from .repeats import Repeats
 from .rows import RowValues, StepSize
 from .step import InFlightStep, StepKind
-from .walks import error_of, kind_of, kinds_among
+from .stored import CapturedSteps
+from .walks import kind_of, kinds_among
 
 
 if TYPE_CHECKING:
@@ -34,21 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-MOST_STEPS = 512
-"""Most captured steps that are kept; the least recently used is dropped first."""
-MOST_SEEN = 1024
-"""Most pairs of kind and size whose occurrences are counted."""
 MOST_PARTS = 3
 """Most parts of a step, one for each tree that requests ask for. Every part is a forward of the target."""
 MOST_LAG = 8
 """Most levels of an earlier, deeper tree that a draft can catch up with in a step; more are read before the step."""
-PATIENCE = 256
-"""
-Occurrences of a size after which it gets a graph of its own, even if a larger one can run it. (A capture takes as long
-as some fifty steps, and a step in a graph with a third more rows a few percent longer.)
-"""
-LARGEST_DETOUR = 4
-"""Most times the needed rows and blocks that a larger graph may have to stand in for one of the right size."""
 
 
 class DeviceSteps:
@@ -74,8 +62,7 @@ class DeviceSteps:
         self.compiles = compiles
         """Whether forwards are compiled before the capture."""
         self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
-        self._steps: dict[tuple[StepKind, StepSize], InFlightStep] = {}
-        self._seen: Counter[tuple[StepKind, StepSize]] = Counter()
+        self._steps = CapturedSteps()
         self._fingerprint: Any = None
         self._failed = False
         self.meanwhile: Callable[[], None] = lambda: None
@@ -87,16 +74,10 @@ class DeviceSteps:
         self.prompts = DevicePrompts(self, target, drafting)
         """Captured prefill steps."""
         self._captures = 0
-        self._patience = PATIENCE
 
-    @contextmanager
-    def capturing_every_size(self) -> Iterator[None]:
+    def capturing_every_size(self) -> AbstractContextManager[None]:
         """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
-        self._patience = 0
-        try:
-            yield
-        finally:
-            self._patience = PATIENCE
+        return self._steps.capturing_every_size()
 
     def renew(self) -> None:
         """Drops captured steps if weights have moved since, and checks again whether steps can be captured."""
@@ -121,7 +102,6 @@ class DeviceSteps:
         fingerprint = [fingerprint_of(model) for model in models]
         if fingerprint != self._fingerprint:
             self._steps.clear()
-            self._seen.clear()
             self.prompts.clear()
             if self._pool is not None:
                 self._pool.leave()
@@ -154,7 +134,7 @@ class DeviceSteps:
                 return
             if len(parts) == 1:
                 repeats = Repeats(requests, part, step, self._target, self._drafting)
-                is_ahead = self._has_its_size(part) and goes_on() and repeats.launch()
+                is_ahead = self._steps.may_repeat(part.wanted) and goes_on() and repeats.launch()
             self._take(part, step, outcome)
             steps.append(step)
         for part, step in zip(parts, steps, strict=True):
@@ -163,7 +143,7 @@ class DeviceSteps:
         yield outcome
         while repeats is not None and is_ahead:
             outcome = Outcome(Walk.start(len(requests), []), left_out=repeats.leavers(outcome))
-            is_ahead = self._has_its_size(repeats.part) and goes_on() and repeats.launch()
+            is_ahead = self._steps.may_repeat(repeats.part.wanted) and goes_on() and repeats.launch()
             self._take(repeats.part, repeats.step, outcome)
             self._note(requests, repeats.part, repeats.step, outcome)
             yield outcome
@@ -290,23 +270,8 @@ class DeviceSteps:
         self, kind: StepKind, wanted: StepSize, part: StepPart, own: list[Request], values: RowValues
     ) -> InFlightStep | None:
         """The captured step for a kind and size, with `own` requests loaded; None if its capture failed."""
-        size, key = wanted, (kind, wanted)
-        if key not in self._steps:
-            if len(self._seen) > MOST_SEEN:
-                self._seen.clear()
-            self._seen[key] += 1
-            kinds = kind.done_by
-            able = [
-                (other_kind, other)
-                for other_kind, other in self._steps
-                if other_kind in kinds
-                and wanted.lag <= other.lag
-                and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
-                and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks
-            ]
-            if able and self._seen[key] < self._patience:
-                kind, size = min(able, key=lambda one: (one[1].rows, one[1].blocks, one[1].lag, one[0] != kind))
-        step = self._steps.pop((kind, size), None)
+        kind, size = self._steps.chosen(kind, wanted)
+        step = self._steps.get(kind, size)
         is_new = step is None
         if step is None:
             request = part.groups[0].request if part.groups else None
@@ -319,19 +284,8 @@ class DeviceSteps:
                     return None
                 return self._step_for(replace(kind, compiles=False), wanted, part, own, values)
             step.load(own, values)
-        self._steps[kind, size] = step  # last: the most recently used
-        while len(self._steps) > MOST_STEPS:
-            del self._steps[next(iter(self._steps))]
+            self._steps.add(kind, size, step)
         return step
-
-    def _has_its_size(self, part: StepPart) -> bool:
-        """
-        Whether a part's step is to run again in the graph that it has: its own, or a larger one as long as that may
-        stand in.
-        """
-        if part.wanted not in self._steps:
-            self._seen[part.wanted] += 1
-        return part.wanted in self._steps or self._seen[part.wanted] < self._patience
 
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
@@ -369,37 +323,10 @@ class DeviceSteps:
 
     def _take(self, part: StepPart, step: InFlightStep, outcome: Outcome) -> None:
         """
-        Waits for the report of a part's step, adds it to `outcome`, and lets draft temperatures learn from it. The
-        host reports earlier results meanwhile.
+        Waits for the report of a part's step and adds it to `outcome`. The host reports earlier results meanwhile.
         """
         self.meanwhile()
-        report = step.report()
-        new = step.rows.size.depth + 1
-        were_drafted = set(part.drafted)
-        for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
-            if row in outcome.left_out:
-                if is_nan:
-                    outcome.soiled.add(row)
-                continue
-            path, tokens = rest[:new], rest[new : 2 * new]
-            error = error_of(accepted, is_nan)
-            if is_nan and row in were_drafted:
-                outcome.spoiled[row] = drafted
-                continue
-            if error is not None:
-                outcome.errors[row] = error
-            outcome.walk.paths[row] = path[1 : max(accepted, 0) + 1]
-            outcome.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
-            if row in were_drafted:
-                outcome.drafted[row] = drafted
-        first = 0
-        for group in part.groups if part.draws else ():
-            temperature = group.request.temperature
-            own = [row for row in report[first : first + len(group.rows)] if not row[2]]  # without NaN
-            if own and temperature not in outcome.learnt and temperature.begin_step():
-                temperature.learn(mean_overlaps([row[3 + 2 * new :] for row in own]))
-            outcome.learnt.add(temperature)
-            first += len(group.rows)
+        outcome.take(part, step.report(), step.rows.size.depth)
 
 
 def _is_filtered(request: Request) -> bool:
