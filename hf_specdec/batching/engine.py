@@ -130,7 +130,10 @@ class Engine:
 
     @torch.no_grad()
     def step(self) -> Iterator[list[Request]]:
-        """Runs one step. Yields lists of requests that have new tokens or are over, as soon as they are known."""
+        """
+        Runs one step, or several for the same requests. Yields lists of requests that have new tokens or are over, as
+        soon as they are known.
+        """
         self.scheduler.admit()
         yield from self._read_prompts()
         yield from self._decode(self.scheduler.running)
@@ -214,11 +217,12 @@ class Engine:
             return
         before = dict(self.metrics.seconds)
         self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
+        some_rest = any(request.draft_backoff.left for request in requests)
         with phase("propose"):
             groups = self._groups(requests) if self.speculates else []
         with self._keeping_blocks():
             num_steps = self.num_steps
-            outcomes = self.device_steps.run(requests, groups, lambda: self._may_repeat(requests))
+            outcomes = self.device_steps.run(requests, groups, lambda: not some_rest and self._may_repeat(requests))
             while True:
                 with phase("steps"):
                     outcome = next(outcomes, None)
@@ -285,7 +289,7 @@ class Engine:
             self.num_tokens_generated += taken
             walk.paths[row] = path = path[:taken]
             self.target.cache.note_length(request.table, request.length - 1)
-            self._count(request, len(path), outcome.drafted.get(row))
+            self._count(request, len(path), outcome.drafted.get(row) or None)
         for rows, features in outcome.features:
             kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
             self.drafting.observe([requests[row] for row in rows], kept, features)
@@ -296,9 +300,11 @@ class Engine:
             self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         seconds = self._seconds_of_step(outcome)
         if self.speculates:
+            ran = outcome.drafted.keys() | outcome.left_out
             of_groups = {row: group.request.plan.tree for group in groups for row in group.rows}
-            trees = {row: tree for row, tree in of_groups.items() if row in outcome.drafted}
-            self.choices.end_device_step(trees, walk.paths, seconds, outcome.only_read, outcome.was_put_off)
+            trees = {row: tree for row, tree in of_groups.items() if row in ran}
+            paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
+            self.choices.end_device_step(trees, paths, seconds, outcome.only_read, outcome.was_put_off)
         self._soil_failed(requests)
         # What goes on was wiped after this run had been launched.
         self._soil([requests[row] for row in outcome.soiled if requests[row].is_over])
@@ -307,12 +313,14 @@ class Engine:
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
-        Seconds from the end of the previous captured step to now; None if that is no measure of a step, because
-        prompts were read in between (as after every pause) or something was captured.
+        Seconds from the launch of a captured step, or from the end of the step before it if that was later, to now.
+        (What the host does between two steps would count in some steps, and not in those that were launched ahead.)
+        None if that is no measure of a step, because prompts were read in between (as after every pause) or something
+        was captured.
         """
         now, before = time.perf_counter(), self._last_end
         self._last_end = now
-        return now - before if before is not None and not outcome.captured else None
+        return now - max(before, outcome.launched_at) if before is not None and not outcome.captured else None
 
     def _append(self, request: Request, tokens: list[int]) -> int:
         """Appends tokens to a request until it ends; returns how many were appended."""

@@ -252,7 +252,7 @@ class RequestLoop:
         self.pauses.rest()
 
     def _go_on(self) -> bool:
-        """Runs one step, or waits for requests. Returns False if the thread is to pause or to end."""
+        """Runs a step or several, or waits for requests. Returns False if the thread is to pause or to end."""
         self._news.clear()
         self._take_in()
         if self._is_to_end or self.pauses.are_wanted:

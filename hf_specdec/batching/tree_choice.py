@@ -95,8 +95,8 @@ class TreeChoices:
 
     def begin_next(self, requests: list[Request]) -> bool:
         """
-        Begins a step of the same requests with the same trees, before the last step has ended. Returns False, and
-        nothing has begun, if a request may take another tree.
+        Begins a step of the same requests with the same trees, before the last step has ended. Returns False if a
+        request may take another tree: the next step must be begun by `begin_step`.
         """
         if any(_may_change(request) for request in requests):
             return False
@@ -122,9 +122,9 @@ class TreeChoices:
         the step whatever "auto" chooses.)
 
         Args:
-            trees (`dict[int, TokenTree or DynamicTree]`): the drafted tree by row. Rows without a draft, such as rows
-                without room for one, are missing and do not count as rejections.
-            paths (`list`): the accepted nodes of every row; None for a row without a result.
+            trees (`dict[int, TokenTree or DynamicTree]`): the tree by row; rows without one are missing.
+            paths (`list`): the accepted nodes of every row; None for a row without a draft or without a result, as one
+                without room, which does not count as a rejection.
             seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
             only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
             was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.

@@ -111,8 +111,11 @@ class MenuChoice(PlannedChoice):
     def begin_next(self) -> bool:
         if self._explores or self._may_explore or self.tree not in (None, *self._allowed):
             return False
-        self._go_by_plan()
-        return self._planned == self.tree
+        self._renew_plan()
+        if self._planned != self.tree:
+            return False
+        self._count_step()
+        return True
 
     @property
     def _may_explore(self) -> bool:
@@ -151,9 +154,9 @@ class MenuChoice(PlannedChoice):
             self._to_try = [tree] * (self.STEPS_OF_LOOK - 1)
         return tree
 
-    def _go_by_plan(self) -> None:
+    def _renew_plan(self) -> None:
         before = self._planned
-        super()._go_by_plan()
+        super()._renew_plan()
         if self._planned != before:
             self._looks.pop(self._planned, None)
 

@@ -29,8 +29,8 @@ class TreeChoice:
 
     def begin_next(self) -> bool:
         """
-        Begins a step with the tree of the last one, which has not ended. Returns False, and nothing has begun, if the
-        next step may take another tree.
+        Begins a step with the tree of the last one, which has not ended. Returns False if the next step may take
+        another tree: it must be begun by `begin_step`.
         """
         return False
 

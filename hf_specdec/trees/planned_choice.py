@@ -71,10 +71,16 @@ class PlannedChoice(TreeChoice, ABC):
 
     def _go_by_plan(self) -> None:
         """Counts a step that follows the plan, and renews the plan every `REPLAN` steps."""
+        self._renew_plan()
+        self._count_step()
+
+    def _renew_plan(self) -> None:
         if self._step % self.REPLAN == 0 and self.times.has(None):
             tree = self.plan().tree
             if self.worth(tree) > self.GAIN * self.worth(self._planned):
                 self._planned = tree
+
+    def _count_step(self) -> None:
         self._step += 1
         self._without = self._without + 1 if self._planned is None else 0
 

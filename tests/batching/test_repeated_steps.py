@@ -44,13 +44,27 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Repeats]:
     found: list[Repeats] = []
     launch = Repeats.launch
 
-    def noted(self: Repeats) -> bool:
-        is_ahead = launch(self)
-        found.extend([self] * is_ahead)
-        return is_ahead
+    def noted(self: Repeats) -> None:
+        found.append(self)
+        launch(self)
 
     monkeypatch.setattr(Repeats, "launch", noted)
     return found
+
+
+def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Outcome]]:
+    """The outcomes of every call of `DeviceSteps.run` from now on."""
+    calls: list[list[Outcome]] = []
+    run = DeviceSteps.run
+
+    def noted(self: DeviceSteps, *args: Any) -> Iterator[Outcome]:
+        calls.append([])
+        for outcome in run(self, *args):
+            calls[-1].append(outcome)
+            yield outcome
+
+    monkeypatch.setattr(DeviceSteps, "run", noted)
+    return calls
 
 
 @pytest.mark.parametrize(("depth", "lag"), [(0, 1), (2, 3), (2, 6)])
@@ -226,8 +240,18 @@ def test_texts_after_their_last_position(repeats: list[Repeats]) -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [8, 10, 14])
-def test_few_blocks(num_blocks: int, repeats: list[Repeats]) -> None:
+def test_few_blocks(num_blocks: int, repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is none for a run ahead, requests still end, if need be after another has."""
+    refused, prepare = [], Repeats.prepare
+
+    def noted(self: Repeats) -> bool:
+        free, has_room = self._target.cache.pool.num_free, prepare(self)
+        if not has_room:
+            refused.append(free)
+            assert self._target.cache.pool.num_free == free
+        return has_room
+
+    monkeypatch.setattr(Repeats, "prepare", noted)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 9))
     manager = target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.02), tree=CHAIN, continuous_batching_config=limits(num_blocks)
@@ -237,6 +261,7 @@ def test_few_blocks(num_blocks: int, repeats: list[Repeats]) -> None:
         outputs = [manager.get_result(name, timeout=60) for name in names]
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+    assert repeats and refused and min(refused) < 2
     assert_nothing_left(manager)
 
 
@@ -278,21 +303,14 @@ def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPat
     token = next(one for one in range(3, target.config.vocab_size) if one not in used)
     draft = copy.deepcopy(target)
     target.get_input_embeddings().weight.data[token] = torch.nan
-    calls: list[list[Outcome]] = []
-    run, propose = DeviceSteps.run, InFlightModelPart.propose
-
-    def noted(self: DeviceSteps, *args: Any) -> Iterator[Outcome]:
-        calls.append([])
-        for outcome in run(self, *args):
-            calls[-1].append(outcome)
-            yield outcome
+    calls = noted_calls(monkeypatch)
+    propose = InFlightModelPart.propose
 
     def proposes_it(self: InFlightModelPart, warp: Any) -> DraftTree:
         drafted = propose(self, warp)
         drafted.tokens.fill_(token)
         return drafted
 
-    monkeypatch.setattr(DeviceSteps, "run", noted)
     monkeypatch.setattr(InFlightModelPart, "propose", proposes_it)
     found = target.generate_batch(
         prompts, assistant_model=draft, tree=CHAIN, max_new_tokens=40, continuous_batching_config=limits(100)
@@ -303,3 +321,92 @@ def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPat
     for spoiled, on_the_way in pairs:
         assert spoiled.spoiled.keys() <= on_the_way.left_out and not on_the_way.spoiled
         assert all(on_the_way.walk.paths[row] is None for row in spoiled.spoiled)
+
+
+@pytest.mark.parametrize("times", [1, 1000], ids=["once", "always"])
+def test_drafting_goes_on_after_a_spoiled_step(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one step of rest, or 2, 4, …, 16 of them if the next draft is spoiled again."""
+    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
+    (prompt,) = ragged_prompts((5,))
+    text = text_alone(target, prompt, max_new_tokens=70)
+    token = next(one for one in range(3, target.config.vocab_size) if one not in prompt + text)
+    draft = copy.deepcopy(target)
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    calls, propose, spoils = noted_calls(monkeypatch), InFlightModelPart.propose, []
+
+    def proposes_it(self: InFlightModelPart, warp: Any) -> DraftTree:
+        drafted = propose(self, warp)
+        if spoils.pop() if spoils else False:
+            drafted.tokens.fill_(token)
+        return drafted
+
+    monkeypatch.setattr(InFlightModelPart, "propose", proposes_it)
+    with target.init_continuous_batching(
+        assistant_model=draft, tree=CHAIN, continuous_batching_config=limits(200)
+    ) as manager:
+        first = manager.add_request(prompt, max_new_tokens=40)
+        manager.get_result(first, timeout=60)  # everything has been captured
+        del calls[:]
+        spoils += [True] * times
+        output = manager.get_result(manager.add_request(prompt, max_new_tokens=70), timeout=60)
+    assert output.generated_tokens == text
+    outcomes = [one for outcomes in calls for one in outcomes if not one.left_out]
+    kinds = ["spoiled" if one.spoiled else "drafted" if one.drafted else "rest" for one in outcomes]
+    rests = [len(list(steps)) for kind, steps in itertools.groupby(kinds) if kind == "rest"]
+    assert kinds.count("drafted") > 15 if times == 1 else kinds.count("drafted") == 0
+    assert rests[0] == 1 if times == 1 else rests[:5] == [1, 2, 4, 8, 16]
+
+
+def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
+    """They have no place for features, and what steps write for them must stay where nobody reads."""
+    target, head, prompts = trained_target(), trained_head(), trained_prompts()["prompts"][:2]
+    slots: set[int] = set()
+    with target.init_continuous_batching(
+        assistant_model=head, tree=IRREGULAR, continuous_batching_config=limits(400, max_requests_per_batch=2)
+    ) as manager:
+        for _ in range(2):
+            name = manager.add_request(prompts[0], max_new_tokens=200, speculate=False)
+            output = manager.get_result(name, timeout=100)
+            assert output.error is None
+            assert output.generated_tokens == text_alone(target, prompts[0], max_new_tokens=200)
+            slots |= {slot for one in repeats for slot in one.step.rows.slots.tolist()}
+        drafted = manager.get_result(manager.add_request(prompts[1], max_new_tokens=60), timeout=100)
+        assert drafted.generated_tokens == text_alone(target, prompts[1], max_new_tokens=60)
+    assert len(repeats) > 200 and slots <= set(range(64, 192))
+    assert_nothing_left(manager)
+
+
+def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, load_changes = [], InFlightRows.load_changes
+
+    def noted(self: InFlightRows, requests: Any, draft_temperature: list[float]) -> None:
+        load_changes(self, requests, draft_temperature)
+        loaded.append((self.draft_temperature[: len(requests)].tolist(), draft_temperature))
+
+    monkeypatch.setattr(InFlightRows, "load_changes", noted)
+    target, prompts = trained_target(), trained_prompts()["prompts"][:3]
+    torch.manual_seed(0)
+    target.generate_batch(
+        prompts,
+        assistant_model=trained_head(),
+        tree=IRREGULAR,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=150,
+        continuous_batching_config=limits(400),
+    )
+    assert all(of_device == values for of_device, values in loaded)
+    assert len({tuple(values) for _, values in loaded}) > 1 and len(repeats) > 20
+
+
+def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats]) -> None:
+    """Their numbers are the host's, so that nothing runs ahead."""
+    target, prompts, texts = trained_target(), trained_prompts()["prompts"][:2], []
+    for number in (1, 2):
+        with target.init_continuous_batching(
+            assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits(400)
+        ) as manager:
+            options = {"max_new_tokens": 50, "do_sample": True}
+            names = [manager.add_request(one, seed=7, **options) for one in prompts[:number]]
+            texts.append([manager.get_result(name, timeout=60).generated_tokens for name in names])
+    assert texts[0][0] == texts[1][0] and not repeats

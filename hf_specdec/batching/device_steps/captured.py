@@ -15,6 +15,7 @@ from .rows import InFlightRows, RowValues, StepSize
 
 if TYPE_CHECKING:
     from ...forwards.tree_forward import TreeForward
+    from ..drafting import Drafting
     from ..target import InFlightTarget
 
 
@@ -23,7 +24,7 @@ class CapturedStep(ABC):
     A step over requests in flight, captured once for a size and replayed for any requests that fit.
 
     Args:
-        target (`InFlightTarget`): the engine's target.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
         size (`StepSize`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
     """
 
@@ -32,9 +33,10 @@ class CapturedStep(ABC):
     is_vital = True
     """Whether a failed capture of this step ends the capture of all steps, and not only of its kind."""
 
-    def __init__(self, target: InFlightTarget, size: StepSize):
+    def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize):
         self._target, self.rows = target, InFlightRows(size, target.device)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
+        self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
         self._cache: Any = None
         self._forward: Any = None
 
@@ -65,5 +67,10 @@ class CapturedStep(ABC):
         """The function that is captured; returns the tensors that are read after a replay."""
 
     def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
-        """Copies the rows of a step to the device; see `InFlightRows.load`."""
+        """Copies the rows of a step to the device, see `InFlightRows.load`. Blocks that may hold NaN are zeroed."""
+        self._clean(requests)
         self.rows.load(requests, values, starts)
+
+    def _clean(self, requests: list[Request]) -> None:
+        for cache in self._caches:
+            cache.clean([request.table for request in requests])

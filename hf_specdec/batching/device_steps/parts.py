@@ -54,6 +54,12 @@ class StepPart:
         return [row for group in self.groups for row in group.rows]
 
     @property
+    def draft_temperature(self) -> list[float]:
+        """The draft temperature of every row at present; 1 in rows without drafts."""
+        values = [group.request.temperature.value for group in self.groups for _ in group.rows]
+        return values + [1.0] * len(self.plain)
+
+    @property
     def rows(self) -> list[int]:
         """All rows, beginning with the rows that are drafted for."""
         return self.drafted + self.plain
@@ -81,6 +87,7 @@ class Outcome:
         left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
             before it: nothing is taken from them.
         soiled (`set[int]`): those of them whose K/V may have NaN now.
+        launched_at (`float`): when the step was launched (`time.perf_counter`).
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
@@ -94,6 +101,7 @@ class Outcome:
     spoiled: dict[int, int] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
     soiled: set[int] = field(default_factory=set)
+    launched_at: float = 0.0
     captured: bool = False
     only_read: bool = False
     was_put_off: bool = False

@@ -45,7 +45,7 @@ class PromptStep(CapturedStep):
     is_vital = False
 
     def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize, has_head: bool, compiles: bool):
-        super().__init__(target, size)
+        super().__init__(target, drafting, size)
         self.compiles = compiles
         self._drafting = drafting
         self._walks = RowWalks(self.rows, ALL_KINDS)
@@ -176,12 +176,9 @@ class DevicePrompts:
         if not is_second or not all(self.can_read(request) for request in chunk.requests):
             return None
         step = self._steps.pop(size, None)
-        cache, own = self._target.cache, self._drafting.cache
+        cache = self._target.cache
         tables = [request.table for request in chunk.requests]
         ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
-        for one in (cache, own):
-            if one is not None:
-                one.clean(tables)
         is_new = step is None
         if step is None:
             has_head = self._target.forward.features is not None

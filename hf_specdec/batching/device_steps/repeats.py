@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ..request import Request
@@ -39,35 +40,46 @@ class Repeats:
         self._requests, self._target, self._drafting = requests, target, drafting
         self._own = [requests[row] for row in part.rows]
         self._most_new = step.rows.size.depth + 1
-        draws = [one.options.seed is not None and one.options.do_sample for one in self._own]
-        self._can_repeat = step.can_repeat and not any(draws)  # the host loads a seed's numbers by position
+        self.launched_at = 0.0
+        """When the last run was launched (`time.perf_counter`)."""
+        are_seeded = [one.options.seed is not None and one.options.do_sample for one in self._own]
+        self.can_go_on = step.can_repeat and not any(are_seeded)  # the host loads a seed's numbers by position
+        """Whether the step can run again without the host."""
 
-    def launch(self) -> bool:
+    def prepare(self) -> bool:
         """
-        Starts the next run while one is on its way. Returns False, with nothing started, if the step cannot run again
-        without the host, or if there is no room for the tokens.
+        Reserves blocks for the next run, while one is on its way. Returns False, with nothing reserved, if there is no
+        room for the tokens: in memory, in the step's size, or for waiting features.
         """
-        if not self._can_repeat or not self._have_room():
-            return False
-        for cache in (self._target.cache, self._drafting.cache):
-            if cache is not None:
-                cache.clean([one.table for one in self._own])
-        self.step.rows.load_blocks(self._own)
-        self.step.launch()
-        for row in self.part.drafted:
-            self._requests[row].draft_backoff.takes_step()
-        return True
-
-    def _have_room(self) -> bool:
-        """Whether there are blocks, in the step's size, and places for features. Reserves the blocks."""
         part, store = self.part, self._drafting.features
         plain = [self._requests[row] for row in part.plain]
         if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > WaitingFeatures.CAPACITY:
             return False
-        num_slots = 1 if part.tree is None else part.tree.num_slots
         pool, most = self._target.cache.pool, self.step.rows.size.blocks - 1
-        ends = [one.length + self._most_new + num_slots for one in self._own]
-        return max(map(pool.blocks_for, ends)) <= most and all(map(pool.reserve, [o.table for o in self._own], ends))
+        of_tree = 1 if part.tree is None else part.tree.num_slots
+        num_slots = [of_tree] * len(part.drafted) + [1] * len(part.plain)
+        ends = [
+            min(one.length + self._most_new, one.max_length) + slots
+            for one, slots in zip(self._own, num_slots, strict=True)
+        ]
+        missing = [pool.blocks_for(end) - len(one.table.blocks) for one, end in zip(self._own, ends, strict=True)]
+        if max(map(pool.blocks_for, ends)) > most or sum(max(count, 0) for count in missing) > pool.num_free:
+            return False
+        for one, end in zip(self._own, ends, strict=True):
+            pool.reserve(one.table, end)
+        return True
+
+    def launch(self) -> None:
+        """Starts the next run, after `prepare`."""
+        self.step.load_changes(self._own, self.part.draft_temperature)
+        self.step.launch()
+        self.launched_at = time.perf_counter()
+
+    def count_drafts(self, outcome: Outcome) -> None:
+        """Counts a run's drafts, with which rows go on that have been spoiled before; see `DraftBackoff`."""
+        for row in self.part.drafted:
+            if row not in outcome.left_out:
+                self._requests[row].draft_backoff.takes_step()
 
     def leavers(self, outcome: Outcome) -> set[int]:
         """Rows of which nothing is taken from the run on its way, after the outcome of the run before it."""

@@ -130,7 +130,7 @@ class InFlightRows:
         self.slot_steps: torch.Tensor = told["slot_steps"]
         """
         Slots by which a new token moves `slots` on, `[rows]` int64: 1 in rows whose features wait, 0 in rows whose
-        features an EAGLE head reads in every step.
+        features an EAGLE head reads in every step, and in rows without a place.
         """
         self.tail: torch.Tensor = told["tail"]
         """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
@@ -185,15 +185,20 @@ class InFlightRows:
             if request.options.seed is not None and request.options.do_sample:
                 positions = range(request.length, request.length + self.size.depth + 1)
                 host["uniforms"][row] = [uniform(request.options.seed, position) for position in positions]
-        self._load_what_stays(requests)
+        self._load_tables(requests)
         self._clear(number)
         self._tell(0)
 
-    def load_blocks(self, requests: list[Request]) -> None:
-        """Copies the block tables of the loaded rows to the device, for another run of the step."""
+    def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
+        """
+        Copies what has changed in the loaded rows, besides the values that `advance` moves on, to the device, for
+        another run of the step: block tables and draft temperatures.
+        """
         if self._was_told is not None:
             self._was_told.synchronize()
-        if self._load_what_stays(requests):
+        before = self._host["draft_temperature"][: len(requests)]
+        if self._load_tables(requests) or not np.array_equal(before, draft_temperature):
+            before[:] = draft_temperature
             self._tell(self._first_fixed)
 
     def _tell(self, first: int) -> None:
@@ -202,9 +207,9 @@ class InFlightRows:
         if self._was_told is not None:
             self._was_told.record()
 
-    def _load_what_stays(self, requests: list[Request]) -> bool:
+    def _load_tables(self, requests: list[Request]) -> bool:
         """
-        Loads warpers and block tables of rows whose request or blocks have changed since the last step. Returns
+        Stages warpers and block tables of rows whose request or blocks have changed since the last step. Returns
         whether there were any.
         """
         host, before = self._host, self._loaded
@@ -223,7 +228,8 @@ class InFlightRows:
     def advance(self, accepted: torch.Tensor, new: torch.Tensor) -> None:
         """
         Moves the rows on by the tokens of a step, so that it can run again: all values but those that the host alone
-        knows (block tables, uniform numbers). Rows that rest or could not be drawn stay where they are.
+        knows (block tables, draft temperatures, uniform numbers). Rows that rest or could not be drawn stay where they
+        are.
 
         Args:
             accepted (`torch.Tensor` of shape `[rows]`, int64): number of accepted nodes; negative for rows without a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -120,8 +121,8 @@ class DeviceSteps:
 
         As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
         way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
-        the run on its way is the only one whose outcome has not been yielded and taken. Until all outcomes have been,
-        requests must keep their blocks.
+        the run on its way is the only one whose outcome has not been yielded and taken; if it agrees, the step runs
+        again unless there are no blocks. Until all outcomes have been taken, requests must keep their blocks.
         """
         parts = self._parts(requests, groups)
         if parts is None:
@@ -132,9 +133,10 @@ class DeviceSteps:
             step = self._launch(requests, part)
             if step is None:
                 return
+            outcome.launched_at = outcome.launched_at or time.perf_counter()
             if len(parts) == 1:
                 repeats = Repeats(requests, part, step, self._target, self._drafting)
-                is_ahead = self._steps.may_repeat(part.wanted) and goes_on() and repeats.launch()
+                is_ahead = self._launch_ahead(repeats, goes_on)
             self._take(part, step, outcome)
             steps.append(step)
         for part, step in zip(parts, steps, strict=True):
@@ -142,11 +144,21 @@ class DeviceSteps:
         outcome.captured = captures != self._captures
         yield outcome
         while repeats is not None and is_ahead:
-            outcome = Outcome(Walk.start(len(requests), []), left_out=repeats.leavers(outcome))
-            is_ahead = self._steps.may_repeat(repeats.part.wanted) and goes_on() and repeats.launch()
+            left_out = repeats.leavers(outcome)
+            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.launched_at)
+            is_ahead = self._launch_ahead(repeats, goes_on)
             self._take(repeats.part, repeats.step, outcome)
             self._note(requests, repeats.part, repeats.step, outcome)
+            repeats.count_drafts(outcome)
             yield outcome
+
+    def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
+        """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
+        can_go_on = repeats.can_go_on and self._steps.may_repeat(repeats.part.wanted)
+        if not can_go_on or not goes_on() or not repeats.prepare():
+            return False
+        repeats.launch()
+        return True
 
     def _parts(self, requests: list[Request], groups: Sequence[DraftGroup]) -> list[StepPart] | None:
         """
@@ -190,7 +202,6 @@ class DeviceSteps:
         read = set(part.drafted + part.reading)
         readers = [requests[row] for row in part.rows if row in read]
         lags = dict(zip(readers, self._drafting.lags(readers, lag) if readers else [], strict=True))
-        draft_temperature = [group.request.temperature.value for group in part.groups for _ in group.rows]
         places, slots = self._features_of(own, lags, waits, depth + 1)
         counts = [lags.get(one, 1) for one in own]
         values = RowValues(
@@ -199,8 +210,8 @@ class DeviceSteps:
             counts,
             places,
             slots,
-            slot_steps=[0 if one in lags else 1 for one in own],
-            draft_temperature=draft_temperature + [1.0] * len(part.plain),
+            slot_steps=[0 if one in lags or one.options.plan is None else 1 for one in own],
+            draft_temperature=part.draft_temperature,
         )
         kind = StepKind(
             tree=part.tree,
@@ -210,9 +221,6 @@ class DeviceSteps:
             reads=bool(part.reading),
             compiles=self.compiles,
         )
-        for cache in (self._target.cache, self._drafting.cache):
-            if cache is not None:
-                cache.clean([one.table for one in own])
         size = StepSize.of(own, depth, lag)
         part.wanted = kind, size
         step = self._step_for(kind, size, part, own, values)

@@ -65,7 +65,7 @@ class InFlightStep(CapturedStep):
     def __init__(
         self, target: InFlightTarget, drafting: Drafting, kind: StepKind, size: StepSize, request: DraftRequest | None
     ):
-        super().__init__(target, size)
+        super().__init__(target, drafting, size)
         self.kind, device = kind, target.device
         part = drafting.part if kind.reads or kind.tree is not None else NoPart
         assert part is not None  # only drafts with a part are asked for trees
@@ -138,6 +138,11 @@ class InFlightStep(CapturedStep):
         self._reports.forget()  # of steps that ended in an exception
         super().load(requests, values, starts)
 
+    def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
+        """Copies what the host changes between two runs for the same rows; see `InFlightRows.load_changes`."""
+        self._clean(requests)
+        self.rows.load_changes(requests, draft_temperature)
+
     def launch(self) -> None:
         """Starts the step for the loaded rows, or for rows that its last run has moved on. Does not wait for it."""
         self._replay()
@@ -145,8 +150,8 @@ class InFlightStep(CapturedStep):
 
     def report(self) -> list[list[int]]:
         """
-        Waits for the first run whose report has not been read (at most two have been launched since the last one that
-        was) and returns the report of each row, a list of integers: the number of accepted nodes (-1
+        Waits for the first run whose report has not been read, which is the last or the last but one, and returns the
+        report of each row, a list of integers: the number of accepted nodes (-1
         for a resting row, or `NOTHING_TO_DRAW`), the number of valid draft tokens, whether the logits have NaN; the
         nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; and where children
         were drawn, `Drawing.reported_overlaps`.
