@@ -128,13 +128,13 @@ def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, 
     )
     # Nearly greedy: draws depend on how many there were before, which runs that are not needed change.
     options = {"do_sample": True, "temperature": 1e-4, "top_k": 0} if do_sample else {}
-    with target.init_continuous_batching(
+    manager = target.init_continuous_batching(
         assistant_model=draft, speculative_config=config, continuous_batching_config=limits(400)
-    ) as manager:
-        names = [
-            manager.add_request(prompt, max_new_tokens=60 + 7 * number, **options)
-            for number, prompt in enumerate(prompts)
-        ]
+    )
+    names = [
+        manager.add_request(prompt, max_new_tokens=60 + 7 * number, **options) for number, prompt in enumerate(prompts)
+    ]
+    with manager:
         outputs = [manager.get_result(name, timeout=100) for name in names]
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         assert output.error is None
@@ -186,13 +186,14 @@ def test_a_text_that_ends_on_the_way(repeats: list[Repeats], monkeypatch: pytest
         {"max_new_tokens": 31},
         {},
     ]
-    with target.init_continuous_batching(
+    manager = target.init_continuous_batching(
         assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits(400)
-    ) as manager:
-        names = [
-            manager.add_request(prompt, **{"max_new_tokens": 60} | own)
-            for prompt, own in zip(prompts, options, strict=True)
-        ]
+    )
+    names = [
+        manager.add_request(prompt, **{"max_new_tokens": 60} | own)
+        for prompt, own in zip(prompts, options, strict=True)
+    ]
+    with manager:
         outputs = [manager.get_result(name, timeout=60) for name in names]
     ends = [texts[0].index(texts[0][25]) + 1, 21, 31, 60]
     for output, text, end in zip(outputs, texts, ends, strict=True):
@@ -202,24 +203,33 @@ def test_a_text_that_ends_on_the_way(repeats: list[Repeats], monkeypatch: pytest
     assert_nothing_left(manager)
 
 
-def test_a_new_request_does_not_wait_for_others_to_end(repeats: list[Repeats]) -> None:
+def test_a_new_request_does_not_wait_for_others_to_end(
+    repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A series of runs ends as soon as there is news."""
+    asked, may_repeat = [], Engine._may_repeat
+
+    def noted(self: Engine, requests: Any) -> bool:
+        has_news = self.has_news()  # first: it may come at any time, and stays
+        asked.append((has_news, may_repeat(self, requests)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(Engine, "_may_repeat", noted)
     target, (first, second) = tiny_model(dtype=torch.float32), ragged_prompts((5, 6))
+    text = text_alone(target, second, max_new_tokens=4)
     with target.init_continuous_batching(
-        assistant_model=noisy_copy(target, 0.05), tree=CHAIN, continuous_batching_config=limits(400)
+        assistant_model=noisy_copy(target, 0.05), tree=CHAIN, continuous_batching_config=limits(2000)
     ) as manager:
-        told = {"long": 0}
-        manager.listen(lambda outputs: told.update({one.request_id: len(one.generated_tokens) for one in outputs}))
-        manager.add_request(first, max_new_tokens=400, streaming=True, request_id="long")
-        deadline = time.monotonic() + 60
-        while told["long"] < 130 and time.monotonic() < deadline:  # it has just got a larger graph, for up to 256
-            time.sleep(0.001)
-        before = told["long"]
-        manager.add_request(second, max_new_tokens=4, request_id="short")
-        while told.get("short", 0) < 4 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert 130 <= before < 200 and told["long"] < before + 40
-        manager.cancel_request("long")
-    assert len(repeats) > 10
+        long = manager.add_request(first, max_new_tokens=2000)
+        for _ in range(10):
+            time.sleep(0.05)
+            assert (
+                manager.get_result(manager.add_request(second, max_new_tokens=4), timeout=60).generated_tokens == text
+            )
+        manager.cancel_request(long)
+        assert manager.get_result(long, timeout=60).error == "cancelled"
+    assert not any(repeated for has_news, repeated in asked if has_news)
+    assert any(has_news for has_news, _ in asked) and len(repeats) > 10
 
 
 def test_texts_after_their_last_position(repeats: list[Repeats]) -> None:
@@ -256,8 +266,8 @@ def test_few_blocks(num_blocks: int, repeats: list[Repeats], monkeypatch: pytest
     manager = target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.02), tree=CHAIN, continuous_batching_config=limits(num_blocks)
     )
+    names = [manager.add_request(prompt, max_new_tokens=20) for prompt in prompts]
     with manager:
-        names = [manager.add_request(prompt, max_new_tokens=20) for prompt in prompts]
         outputs = [manager.get_result(name, timeout=60) for name in names]
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
