@@ -23,11 +23,14 @@ from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching.blocks import BlockPool
 from hf_specdec.batching.device_steps import DeviceSteps, Outcome
 from hf_specdec.batching.device_steps.drafts import InFlightModelPart
+from hf_specdec.batching.device_steps.parts import StepPart
 from hf_specdec.batching.device_steps.repeats import Repeats
 from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
 from hf_specdec.batching.engine import Engine
 from hf_specdec.batching.paged_cache import PagedCache
 from hf_specdec.trees import DraftTree
+from hf_specdec.trees.auto import Plan
+from hf_specdec.trees.auto_menu import MenuChoice
 
 
 CHAIN = TokenTree.chain(2)
@@ -72,6 +75,7 @@ def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[Outcome]]:
 def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features: bool) -> None:
     """Rows of requests with room and without, that rest, and that have had an error; beside padding rows."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
+    names = ["lengths", "room", "kinds", "counts", "places", "slots", "slot_steps", "tail", "tables", "uniforms"]
     draws, pool, size = random.Random(depth + lag), BlockPool(60, 4), StepSize(rows=6, blocks=16, depth=depth, lag=lag)
 
     def values(requests: list[Any], counts: list[int], slots: list[int]) -> RowValues:
@@ -88,7 +92,11 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
     for number in range(60):
         requests = [
             manager._admission.request(
-                f"{number} {place}", [5] * draws.randint(8, 15), {"max_new_tokens": 9}, streaming=False
+                f"{number} {place}",
+                [5] * draws.randint(8, 15),
+                {"max_new_tokens": 9, "do_sample": True},
+                seed=place,
+                streaming=False,
             )
             for place in range(5)
         ]
@@ -111,7 +119,8 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
                 slots[row] += (taken + 1) * keeps_features
             rows.advance(accepted, new)
             fresh.load(requests, values(requests, counts, slots))
-            assert torch.equal(rows._told, fresh._told)
+            assert all(torch.equal(getattr(rows, name), getattr(fresh, name)) for name in names)
+            rows.load_changes(requests, [1.0] * len(requests))
         for request in requests:
             pool.release(request.table)
 
@@ -409,14 +418,48 @@ def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkey
     assert len({tuple(values) for _, values in loaded}) > 1 and len(repeats) > 20
 
 
-def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats]) -> None:
-    """Their numbers are the host's, so that nothing runs ahead."""
-    target, prompts, texts = trained_target(), trained_prompts()["prompts"][:2], []
-    for number in (1, 2):
-        with target.init_continuous_batching(
+def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each position has its number, however far the run on the way comes; beside a greedy request."""
+    target, prompts, texts = trained_target(), trained_prompts()["prompts"][:3], []
+    for is_ahead in (True, False):
+        if not is_ahead:
+            monkeypatch.setattr(Engine, "_may_repeat", lambda self, requests: False)
+        manager = target.init_continuous_batching(
             assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits(400)
-        ) as manager:
-            options = {"max_new_tokens": 50, "do_sample": True}
-            names = [manager.add_request(one, seed=7, **options) for one in prompts[:number]]
+        )
+        options = {"max_new_tokens": 70, "do_sample": True, "temperature": 0.9}
+        names = [manager.add_request(prompt, seed=7 + row, **options) for row, prompt in enumerate(prompts[:2])]
+        manager.add_request(prompts[2], max_new_tokens=70)
+        before = len(repeats)
+        with manager:
             texts.append([manager.get_result(name, timeout=60).generated_tokens for name in names])
-    assert texts[0][0] == texts[1][0] and not repeats
+        assert (len(repeats) > before + 10) == is_ahead
+    assert texts[0] == texts[1] and len(set(texts[0][0])) > 3
+
+
+def test_auto_learns_from_steps_what_they_were(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last run on the way has a tree as well, though nobody is left in it."""
+    ran, learnt, left, take, end_step = [], [], [], Outcome.take, MenuChoice.end_whole_step
+
+    def noted(self: Outcome, part: StepPart, *args: Any) -> None:
+        take(self, part, *args)
+        ran.append(part.tree)
+        left.append(len(self.left_out))
+
+    def end_noted(self: MenuChoice, tree: Any, *args: Any) -> None:
+        learnt.append((tree, ran[-1]))
+        end_step(self, tree, *args)
+
+    # Whatever the machine's times are, a tree is planned.
+    monkeypatch.setattr(MenuChoice, "plan", lambda self: Plan(self.menu.trees[0], 1.0))
+    monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree == self.menu.trees[0]))
+    monkeypatch.setattr(Outcome, "take", noted)
+    monkeypatch.setattr(MenuChoice, "end_whole_step", end_noted)
+    target, prompts = trained_target(), trained_prompts()["prompts"][:4]
+    with target.init_continuous_batching(
+        assistant_model=trained_head(), tree="auto", continuous_batching_config=limits(400)
+    ) as manager:
+        for prompt in prompts:
+            manager.get_result(manager.add_request(prompt, max_new_tokens=80), timeout=60)
+    assert len(learnt) > 40 and all(tree == of_step for tree, of_step in learnt)
+    assert len(repeats) > 10 and any(count and tree is not None for count, tree in zip(left, ran, strict=True))

@@ -42,9 +42,6 @@ class Repeats:
         self._most_new = step.rows.size.depth + 1
         self.launched_at = 0.0
         """When the last run was launched (`time.perf_counter`)."""
-        are_seeded = [one.options.seed is not None and one.options.do_sample for one in self._own]
-        self.can_go_on = step.can_repeat and not any(are_seeded)  # the host loads a seed's numbers by position
-        """Whether the step can run again without the host."""
 
     def prepare(self) -> bool:
         """

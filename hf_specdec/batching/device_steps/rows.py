@@ -95,7 +95,8 @@ class InFlightRows:
             "top_k": (rows,),
             "top_p": (rows,),
             "draft_temperature": (rows,),
-            "uniforms": (rows, new),
+            "numbers_from": (rows,),
+            "numbers": (rows, 2 * new),
             "tables": (rows, size.blocks),
         }
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
@@ -107,7 +108,7 @@ class InFlightRows:
         staged, told, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
-            is_real = name in ("temperature", "top_p", "draft_temperature", "uniforms")
+            is_real = name in ("temperature", "top_p", "draft_temperature", "numbers")
             values = self._told[part].view(torch.float64) if is_real else self._told[part]
             staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
             told[name] = values.view(shape)
@@ -142,8 +143,8 @@ class InFlightRows:
         """Top-p of each row, `[rows]` float64; 1 for none."""
         self.draft_temperature: torch.Tensor = told["draft_temperature"]
         """Draft temperature of each row, `[rows]` float64; see `Drawing`."""
-        self.uniforms: torch.Tensor = told["uniforms"]
-        """Random numbers of a row with a seed, by depth, `[rows, depth + 1]` float64; negative without a seed."""
+        self._numbers, self._numbers_from = told["numbers"], told["numbers_from"]
+        self._depths = torch.arange(new, device=device)
         self.tables: torch.Tensor = told["tables"]
         """Block table of each row, `[rows, blocks]` int64."""
         self._clear(0)
@@ -158,7 +159,8 @@ class InFlightRows:
         for name in ("counts", "temperature", "top_p", "draft_temperature"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head's cache is one token behind
-        host["uniforms"][first:] = -1.0
+        host["numbers_from"][first:] = host["lengths"][first:]
+        host["numbers"][first:] = -1.0
         host["tables"][first:] = ZERO_BLOCK
 
     def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
@@ -176,15 +178,14 @@ class InFlightRows:
             host[name][:number] = of_rows
         if self.size.lag == 1:
             host["tail"][:number, 0] = [request.tokens[-1] for request in requests]
-        host["uniforms"][:number] = -1.0
         for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
             if self.size.lag > 1:
                 tail = request.tokens[start : start + self.size.lag]
                 host["tail"][row] = request.tokens[-1]
                 host["tail"][row, : len(tail)] = tail
-            if request.options.seed is not None and request.options.do_sample:
-                positions = range(request.length, request.length + self.size.depth + 1)
-                host["uniforms"][row] = [uniform(request.options.seed, position) for position in positions]
+        host["numbers"][:number] = -1.0
+        self._load_numbers(requests)
+        host["numbers_from"][:number] = host["lengths"][:number]
         self._load_tables(requests)
         self._clear(number)
         self._tell(0)
@@ -192,12 +193,14 @@ class InFlightRows:
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
         """
         Copies what has changed in the loaded rows, besides the values that `advance` moves on, to the device, for
-        another run of the step: block tables and draft temperatures.
+        another run of the step: block tables, draft temperatures, and the random numbers of seeds.
         """
         if self._was_told is not None:
             self._was_told.synchronize()
         before = self._host["draft_temperature"][: len(requests)]
-        if self._load_tables(requests) or not np.array_equal(before, draft_temperature):
+        have_changed = [not np.array_equal(before, draft_temperature)]
+        have_changed += [self._load_tables(requests), self._load_numbers(requests)]
+        if any(have_changed):
             before[:] = draft_temperature
             self._tell(self._first_fixed)
 
@@ -206,6 +209,20 @@ class InFlightRows:
         self._told[first:].copy_(self._staged[first:], non_blocking=True)
         if self._was_told is not None:
             self._was_told.record()
+
+    def _load_numbers(self, requests: list[Request]) -> bool:
+        """
+        Stages the random numbers of requests with a seed for the positions from the end of their texts on: as many as
+        two runs can use, since one may be on its way. Returns whether there are any.
+        """
+        has_any, host = False, self._host
+        for row, request in enumerate(requests):
+            seed, length = request.options.seed, request.length
+            if seed is not None and request.options.do_sample:
+                positions = range(length, length + host["numbers"].shape[1])
+                host["numbers"][row] = [uniform(seed, position) for position in positions]
+                host["numbers_from"][row], has_any = length, True
+        return has_any
 
     def _load_tables(self, requests: list[Request]) -> bool:
         """
@@ -228,8 +245,8 @@ class InFlightRows:
     def advance(self, accepted: torch.Tensor, new: torch.Tensor) -> None:
         """
         Moves the rows on by the tokens of a step, so that it can run again: all values but those that the host alone
-        knows (block tables, draft temperatures, uniform numbers). Rows that rest or could not be drawn stay where they
-        are.
+        knows (block tables, draft temperatures, random numbers of seeds). Rows that rest or could not be drawn stay
+        where they are.
 
         Args:
             accepted (`torch.Tensor` of shape `[rows]`, int64): number of accepted nodes; negative for rows without a
@@ -254,6 +271,13 @@ class InFlightRows:
     def keep_no_features(self) -> None:
         """Lets new features be written to the unwanted place until rows are loaded again."""
         self.slots.fill_(WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY)
+
+    @property
+    def uniforms(self) -> torch.Tensor:
+        """Random numbers of a row with a seed, by depth, `[rows, depth + 1]` float64; negative without a seed."""
+        # Rows without a seed may be anywhere.
+        offsets = (self.lengths - self._numbers_from).clamp(max=self.size.depth + 1)
+        return self._numbers.gather(1, offsets[:, None] + self._depths)
 
     @property
     def roots(self) -> torch.Tensor:

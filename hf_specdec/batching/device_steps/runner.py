@@ -154,7 +154,7 @@ class DeviceSteps:
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
-        can_go_on = repeats.can_go_on and self._steps.may_repeat(repeats.part.wanted)
+        can_go_on = repeats.step.can_repeat and self._steps.may_repeat(repeats.part.wanted)
         if not can_go_on or not goes_on() or not repeats.prepare():
             return False
         repeats.launch()

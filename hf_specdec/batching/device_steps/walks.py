@@ -39,12 +39,11 @@ class RowWalks:
     def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Paths, numbers of accepted nodes and next tokens of all rows; see `Verdict.walk`."""
         rows, found = self._rows, None
+        uniforms = None if self._kinds == {WalkKind.GREEDY} else rows.uniforms
         for kind in sorted(self._kinds):
             verdict = self._verdict(kind)
             is_own = rows.kinds == kind
-            walks = verdict.walk(
-                logits, tokens, draft, by_depth=rows.uniforms, max_depth=rows.size.depth, active=is_own
-            )
+            walks = verdict.walk(logits, tokens, draft, by_depth=uniforms, max_depth=rows.size.depth, active=is_own)
             if found is None:
                 found = tuple(walks)
             else:
