@@ -300,7 +300,7 @@ class Engine:
             self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         seconds = self._seconds_of_step(outcome)
         if self.speculates:
-            ran = outcome.drafted.keys() | outcome.left_out
+            ran = outcome.drafted.keys() | outcome.left_out | outcome.spoiled.keys()
             of_groups = {row: group.request.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]

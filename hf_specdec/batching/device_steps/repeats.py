@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ..request import Request
@@ -40,8 +39,6 @@ class Repeats:
         self._requests, self._target, self._drafting = requests, target, drafting
         self._own = [requests[row] for row in part.rows]
         self._most_new = step.rows.size.depth + 1
-        self.launched_at = 0.0
-        """When the last run was launched (`time.perf_counter`)."""
 
     def prepare(self) -> bool:
         """
@@ -70,7 +67,6 @@ class Repeats:
         """Starts the next run, after `prepare`."""
         self.step.load_changes(self._own, self.part.draft_temperature)
         self.step.launch()
-        self.launched_at = time.perf_counter()
 
     def count_drafts(self, outcome: Outcome) -> None:
         """Counts a run's drafts, with which rows go on that have been spoiled before; see `DraftBackoff`."""

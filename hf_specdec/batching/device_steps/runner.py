@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -133,7 +132,7 @@ class DeviceSteps:
             step = self._launch(requests, part)
             if step is None:
                 return
-            outcome.launched_at = outcome.launched_at or time.perf_counter()
+            outcome.launched_at = outcome.launched_at or step.launched_at
             if len(parts) == 1:
                 repeats = Repeats(requests, part, step, self._target, self._drafting)
                 is_ahead = self._launch_ahead(repeats, goes_on)
@@ -145,7 +144,7 @@ class DeviceSteps:
         yield outcome
         while repeats is not None and is_ahead:
             left_out = repeats.leavers(outcome)
-            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.launched_at)
+            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.step.launched_at)
             is_ahead = self._launch_ahead(repeats, goes_on)
             self._take(repeats.part, repeats.step, outcome)
             self._note(requests, repeats.part, repeats.step, outcome)

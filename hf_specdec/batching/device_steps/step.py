@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,8 @@ class InFlightStep(CapturedStep):
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._reports = Reports(self._report)
+        self.launched_at = 0.0
+        """When the last run was launched (`time.perf_counter`)."""
         self._store = drafting.features
         self.features: torch.Tensor | None = None
         """
@@ -145,6 +148,7 @@ class InFlightStep(CapturedStep):
 
     def launch(self) -> None:
         """Starts the step for the loaded rows, or for rows that its last run has moved on. Does not wait for it."""
+        self.launched_at = time.perf_counter()
         self._replay()
         self._reports.fetch()
 
