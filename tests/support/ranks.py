@@ -37,7 +37,7 @@ def results_of_ranks(script: Path, folder: Path, device: str, num_ranks: int = 2
         timeout=SECONDS,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{script.name} failed:\n{done.stdout[-6000:]}")
+        raise RuntimeError(f"{script.name} failed:\n{_ends(done.stdout)}")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
@@ -49,6 +49,14 @@ def say_where_if_stuck() -> None:
 def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Keeps what this rank found."""
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(result, default=_plain))
+
+
+def _ends(output: str, most: int = 6000) -> str:
+    """
+    The beginning and the end of what all ranks have printed: the rank that failed first says so before the others have
+    noticed, and theirs are the longer tracebacks.
+    """
+    return output if len(output) <= 2 * most else f"{output[:most]}\n[…]\n{output[-most:]}"
 
 
 def _plain(value: Any) -> Any:
