@@ -8,7 +8,8 @@ import torch
 
 from ..cache import DeviceCache
 from ..cache.compaction import Compaction
-from ..graphs import Record, random_state_kept
+from ..graphs import Record
+from ..random_generators import draws_undone
 from ..trees import DynamicTree, TokenTree
 from ..verification import DraftTemperature, rows_with_nan
 from .drafts import PARTS, Padding
@@ -75,7 +76,7 @@ class DeviceStep:
         forward = self.padding.of(target.forward, cache)
         forward.compiles = bound.forward.compiles = compiles
         device = target.forward.device
-        with random_state_kept(device):  # capturing runs a step first, whose K/V lies after the committed slots
+        with draws_undone(device):  # capturing runs a step first, whose K/V lies after the committed slots
             self.replay, _ = record(lambda: self._run(target, bound, forward, cache), device)
 
     def _run(self, target: Target, bound: Any, forward: TreeForward, cache: DeviceCache) -> list[torch.Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from ..drafters import Drafter, DraftRequest
 from ..forwards.models import execution_device
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
+from ..random_generators import draws_undone_on_error
 from ..ranks import Ranks
 from ..trees import DraftTree, choice_of
 from ..verification import (
@@ -242,25 +242,11 @@ def speculative_decoding(
     """
     drafter = drafter.for_call(model)
     with ExitStack() as stack:
-        stack.enter_context(_random_state_kept_on_error(execution_device(model)))
+        stack.enter_context(draws_undone_on_error(execution_device(model)))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
         loans = stack.enter_context(graph_loans(plan.cuda_graphs))
         return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
-
-
-@contextmanager
-def _random_state_kept_on_error(device: torch.device) -> Iterator[None]:
-    on_cuda = device.type == "cuda"
-    state = torch.get_rng_state()
-    device_state = torch.cuda.get_rng_state(device) if on_cuda else None
-    try:
-        yield
-    except BaseException:
-        torch.set_rng_state(state)
-        if on_cuda:
-            torch.cuda.set_rng_state(device_state, device)
-        raise
 
 
 def _visible(attention_mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ inputs. A forward is captured when its shape comes for the second time; where th
 graphs.
 """
 
-from .capturing import RECORDERS, GraphPool, Record, random_state_kept, record_cuda_graph
+from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph
 from .forwards import CapturedForward, RecordedForward, StaticContext
 from .obstacles import fingerprint_of, obstacle_to_graphs, reason_of, warn_of_failed_capture
 from .stores import GraphLoans, GraphStore, graph_loans
@@ -26,7 +26,6 @@ __all__ = [
     "fingerprint_of",
     "graph_loans",
     "obstacle_to_graphs",
-    "random_state_kept",
     "record_cuda_graph",
     "reason_of",
     "warn_of_failed_capture",

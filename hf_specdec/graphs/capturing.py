@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from ..random_generators import drawing
+
 
 Record = Callable[..., tuple[Callable[[], None], list[torch.Tensor]]]
 """Type of functions such as `record_cuda_graph`."""
-
-
-_capturing = threading.Lock()
-"""Lock of all captures: two threads at a time would both capture the draws of the device's one random generator."""
 
 
 def record_cuda_graph(
@@ -49,7 +46,7 @@ def _capture_on(
     # The graph gets its own cuBLAS workspace: the stream's is freed when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
-        with _capturing, torch.cuda.stream(stream), _without_collection():
+        with drawing(device), torch.cuda.stream(stream), _without_collection():
             torch.cuda.synchronize(device)
             graph.capture_begin(None if pool is None else pool.handle(), "thread_local")
             try:
@@ -65,7 +62,12 @@ def _capture_on(
         raise
     finally:
         torch._C._cuda_clearCublasWorkspaces()
-    return graph.replay, tensors
+
+    def replay() -> None:
+        with drawing(device):
+            graph.replay()
+
+    return replay, tensors
 
 
 @contextmanager
@@ -81,19 +83,6 @@ def _without_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Undoes all draws inside from the generator of a device: capturing a function runs it once more."""
-    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
 
 
 class GraphPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..random_generators import drawing
 from .argmax import argmax
 
 
@@ -12,5 +13,6 @@ def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
     if not do_sample:
         # In plain `generate` tokens that float32 cannot tell apart are a tie.
         return argmax(scores.float() if scores.dtype == torch.float64 else scores)
-    probabilities = scores.float().softmax(dim=-1)
-    return torch.multinomial(probabilities.flatten(0, -2), num_samples=1).view(scores.shape[:-1])
+    probabilities = scores.float().softmax(dim=-1).flatten(0, -2)
+    with drawing(scores.device):
+        return torch.multinomial(probabilities, num_samples=1).view(scores.shape[:-1])

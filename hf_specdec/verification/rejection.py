@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..random_generators import drawing
 from ..trees import DraftTree
 from .distribution import Distribution
 from .walk import Walk
@@ -39,7 +40,8 @@ def walk_by_rejection(
             _show_roots(observe, p, draft, rows, children)
             observe = None
         accepted, p = _try_children(p, draft, rows, walk, children)
-        drawn = torch.multinomial(p, num_samples=1)[:, 0]
+        with drawing(p.device):
+            drawn = torch.multinomial(p, num_samples=1)[:, 0]
         places, tokens = distribution.agree(torch.stack([accepted, drawn])).tolist()
         walking = []
         for row, place, token, candidates in zip(rows, places, tokens, children, strict=True):
@@ -105,7 +107,9 @@ def _try_children(
         q = log_q.softmax(dim=-1)
         token = token.clamp(min=0)
         q_token = q.gather(1, token)
-        passes = torch.rand_like(q_token) * q_token < p.gather(1, token)
+        with drawing(p.device):
+            uniforms = torch.rand_like(q_token)
+        passes = uniforms * q_token < p.gather(1, token)
         accepted = torch.where((open_rows & passes)[:, 0], place, accepted)
         refused = open_rows & ~passes
         residual = (p - q).clamp(min=0)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...graphs import Record, random_state_kept
+from ...graphs import Record
+from ...random_generators import draws_undone
 from ..paged_cache import DevicePagedCache
 from ..request import Request
 from .rows import InFlightRows, RowValues, StepSize
@@ -55,7 +56,7 @@ class CapturedStep(ABC):
         self._cache = DevicePagedCache(self._target.cache, self.rows.tables)
         self._forward = self._target.forward.over(self._cache, self._first_slots, None, self._first_slots)
         self._compile(self._forward)
-        with random_state_kept(device):
+        with draws_undone(device):
             self._replay, _ = record(self._run, device, pool=pool)
 
     def _compile(self, forward: TreeForward) -> None:
