@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,8 @@ from ..ranks import Ranks, is_sharded
 from ..verification.copying import deep_copy, kept_whole
 from ..verification.processor_kinds import READS_OWN_HISTORY, READS_SCORES_ONLY
 from .blocks import BlockPool
-from .request import Request, RequestOptions, prepare_options
+from .preparing import Preparations
+from .request import Request, RequestOptions
 
 
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer")
@@ -72,12 +73,13 @@ class Admission:
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
         self.config, self.ranks = config, Ranks.of(model)
         self._stream: torch.cuda.Stream | None = None
+        self._preparations = Preparations(model)
         self.pool: BlockPool | None = None
         """The K/V blocks into which every request must fit; None until the manager has allocated them."""
         self.present_run: Callable[[], int | None] = lambda: None
         """Returns the number of the run of steps during which the models stay as they are; None if there is none."""
-        self._checked_in: int | None = None
-        """Number of the run in which the models were checked last."""
+        self._checked_in: Hashable | None = None
+        """The run in which the models were checked last."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
         self.max_positions = _num_learned_positions(model)
@@ -133,10 +135,12 @@ class Admission:
         generation_config: GenerationConfig | None = None,
         streaming: bool = False,
         record_timestamps: bool = False,
+        run: Hashable | None = None,
     ) -> Request:
         """
         Makes a request, with the processors and criteria that `generate` would make of its options; for the arguments
-        see `SpeculativeBatchingManager.add_request`.
+        see `SpeculativeBatchingManager.add_request`. Models are checked, and equal options prepared, once in a `run`
+        (*optional*, any value; by default the engine's present one), in which nobody changes the models.
 
         Raises:
             ValueError, TypeError: if the request cannot be served.
@@ -157,13 +161,14 @@ class Admission:
             ends = options["eos_token_id"] != -1
             if not ends:
                 del options["eos_token_id"]
+        run = self.present_run() if run is None else run
         with self._beside_steps():
-            config, processors, criteria = prepare_options(self.model, prompt, base, options)
+            config, processors, criteria = self._preparations.prepare(prompt, base, options, run)
         if not ends:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
         criteria = self.ranks.agreeing(criteria)
         self._check_config(config)
-        plan = self._plan(config, tree, seed if config.do_sample else None)
+        plan = self._plan(config, tree, seed if config.do_sample else None, run)
         check_inputs(self.model, config, torch.tensor([prompt]), {}, shares_steps=True)
         with self._beside_steps():
             request = Request(
@@ -231,7 +236,7 @@ class Admission:
                 "greedily or sampled. Leave the option that asks for it out (`num_beams`, `penalty_alpha`, …)."
             )
 
-    def _plan(self, config: GenerationConfig, tree: Any, seed: int | None) -> SpeculationPlan:
+    def _plan(self, config: GenerationConfig, tree: Any, seed: int | None, run: Hashable | None) -> SpeculationPlan:
         """The `SpeculationPlan` of a request."""
         own = self.config if tree is None else replace(self.config, tree=tree)
         if seed is not None:
@@ -242,7 +247,7 @@ class Admission:
                 )
             own = replace(own, verification="target")
         config.tree, config.speculative_config = None, own
-        call, run = {"assistant_model": self.assistant_model}, self.present_run()
+        call = {"assistant_model": self.assistant_model}
         is_checked = run is not None and run == self._checked_in
         check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call, checks_models=not is_checked)
         self._checked_in = run

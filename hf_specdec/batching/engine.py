@@ -20,7 +20,7 @@ from ..ranks import Ranks
 from ..trees import DraftTree
 from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .blocks import BlockPool
-from .device_steps import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
+from .device_steps import DeviceSteps, DraftGroup, HostCopy, LaunchedPrompts, Outcome
 from .distribution import NAN_LOGITS, RowDistributions
 from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy
@@ -190,7 +190,7 @@ class Engine:
             self._soil_failed(begun)
         return begun
 
-    def _launched(self, chunk: Chunk, report: torch.Tensor) -> list[LaunchedPrompts]:
+    def _launched(self, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
         """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""
         self.num_tokens_read += sum(chunk.counts)
         rows = self.scheduler.read(chunk.requests)

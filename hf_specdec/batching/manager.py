@@ -358,9 +358,15 @@ class SpeculativeBatchingManager:
     def add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
         """Adds requests as `add_requests` does, but without a limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
+        run = self._admission.present_run() or object()  # nobody changes the models during this call
         requests = [
             self._admission.request(
-                self._new_name(), input_ids, with_own_objects(options) if number else options, **how, **arguments
+                self._new_name(),
+                input_ids,
+                with_own_objects(options) if number else options,
+                run=run,
+                **how,
+                **arguments,
             )
             for number, input_ids in enumerate(inputs)
         ]

@@ -1,26 +1,21 @@
-"""Requests: their text, their options as `generate` prepares them, and their status."""
+"""Requests: their text, their options, and their status."""
 
 from __future__ import annotations
 
-import copy
 import sys
-import threading
 import time
-import weakref
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from ..config import SpeculationPlan
 from ..device_steps.verdicts import Warpers
-from ..forwards.models import execution_device
 from ..generation.sequences import Sequences
 from ..generation.stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..metrics import SpeculationMetrics
@@ -217,76 +212,3 @@ class Request:
             speculation=self.metrics.copy(),
             finish_reason=self.finish_reason,
         )
-
-
-def prepare_options(
-    model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
-) -> tuple[GenerationConfig, LogitsProcessorList, StoppingCriteriaList]:
-    """
-    Config, logits processors and stopping criteria that `generate` hands to a decoding method for this prompt.
-    `generate` itself prepares them, so that defaults, checks and errors are its own.
-
-    Raises:
-        ValueError: for options that `generate` refuses.
-    """
-
-    def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
-        return prepared
-
-    generation_config, options = _with_stop_strings(model, generation_config, dict(options))
-    ids = torch.tensor([prompt], device=execution_device(model))
-    # With an explicit mask of ones, padding tokens in the prompt count as tokens.
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
-    return prepared["generation_config"], prepared["logits_processor"], prepared["stopping_criteria"]
-
-
-def _with_stop_strings(
-    model: Any, generation_config: GenerationConfig | None, options: dict[str, Any]
-) -> tuple[GenerationConfig | None, dict[str, Any]]:
-    """Replaces stop strings by a stopping criterion, because a custom decoding method does not get the tokenizer."""
-    tokenizer = options.pop("tokenizer", None)
-    stop_strings = options.get("stop_strings", getattr(generation_config, "stop_strings", None))
-    is_said = "stop_strings" in options or stop_strings is not None
-    if not is_said or (stop_strings and tokenizer is None):
-        return generation_config, options
-    options.pop("stop_strings", None)
-    if generation_config is not None:
-        generation_config = copy.copy(generation_config)
-        generation_config.stop_strings = None
-    if model.generation_config.stop_strings is not None:
-        options["stop_strings"] = None  # overrides the model's own
-    if stop_strings:
-        criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
-        criteria.append(_stop_string_criterion(tokenizer, stop_strings))
-        options["stopping_criteria"] = criteria
-    return generation_config, options
-
-
-_stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, StopStringCriteria]] = (
-    weakref.WeakKeyDictionary()
-)
-_lock = threading.Lock()
-MOST_STOP_STRINGS = 16
-"""Most sets of stop strings whose criteria are cached per tokenizer."""
-LONGEST_STOP_STRINGS = 64
-"""Most characters of a cached set of stop strings: its table grows with them, in every row of the vocabulary."""
-
-
-def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> StopStringCriteria:
-    """A stop-string criterion, copied from the cache if known: a new one reads the vocabulary, for 0.1 to 1 second."""
-    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    if not all(isinstance(string, str) for string in strings):
-        raise TypeError(f"`stop_strings` must be strings, but are {stop_strings!r}.")
-    if sum(map(len, strings)) > LONGEST_STOP_STRINGS:
-        return StopStringCriteria(tokenizer, list(strings))
-    known, key = _stop_string_criteria.setdefault(tokenizer, OrderedDict()), (strings, len(tokenizer))
-    criterion = known.get(key)
-    if criterion is None:
-        criterion = StopStringCriteria(tokenizer, list(strings))
-    with _lock:
-        known[key] = criterion
-        known.move_to_end(key)
-        while len(known) > MOST_STOP_STRINGS:
-            known.popitem(last=False)
-    return copy.copy(criterion)  # a copy, because it moves its table to its request's device

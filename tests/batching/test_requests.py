@@ -22,8 +22,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.batching import request as request_module
+from hf_specdec.batching import SpeculativeBatchingManager, preparing
 from hf_specdec.generation.stopping import TokenCriterion
 
 
@@ -162,7 +161,7 @@ def test_stop_strings_are_looked_up_in_the_vocabulary_once(
             made.append(args[1])
             super().__init__(*args)
 
-    monkeypatch.setattr(request_module, "StopStringCriteria", Counted)
+    monkeypatch.setattr(preparing, "StopStringCriteria", Counted)
     texts = {}
     for stop in ("a", ["a"], ["b", "cc"], "a"):
         name = manager.add_request(

@@ -17,7 +17,8 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 
 from .parts import DraftGroup, Outcome
 from .prompts import LaunchedPrompts
+from .reports import HostCopy
 from .runner import DeviceSteps
 
 
-__all__ = ["DeviceSteps", "DraftGroup", "LaunchedPrompts", "Outcome"]
+__all__ = ["DeviceSteps", "DraftGroup", "HostCopy", "LaunchedPrompts", "Outcome"]

@@ -14,6 +14,7 @@ from ...verification import Walk, rows_with_nan
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
+from .reports import HostCopy
 from .rows import RowValues, StepSize, WalkKind
 from .walks import RowWalks, error_of, kind_of
 
@@ -95,13 +96,16 @@ class PromptStep(CapturedStep):
         of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
         store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last.to(store.held))
 
-    def launch(self) -> torch.Tensor:
+    def launch(self) -> HostCopy:
         """
-        Starts the step for the loaded rows and does not wait for it. Returns its report, `[rows, 3]` int64 on the
-        device: 0 (-1 for a resting row, or `NOTHING_TO_DRAW`), whether the logits have NaN, and the next token.
+        Starts the step for the loaded rows and does not wait for it. Returns the copy of its report that is on its way
+        to the host, `[rows, 3]` int64: 0 (-1 for a resting row, or `NOTHING_TO_DRAW`), whether the logits have NaN,
+        and the next token.
         """
         self._replay()
-        return self._report.clone()
+        report = HostCopy(self._report)  # the next launch may be before this one is read
+        report.start()
+        return report
 
 
 @dataclass(frozen=True)
@@ -112,16 +116,16 @@ class LaunchedPrompts:
     Args:
         requests (`list[Request]`): the requests whose prefill ends.
         rows (`list[int]`): the rows of these requests.
-        report (`torch.Tensor` of shape `[rows, 3]`, int64): the step's report; see `PromptStep.launch`.
+        report (`HostCopy` of `[rows, 3]`, int64): the step's report; see `PromptStep.launch`.
     """
 
     requests: list[Request]
     rows: list[int]
-    report: torch.Tensor
+    report: HostCopy
 
     def walk(self) -> Walk:
         """Waits for the device and returns the first new token of each request; requests with an error fail."""
-        report, found = self.report.tolist(), Walk.start(len(self.requests), list(range(len(self.requests))))
+        report, found = self.report.read(), Walk.start(len(self.requests), list(range(len(self.requests))))
         for place, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
             accepted, is_nan, token = report[row]
             error = error_of(accepted, is_nan)
@@ -159,7 +163,7 @@ class DevicePrompts:
         self._steps.clear()
         self._seen.clear()
 
-    def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> torch.Tensor | None:
+    def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> HostCopy | None:
         """
         Starts a captured prefill of a chunk. Returns its report (see `PromptStep.launch`); None, with nothing changed,
         if the chunk must be read without a captured step.

@@ -8,6 +8,35 @@ from typing import Any
 import torch
 
 
+class HostCopy:
+    """
+    Pinned memory on the host for copies of a tensor on the device. The host waits for an event, and not inside of a
+    copy: while a thread waited in `tensor.tolist()`, adding a request took another thread 9 to 14 ms in place of 2
+    (SmolLM2, H200).
+
+    Args:
+        source (`torch.Tensor`): the tensor.
+    """
+
+    def __init__(self, source: torch.Tensor):
+        is_cuda = source.device.type == "cuda"
+        self._source = source
+        self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_cuda)
+        self._has_come: Any = torch.cuda.Event() if is_cuda else None
+
+    def start(self) -> None:
+        """Starts a copy of the tensor as the work launched so far will leave it. Does not wait."""
+        self._copy.copy_(self._source, non_blocking=True)
+        if self._has_come is not None:
+            self._has_come.record()
+
+    def read(self) -> list[list[int]]:
+        """Waits for the copy and returns it."""
+        if self._has_come is not None:
+            self._has_come.synchronize()
+        return self._copy.tolist()
+
+
 class Reports:
     """
     Copies of a tensor that runs of a step overwrite, one after the other, on the host.
@@ -20,33 +49,20 @@ class Reports:
     """Most copies that may be on their way at a time."""
 
     def __init__(self, report: torch.Tensor):
-        self._report = report
-        is_cuda = report.device.type == "cuda"
-        self._free: deque[tuple[torch.Tensor, Any]] = deque(
-            (
-                torch.zeros(report.shape, dtype=report.dtype, pin_memory=is_cuda),
-                torch.cuda.Event() if is_cuda else None,
-            )
-            for _ in range(self.MOST_UNREAD)
-        )
-        self._unread: deque[tuple[torch.Tensor, Any]] = deque()
+        self._free = deque(HostCopy(report) for _ in range(self.MOST_UNREAD))
+        self._unread: deque[HostCopy] = deque()
 
     def fetch(self) -> None:
         """Starts a copy of the tensor as the last launched run will leave it. Does not wait."""
-        on_host, has_come = self._free.popleft()
-        on_host.copy_(self._report, non_blocking=True)
-        if has_come is not None:
-            has_come.record()
-        self._unread.append((on_host, has_come))
+        copy = self._free.popleft()
+        copy.start()
+        self._unread.append(copy)
 
     def read(self) -> list[list[int]]:
         """Waits for the first copy that has not been read, and returns it."""
         copy = self._unread.popleft()
         self._free.append(copy)
-        on_host, has_come = copy
-        if has_come is not None:
-            has_come.synchronize()
-        return on_host.tolist()
+        return copy.read()
 
     def forget(self) -> None:
         """Drops the copies that have not been read."""

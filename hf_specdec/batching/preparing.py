@@ -1,0 +1,210 @@
+"""Preparing the options of a request: `generate` itself does it, once for all requests with the same options."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+
+from ..forwards.models import execution_device
+from ..verification.processor_kinds import READS_SCORES_ONLY
+
+
+class Prepared(NamedTuple):
+    """
+    What `generate` hands to a decoding method.
+
+    Args:
+        config (`GenerationConfig`), processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): config,
+            logits processors and stopping criteria for one prompt.
+    """
+
+    config: GenerationConfig
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+
+    @property
+    def serves_all_prompts(self) -> bool:
+        """Whether other prompts differ in `max_length` alone, and nothing here remembers what it has seen."""
+        return (
+            isinstance(self.config.max_new_tokens, int)
+            and all(type(processor) in READS_SCORES_ONLY for processor in self.processors)
+            and all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in self.criteria)
+        )
+
+    def to_keep(self) -> Prepared:
+        """
+        The same for later prompts. End tokens lie on the host, where requests look for them: to read them from the
+        device would take as long as the work that is queued there.
+        """
+        criteria = StoppingCriteriaList(
+            EosTokenCriteria(criterion.eos_token_id.cpu()) if type(criterion) is EosTokenCriteria else criterion
+            for criterion in self.criteria
+        )
+        return Prepared(copy.copy(self.config), self.processors, criteria)
+
+    def for_length(self, prompt_length: int) -> Prepared:
+        """The same for a prompt of this many tokens; see `serves_all_prompts`."""
+        config = copy.copy(self.config)
+        config.max_length = prompt_length + config.max_new_tokens
+        criteria = StoppingCriteriaList(
+            MaxLengthCriteria(config.max_length, criterion.max_position_embeddings)
+            if type(criterion) is MaxLengthCriteria
+            else criterion
+            for criterion in self.criteria
+        )
+        return Prepared(config, self.processors, criteria)
+
+
+class Preparations:
+    """
+    Prepares options, and keeps what requests with the same options share: `generate` needs 1 to 3 ms of the host, and
+    work on the device, in which it waits for the steps of running requests.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+    """
+
+    MOST = 64
+    """Most sets of options that are kept."""
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._run: Hashable | None = None
+        self._known: OrderedDict[str, Prepared] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prepare(
+        self,
+        prompt: list[int],
+        generation_config: GenerationConfig | None,
+        options: dict[str, Any],
+        run: Hashable | None = None,
+    ) -> Prepared:
+        """
+        Config, processors and criteria for a prompt.
+
+        Args:
+            prompt (`list[int]`): the prompt's tokens.
+            generation_config (`GenerationConfig`, *optional*), options (`dict`): as `generate` takes them.
+            run (*optional*): what was prepared in the same run is used again, because the model stays as it is. None:
+                nothing is kept.
+
+        Raises:
+            ValueError: for options that `generate` refuses.
+        """
+        key = None if run is None else _key(generation_config, self._model.generation_config, options)
+        if key is None:
+            return prepare_options(self._model, prompt, generation_config, options)
+        with self._lock:
+            if run != self._run:
+                self._run, self._known = run, OrderedDict()
+            known, prepared = self._known, self._known.get(key)
+            if prepared is not None:
+                known.move_to_end(key)
+                return prepared.for_length(len(prompt))
+        prepared = prepare_options(self._model, prompt, generation_config, options)
+        if prepared.serves_all_prompts:
+            with self._lock:
+                known[key] = prepared.to_keep()
+                while len(known) > self.MOST:
+                    known.popitem(last=False)
+        return prepared
+
+
+def _key(
+    generation_config: GenerationConfig | None, defaults: GenerationConfig | None, options: dict[str, Any]
+) -> str | None:
+    """Key of options, equal only for those that mean the same; None if there is none, as with a user's processors."""
+    parts = [{} if config is None else vars(config) for config in (generation_config, defaults)]
+    if not all(_is_plain(value) for part in (*parts, options) for value in part.values()):
+        return None
+    return repr((generation_config is None, *(sorted(part.items()) for part in (*parts, options))))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a string, None or a short list of these: two with equal `repr` are equal."""
+    if type(value) in (list, tuple):
+        return len(value) <= 16 and all(type(one) in (bool, int, float, str) for one in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def prepare_options(
+    model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
+) -> Prepared:
+    """
+    Config, logits processors and stopping criteria that `generate` hands to a decoding method for this prompt.
+    `generate` itself prepares them, so that defaults, checks and errors are its own.
+
+    Raises:
+        ValueError: for options that `generate` refuses.
+    """
+
+    def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
+        return prepared
+
+    generation_config, options = _with_stop_strings(model, generation_config, dict(options))
+    ids = torch.tensor([prompt], device=execution_device(model))
+    # With an explicit mask of ones, padding tokens in the prompt count as tokens.
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
+    config, processors = prepared["generation_config"], prepared["logits_processor"]
+    return Prepared(config, processors, prepared["stopping_criteria"])
+
+
+def _with_stop_strings(
+    model: Any, generation_config: GenerationConfig | None, options: dict[str, Any]
+) -> tuple[GenerationConfig | None, dict[str, Any]]:
+    """Replaces stop strings by a stopping criterion, because a custom decoding method does not get the tokenizer."""
+    tokenizer = options.pop("tokenizer", None)
+    stop_strings = options.get("stop_strings", getattr(generation_config, "stop_strings", None))
+    is_said = "stop_strings" in options or stop_strings is not None
+    if not is_said or (stop_strings and tokenizer is None):
+        return generation_config, options
+    options.pop("stop_strings", None)
+    if generation_config is not None:
+        generation_config = copy.copy(generation_config)
+        generation_config.stop_strings = None
+    if model.generation_config.stop_strings is not None:
+        options["stop_strings"] = None  # overrides the model's own
+    if stop_strings:
+        criteria = StoppingCriteriaList(options.pop("stopping_criteria", None) or ())
+        criteria.append(_stop_string_criterion(tokenizer, stop_strings))
+        options["stopping_criteria"] = criteria
+    return generation_config, options
+
+
+_stop_string_criteria: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, StopStringCriteria]] = (
+    weakref.WeakKeyDictionary()
+)
+_lock = threading.Lock()
+MOST_STOP_STRINGS = 16
+"""Most sets of stop strings whose criteria are cached per tokenizer."""
+LONGEST_STOP_STRINGS = 64
+"""Most characters of a cached set of stop strings: its table grows with them, in every row of the vocabulary."""
+
+
+def _stop_string_criterion(tokenizer: Any, stop_strings: str | list[str]) -> StopStringCriteria:
+    """A stop-string criterion, copied from the cache if known: a new one reads the vocabulary, for 0.1 to 1 second."""
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    if not all(isinstance(string, str) for string in strings):
+        raise TypeError(f"`stop_strings` must be strings, but are {stop_strings!r}.")
+    if sum(map(len, strings)) > LONGEST_STOP_STRINGS:
+        return StopStringCriteria(tokenizer, list(strings))
+    known, key = _stop_string_criteria.setdefault(tokenizer, OrderedDict()), (strings, len(tokenizer))
+    criterion = known.get(key)
+    if criterion is None:
+        criterion = StopStringCriteria(tokenizer, list(strings))
+    with _lock:
+        known[key] = criterion
+        known.move_to_end(key)
+        while len(known) > MOST_STOP_STRINGS:
+            known.popitem(last=False)
+    return copy.copy(criterion)  # a copy, because it moves its table to its request's device

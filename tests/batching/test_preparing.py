@@ -1,0 +1,166 @@
+"""Options that are prepared once: always what `generate` itself would hand to a decoding method."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits, ragged_prompts, text_alone
+from support.models import noisy_copy, tiny_model
+from transformers import GenerationConfig, LogitsProcessorList, MinPLogitsWarper, PreTrainedModel, StoppingCriteriaList
+
+from hf_specdec.batching.preparing import Preparations, Prepared, prepare_options
+
+
+SHARED = (
+    {"max_new_tokens": 5},
+    {"max_new_tokens": 5, "do_sample": False, "eos_token_id": 3},
+    {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "eos_token_id": [3, 7]},
+    {"max_new_tokens": 9, "do_sample": True, "top_k": 5, "top_p": 0.9, "pad_token_id": 0},
+    {"max_new_tokens": 9, "do_sample": True, "min_p": 0.1, "typical_p": 0.9, "suppress_tokens": [4, 5]},
+)
+NOT_SHARED = (
+    {"max_length": 60},
+    {"max_new_tokens": 5, "min_new_tokens": 3, "eos_token_id": 3},
+    {"max_new_tokens": 5, "min_length": 20, "eos_token_id": 3},
+    {"max_new_tokens": 5, "repetition_penalty": 1.3},
+    {"max_new_tokens": 5, "encoder_repetition_penalty": 1.3},
+    {"max_new_tokens": 5, "max_time": 60.0},
+    {"max_new_tokens": 5, "sequence_bias": [[[5], 2.0]]},
+    {"max_new_tokens": 5, "logits_processor": LogitsProcessorList([MinPLogitsWarper(0.1)])},
+    {"max_new_tokens": 5, "stopping_criteria": StoppingCriteriaList()},
+    {"max_new_tokens": 5, "prefix_allowed_tokens_fn": lambda row, ids: [1, 2]},
+    {"max_new_tokens": 5, "eos_token_id": torch.tensor([3])},
+)
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return tiny_model()
+
+
+class Counted:
+    """A model whose `generate` is counted."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model, self.calls = model, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.model.generate(*args, **kwargs)
+
+
+def shown(value: Any) -> Any:
+    """What is in an object, down to numbers and names."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [shown(one) for one in value]
+    if isinstance(value, dict):
+        return {name: shown(one) for name, one in value.items()}
+    if hasattr(value, "__dict__") and not callable(getattr(value, "__get__", None)):
+        return type(value).__name__, shown(vars(value))
+    return value
+
+
+def public(config: GenerationConfig) -> dict[str, Any]:
+    """The options of a config, without what `generate` notes down there about the inputs."""
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+def test_what_is_kept_is_what_generate_prepares(target: PreTrainedModel) -> None:
+    counted, choice = Counted(target), random.Random(0)
+    preparations = Preparations(counted)
+    configs = (None, GenerationConfig(max_new_tokens=8, pad_token_id=0), GenerationConfig(do_sample=True, top_k=3))
+    cases = list(itertools.product(configs, SHARED)) * 4
+    choice.shuffle(cases)
+    for config, options in cases:
+        prompt = [5] * choice.randint(1, 40)
+        found = preparations.prepare(prompt, config, options, run=1)
+        expected = prepare_options(target, prompt, config, options)
+        configs_shown = [shown(public(one.config)) for one in (found, expected)]
+        assert configs_shown[0] == configs_shown[1], options
+        assert shown(found[1:]) == shown(expected[1:]), options
+        found.config.max_length = 0  # a caller's own
+        found.config.speculative_config = object()
+        found.criteria.clear()
+    assert counted.calls == len(configs) * len(SHARED)
+
+
+@pytest.mark.parametrize("options", NOT_SHARED, ids=lambda options: str(list(options)[-1]))
+def test_what_is_never_kept(target: PreTrainedModel, options: dict[str, Any]) -> None:
+    """What reads the prompt, remembers what it sees, or is the caller's."""
+    counted = Counted(target)
+    preparations = Preparations(counted)
+    for length in (9, 30, 9):
+        found = preparations.prepare([5] * length, None, options, run=1)
+        expected = prepare_options(target, [5] * length, None, options)
+        assert [type(one) for one in found.processors] == [type(one) for one in expected.processors]
+        assert found.config.max_length == expected.config.max_length
+    assert counted.calls == 3
+
+
+def test_when_it_is_kept(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a run, as long as the model's defaults stay, and not for options that Python alone finds equal."""
+    counted = Counted(target)
+    preparations = Preparations(counted)
+
+    def prepared(options: dict[str, Any], run: Any = 1) -> tuple[Prepared, int]:
+        before = counted.calls
+        return preparations.prepare([5, 6], None, options, run), counted.calls - before
+
+    options = {"max_new_tokens": 4, "do_sample": True, "temperature": 0.5}
+    assert [prepared(options, run)[1] for run in (1, 1, 2, 2, 1, None, None)] == [1, 0, 1, 0, 1, 1, 1]
+    assert [prepared({"max_new_tokens": 4, "top_k": value, "do_sample": True})[1] for value in (1, 2, 1)] == [1, 1, 0]
+    monkeypatch.setattr(target.generation_config, "temperature", 0.25)
+    found, calls = prepared({"max_new_tokens": 4, "do_sample": True})
+    assert calls == 1 and found.processors[0].temperature == 0.25
+    monkeypatch.setattr(target.generation_config, "temperature", 0.75)
+    found, calls = prepared({"max_new_tokens": 4, "do_sample": True})
+    assert calls == 1 and found.processors[0].temperature == 0.75
+
+
+def test_not_too_many_are_kept(target: PreTrainedModel) -> None:
+    counted = Counted(target)
+    preparations = Preparations(counted)
+    preparations.MOST = 3
+    for number in (4, 5, 6, 4, 7, 4, 5):
+        preparations.prepare([5], None, {"max_new_tokens": number}, run=1)
+    assert counted.calls == 5  # 4 was used more recently than 5
+
+
+def test_requests_and_batches(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of many lengths with the same options end where they would alone; `generate` runs once for all."""
+    draft, texts = noisy_copy(target, 0.05), ragged_prompts()
+    expected = [text_alone(target, prompt, max_new_tokens=12) for prompt in texts]
+    options = {"do_sample": False, "max_new_tokens": 12}
+    calls = 0
+    generate = type(target).generate
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(type(target), "generate", counted)
+    call = {"assistant_model": draft, "continuous_batching_config": limits()}
+    outputs = target.generate_batch(texts, **options, **call)
+    assert [output.generated_tokens for output in outputs.values()] == expected
+    assert calls <= 2  # one of them checks the call's defaults
+    calls = 0
+    with target.init_continuous_batching(**call) as manager:
+        while manager._admission.present_run() is None:
+            pass  # the thread has not begun
+        names = [manager.add_request(prompt, **options) for prompt in texts]
+        assert [manager.get_result(name).generated_tokens for name in names] == expected
+        assert calls <= 2
+        with manager.pause():
+            target.generation_config.temperature = None
+        manager.get_result(manager.add_request(texts[0], **options))
+        assert calls == 3  # the models may have been changed
