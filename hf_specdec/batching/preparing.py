@@ -41,8 +41,8 @@ class Prepared(NamedTuple):
 
     def to_keep(self) -> Prepared:
         """
-        The same for later prompts. End tokens lie on the host, where requests look for them: to read them from the
-        device would take as long as the work that is queued there.
+        Returns the same for later prompts. End tokens lie on the host, where requests look for them: to read them from
+        the device would take as long as the work that is queued there.
         """
         criteria = StoppingCriteriaList(
             EosTokenCriteria(criterion.eos_token_id.cpu()) if type(criterion) is EosTokenCriteria else criterion
@@ -51,7 +51,7 @@ class Prepared(NamedTuple):
         return Prepared(copy.copy(self.config), self.processors, criteria)
 
     def for_length(self, prompt_length: int) -> Prepared:
-        """The same for a prompt of this many tokens; see `serves_all_prompts`."""
+        """Returns the same for a prompt of this many tokens; see `serves_all_prompts`."""
         config = copy.copy(self.config)
         config.max_length = prompt_length + config.max_new_tokens
         criteria = StoppingCriteriaList(
@@ -89,7 +89,7 @@ class Preparations:
         run: Hashable | None = None,
     ) -> Prepared:
         """
-        Config, processors and criteria for a prompt.
+        Returns config, processors and criteria for a prompt.
 
         Args:
             prompt (`list[int]`): the prompt's tokens.

@@ -75,7 +75,7 @@ class EngineServer:
                 generation_config=asked.generation_config,
                 seed=asked.seed,
                 stop_strings=[],  # the criterion has them
-                stopping_criteria=criteria,
+                stopping_criteria=criteria or None,
             )
         except Exception as error:  # an error of a request's options fails only that request
             del self._told[asked.request_id]
