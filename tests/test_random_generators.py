@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import limits
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 
@@ -184,10 +185,8 @@ def test_two_managers() -> None:
     draft = noisy_copy(target, 0.05).cuda()
     target = target.cuda()
     config = hf_specdec.SpeculativeConfig(tree=IRREGULAR)
-    with (
-        target.init_continuous_batching(assistant_model=draft, speculative_config=config) as first,
-        target.init_continuous_batching(assistant_model=draft, speculative_config=config) as second,
-    ):
+    call = {"assistant_model": draft, "speculative_config": config, "continuous_batching_config": limits(2000)}
+    with target.init_continuous_batching(**call) as first, target.init_continuous_batching(**call) as second:
 
         def serve(ends: threading.Event) -> None:
             while not ends.is_set():
