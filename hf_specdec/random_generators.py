@@ -10,15 +10,15 @@ import torch
 
 
 _lock = threading.RLock()
+"""One for all devices: they are rarely captured at the same time, and two locks could be taken in two orders."""
 
 
 @contextmanager
-def drawing(device: torch.device) -> Iterator[None]:
+def generator_held(device: torch.device) -> Iterator[None]:
     """
-    A context for draws from a device's generator, and for replays of CUDA graphs, which draw as well. It waits until
-    no other thread captures a graph or has its draws undone. (While a graph is captured, torch lets the generator
-    serve the capture alone: draws and replays of other threads end with "Offset increment outside graph capture
-    encountered unexpectedly".)
+    A context for captures of CUDA graphs, for their replays, and for draws from the device's generator: one thread at
+    a time. (While a graph is captured, torch lets the generator serve the capture alone: draws and replays of other
+    threads end with "Offset increment outside graph capture encountered unexpectedly".) Does nothing on a CPU.
     """
     if device.type == "cpu":
         yield
@@ -30,10 +30,10 @@ def drawing(device: torch.device) -> Iterator[None]:
 @contextmanager
 def draws_undone(device: torch.device) -> Iterator[None]:
     """
-    Undoes all draws inside from the generator of a device, as of a function that capturing runs once more. Other
-    threads draw before or after: their numbers would come again.
+    Undoes all draws inside from the generator of a device, as of a function that capturing runs once more. On a GPU
+    other threads draw before or after, since their numbers would come again: they wait, also for a compilation inside.
     """
-    with drawing(device):
+    with generator_held(device):
         state = _state(device)
         try:
             yield
@@ -43,14 +43,19 @@ def draws_undone(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def draws_undone_on_error(device: torch.device) -> Iterator[None]:
-    """On an exception, undoes draws inside from the generators of a device and of the CPU."""
+    """
+    On an exception, sets the generators of a device and of the CPU back to where they were. (What other threads have
+    drawn meanwhile then comes again.)
+    """
     devices = {torch.device("cpu"), device}
-    states = [(_state(one), one) for one in devices]
+    with generator_held(device):
+        states = [(_state(one), one) for one in devices]
     try:
         yield
     except BaseException:
-        for state, one in states:
-            _set_state(state, one)
+        with generator_held(device):
+            for state, one in states:
+                _set_state(state, one)
         raise
 
 

@@ -17,7 +17,6 @@ from support.parity import IRREGULAR
 
 import hf_specdec
 from hf_specdec import graphs, random_generators
-from hf_specdec.device_steps import verdicts
 from hf_specdec.drafters.growth import draw_without_replacement
 from hf_specdec.verification import choose, choosing, rejection
 
@@ -46,16 +45,19 @@ def test_draws_wait_for_a_capture() -> None:
     holds, order = threading.Event(), []
 
     def capture(ends: threading.Event) -> None:
-        with random_generators.drawing(CUDA), random_generators.drawing(CUDA):  # a captured function draws itself
+        with (
+            random_generators.generator_held(CUDA),
+            random_generators.generator_held(CUDA),
+        ):  # a captured function draws itself
             holds.set()
             ends.wait(0.2)
             order.append("captured")
 
     with in_another_thread(capture):
         assert holds.wait(10)
-        with random_generators.drawing(torch.device("cpu")):  # nothing is captured on a CPU
+        with random_generators.generator_held(torch.device("cpu")):  # nothing is captured on a CPU
             order.append("drawn on the CPU")
-        with random_generators.drawing(CUDA):
+        with random_generators.generator_held(CUDA):
             order.append("drawn")
     assert order == ["drawn on the CPU", "captured", "drawn"]
 
@@ -76,12 +78,30 @@ def test_draws_undone(fails: bool) -> None:
         assert torch.equal(torch.rand(4), expected) == undone
 
 
-def test_every_draw_of_the_library_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever draws from torch's generator does so inside `drawing`: what it does outside is counted as a fault."""
+def test_draws_are_undone_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, has_begun = [0], threading.Event()
+    monkeypatch.setattr(random_generators, "_state", lambda device: numbers[0])
+    monkeypatch.setattr(random_generators, "_set_state", lambda state, device: numbers.__setitem__(0, state))
+
+    def capture(ends: threading.Event) -> None:
+        with random_generators.draws_undone(CUDA):
+            numbers[0] += 5
+            has_begun.set()
+            ends.wait(0.2)
+
+    with in_another_thread(capture):
+        assert has_begun.wait(10)
+        with random_generators.generator_held(CUDA):
+            numbers[0] += 1
+    assert numbers == [1]
+
+
+def test_every_draw_of_a_call_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a call draws by steps of the host, it draws while it holds the generator."""
     inside = 0
 
     @contextmanager
-    def drawing(device: torch.device) -> Iterator[None]:
+    def generator_held(device: torch.device) -> Iterator[None]:
         nonlocal inside
         inside += 1
         try:
@@ -98,8 +118,8 @@ def test_every_draw_of_the_library_waits(monkeypatch: pytest.MonkeyPatch) -> Non
                 draws.append((str(function), inside > 0))
             return function(*args, **(kwargs or {}))
 
-    for module in (choosing, rejection, verdicts, hf_specdec.drafters.growth.drawing):
-        monkeypatch.setattr(module, "drawing", drawing)
+    for module in (choosing, rejection, hf_specdec.drafters.growth.drawing):
+        monkeypatch.setattr(module, "generator_held", generator_held)
     target = tiny_model()
     draft = noisy_copy(target, 0.3)
     inputs, options = prompts(2, 9), {"do_sample": True, "max_new_tokens": 12, "assistant_model": draft}

@@ -79,7 +79,8 @@ class RowDistributions:
             elif isinstance(group, tuple):
                 scores[members] = processors(None, scores[members])
             else:
-                self._process_alone(rows[members[0]], processors, scores[members[0] : members[0] + 1])
+                for place in members:
+                    self._process_alone(rows[place], processors, scores[place : place + 1])
         return scores
 
     def _process_alone(self, row: int, processors: LogitsProcessorList, scores: torch.Tensor) -> None:

@@ -20,6 +20,7 @@ from ..ranks import Ranks
 from ..trees import DraftTree
 from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .blocks import BlockPool
+from .bookkeeping import Bookkeeping
 from .device_steps import DeviceSteps, DraftGroup, HostCopy, LaunchedPrompts, Outcome
 from .distribution import NAN_LOGITS, RowDistributions
 from .drafting import DraftTemperatures, drafting_of, join_drafts
@@ -81,9 +82,9 @@ class Engine:
         )
         device_steps = self.device_steps
         self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: device_steps.works)
-        self.metrics = SpeculationMetrics()
-        """Speculation counts of all requests so far; `accepted_per_step` stays empty."""
-        self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
+        self.books = Bookkeeping(self.target.cache, self.drafting)
+        """Tokens, counts and caches of the requests."""
+        self.num_steps = self.num_tokens_read = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self._last_end: float | None = None
@@ -121,10 +122,20 @@ class Engine:
         """Lets draft temperatures be learnt from the start."""
         self._temperatures = DraftTemperatures()
 
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """Speculation counts of all requests so far; see `Bookkeeping`."""
+        return self.books.metrics
+
+    @property
+    def num_tokens_generated(self) -> int:
+        """Number of tokens generated for all requests so far."""
+        return self.books.num_tokens_generated
+
     def reset_counts(self) -> None:
         """Sets metrics, step, token and preemption counts to zero."""
-        self.metrics, self.scheduler.num_preemptions = SpeculationMetrics(), 0
-        self.num_steps = self.num_tokens_read = self.num_tokens_generated = 0
+        self.books.reset()
+        self.num_steps = self.num_tokens_read = self.scheduler.num_preemptions = 0
 
     # -------------------------------------------------------------------------------------------------------- a step
 
@@ -186,8 +197,8 @@ class Engine:
         begun = [requests[row] for row in rows]
         if begun:
             walk = self._accept(begun, DraftTree.empty(len(rows), self.target.device), [], logits[rows, None])
-            self._append_all(begun, walk)
-            self._soil_failed(begun)
+            self.books.append_last(begun, walk)
+            self.books.soil_failed(begun)
         return begun
 
     def _launched(self, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
@@ -199,9 +210,9 @@ class Engine:
     def _begin(self, launched: list[LaunchedPrompts]) -> list[Request]:
         """Gives requests whose prefill on the device has ended their first new token, and returns these requests."""
         for reading in launched:
-            self._append_all(reading.requests, reading.walk())
+            self.books.append_last(reading.requests, reading.walk())
         begun = [request for reading in launched for request in reading.requests]
-        self._soil_failed(begun)
+        self.books.soil_failed(begun)
         return begun
 
     def _decode(self, requests: list[Request]) -> Iterator[list[Request]]:
@@ -282,14 +293,14 @@ class Engine:
             if row in outcome.left_out:
                 continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
-            taken = self._append(request, tokens)
+            taken = self.books.append(request, tokens)
             if request.error is not None or row in outcome.spoiled:
                 walk.paths[row] = None
                 continue
-            self.num_tokens_generated += taken
+            self.books.num_tokens_generated += taken
             walk.paths[row] = path = path[:taken]
             self.target.cache.note_length(request.table, request.length - 1)
-            self._count(request, len(path), outcome.drafted.get(row) or None)
+            self.books.count(request, len(path), outcome.drafted.get(row) or None)
         for rows, features in outcome.features:
             kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
             self.drafting.observe([requests[row] for row in rows], kept, features)
@@ -305,11 +316,11 @@ class Engine:
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
             self.choices.end_device_step(trees, paths, seconds, outcome.only_read, outcome.was_put_off)
-        self._soil_failed(requests)
+        self.books.soil_failed(requests)
         # What goes on was wiped after this run had been launched.
-        self._soil([requests[row] for row in outcome.soiled if requests[row].is_over])
+        self.books.soil([requests[row] for row in outcome.soiled if requests[row].is_over])
         if outcome.spoiled:
-            self._spare([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
+            self.books.spare([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
@@ -321,18 +332,6 @@ class Engine:
         now, before = time.perf_counter(), self._last_end
         self._last_end = now
         return now - max(before, outcome.launched_at) if before is not None and not outcome.captured else None
-
-    def _append(self, request: Request, tokens: list[int]) -> int:
-        """Appends tokens to a request until it ends; returns how many were appended."""
-        if request.is_over:
-            return 0
-        try:
-            for number, token in enumerate(tokens, start=1):
-                if request.append(token):
-                    return number
-        except Exception as error:  # an error of a user's criterion fails only its request
-            request.fail(error)
-        return len(tokens)
 
     # ------------------------------------------------------------------------------------------------------- propose
 
@@ -379,7 +378,7 @@ class Engine:
     ) -> Walk:
         distributions = RowDistributions(requests, logits, self.ranks.agree)
         spoiled = self._spoiled_rows(requests, draft, logits)
-        self._spare([(requests[row], draft.num_valid(row)) for row in spoiled])
+        self.books.spare([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():
@@ -403,56 +402,15 @@ class Engine:
             rows.remove(row)
         return rows
 
-    def _spare(self, spoiled: list[tuple[Request, int]]) -> None:
-        """
-        Removes NaN from what target and draft keep of spoiled requests, given with the number of their draft tokens,
-        which count as refused.
-        """
-        for request, drafted in spoiled:
-            self.target.cache.wipe_after(request.table, request.length - 1)
-            if self.drafting.cache is not None:
-                self.drafting.cache.wipe_after(request.table, self.drafting.cache.length_of(request.table))
-            if self.drafting.features is not None:
-                self.drafting.features.wipe(request)
-            request.draft_backoff.begin()
-            for metrics in (request.metrics, self.metrics):
-                metrics.add_draft(drafted, 0)
-
     def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
         drafted = {row for group in groups for row in group.rows}
-        self._append_all(requests, walk)
+        self.books.append_last(requests, walk)
         for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
             if path is not None:
-                self._count(request, len(path), draft.num_valid(row) if row in drafted else None)
+                self.books.count(request, len(path), draft.num_valid(row) if row in drafted else None)
         self.target.cache.keep(walk.paths)
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        self._soil_failed(requests)
-
-    def _append_all(self, requests: list[Request], walk: Walk) -> None:
-        """Appends each walk's last token (others: `RowDistributions.ends`); sets the paths of failed rows to None."""
-        for row, request in enumerate(requests):
-            path, tokens = walk.paths[row], walk.tokens[row]
-            if path is not None and len(tokens) > len(path):
-                self._append(request, tokens[-1:])
-            if request.error is None:
-                self.num_tokens_generated += len(tokens)
-            else:
-                walk.paths[row] = None
-
-    def _count(self, request: Request, accepted: int, drafted: int | None) -> None:
-        request.metrics.accepted_per_step[0].append(accepted)
-        if drafted is not None:
-            request.metrics.add_draft(drafted, accepted)
-            self.metrics.add_draft(drafted, accepted)
-
-    def _soil_failed(self, requests: list[Request]) -> None:
-        self._soil([request for request in requests if request.error is not None])
-
-    def _soil(self, requests: list[Request]) -> None:
-        """Takes note that K/V of some requests may have NaN."""
-        for cache in (self.target.cache, self.drafting.cache):
-            for request in requests if cache is not None else ():
-                cache.soil(request.table)
+        self.books.soil_failed(requests)
 
 
 def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:

@@ -358,7 +358,8 @@ class SpeculativeBatchingManager:
     def add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
         """Adds requests as `add_requests` does, but without a limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
-        run = self._admission.present_run() or object()  # nobody changes the models during this call
+        # While no engine runs, the call is a run of its own: its requests are checked and prepared together.
+        run = object() if self._admission.present_run() is None else None
         requests = [
             self._admission.request(
                 self._new_name(),

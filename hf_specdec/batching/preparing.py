@@ -35,6 +35,7 @@ class Prepared(NamedTuple):
         """Whether other prompts differ in `max_length` alone, and nothing here remembers what it has seen."""
         return (
             isinstance(self.config.max_new_tokens, int)
+            and not (self.config.min_new_tokens or self.config.min_length)
             and all(type(processor) in READS_SCORES_ONLY for processor in self.processors)
             and all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in self.criteria)
         )
@@ -60,7 +61,8 @@ class Prepared(NamedTuple):
             else criterion
             for criterion in self.criteria
         )
-        return Prepared(config, self.processors, criteria)
+        # A list of its own: rows are processed together by their values, or else by their lists; see `sharing_key`.
+        return Prepared(config, LogitsProcessorList(self.processors), criteria)
 
 
 class Preparations:
@@ -112,8 +114,9 @@ class Preparations:
                 return prepared.for_length(len(prompt))
         prepared = prepare_options(self._model, prompt, generation_config, options)
         if prepared.serves_all_prompts:
+            kept = prepared.to_keep()
             with self._lock:
-                known[key] = prepared.to_keep()
+                known[key] = kept
                 while len(known) > self.MOST:
                     known.popitem(last=False)
         return prepared
@@ -123,6 +126,8 @@ def _key(
     generation_config: GenerationConfig | None, defaults: GenerationConfig | None, options: dict[str, Any]
 ) -> str | None:
     """Key of options, equal only for those that mean the same; None if there is none, as with a user's processors."""
+    if not {type(generation_config), type(defaults)} <= {GenerationConfig, type(None)}:
+        return None  # a subclass may do anything
     parts = [{} if config is None else vars(config) for config in (generation_config, defaults)]
     if not all(_is_plain(value) for part in (*parts, options) for value in part.values()):
         return None

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ..random_generators import drawing
 from ..trees import DraftTree
 from .drawing import Drawing
 
@@ -63,8 +62,7 @@ class Verdict:
         topology = draft.topology
         if self.kind == "greedy":
             return greedy_walk(logits, tokens, topology.parents, **options)
-        with drawing(logits.device):
-            uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
+        uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
         if by_depth is not None:
             given = by_depth.gather(1, topology.depths.expand(uniforms.shape))
             uniforms = torch.where(given >= 0, given, uniforms)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..random_generators import drawing
+from ..random_generators import generator_held
 
 
 Record = Callable[..., tuple[Callable[[], None], list[torch.Tensor]]]
@@ -46,7 +46,7 @@ def _capture_on(
     # The graph gets its own cuBLAS workspace: the stream's is freed when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
-        with drawing(device), torch.cuda.stream(stream), _without_collection():
+        with generator_held(device), torch.cuda.stream(stream), _without_collection():
             torch.cuda.synchronize(device)
             graph.capture_begin(None if pool is None else pool.handle(), "thread_local")
             try:
@@ -64,7 +64,7 @@ def _capture_on(
         torch._C._cuda_clearCublasWorkspaces()
 
     def replay() -> None:
-        with drawing(device):
+        with generator_held(device):
             graph.replay()
 
     return replay, tensors

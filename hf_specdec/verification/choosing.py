@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..random_generators import drawing
+from ..random_generators import generator_held
 from .argmax import argmax
 
 
@@ -14,5 +14,5 @@ def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
         # In plain `generate` tokens that float32 cannot tell apart are a tie.
         return argmax(scores.float() if scores.dtype == torch.float64 else scores)
     probabilities = scores.float().softmax(dim=-1).flatten(0, -2)
-    with drawing(scores.device):
+    with generator_held(scores.device):
         return torch.multinomial(probabilities, num_samples=1).view(scores.shape[:-1])

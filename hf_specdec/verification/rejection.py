@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..random_generators import drawing
+from ..random_generators import generator_held
 from ..trees import DraftTree
 from .distribution import Distribution
 from .walk import Walk
@@ -40,7 +40,7 @@ def walk_by_rejection(
             _show_roots(observe, p, draft, rows, children)
             observe = None
         accepted, p = _try_children(p, draft, rows, walk, children)
-        with drawing(p.device):
+        with generator_held(p.device):
             drawn = torch.multinomial(p, num_samples=1)[:, 0]
         places, tokens = distribution.agree(torch.stack([accepted, drawn])).tolist()
         walking = []
@@ -107,7 +107,7 @@ def _try_children(
         q = log_q.softmax(dim=-1)
         token = token.clamp(min=0)
         q_token = q.gather(1, token)
-        with drawing(p.device):
+        with generator_held(p.device):
             uniforms = torch.rand_like(q_token)
         passes = uniforms * q_token < p.gather(1, token)
         accepted = torch.where((open_rows & passes)[:, 0], place, accepted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ NOT_SHARED = (
     {"max_length": 60},
     {"max_new_tokens": 5, "min_new_tokens": 3, "eos_token_id": 3},
     {"max_new_tokens": 5, "min_length": 20, "eos_token_id": 3},
+    {"max_new_tokens": 5, "min_length": 2},
+    {"max_new_tokens": 5, "min_new_tokens": 2},
     {"max_new_tokens": 5, "repetition_penalty": 1.3},
     {"max_new_tokens": 5, "encoder_repetition_penalty": 1.3},
     {"max_new_tokens": 5, "max_time": 60.0},
@@ -117,13 +120,38 @@ def test_when_it_is_kept(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatc
 
     options = {"max_new_tokens": 4, "do_sample": True, "temperature": 0.5}
     assert [prepared(options, run)[1] for run in (1, 1, 2, 2, 1, None, None)] == [1, 0, 1, 0, 1, 1, 1]
-    assert [prepared({"max_new_tokens": 4, "top_k": value, "do_sample": True})[1] for value in (1, 2, 1)] == [1, 1, 0]
+    assert [prepared({"max_new_tokens": 4, "num_beams": value})[1] for value in (1, True, 1.0, 1)] == [1, 1, 1, 0]
     monkeypatch.setattr(target.generation_config, "temperature", 0.25)
     found, calls = prepared({"max_new_tokens": 4, "do_sample": True})
     assert calls == 1 and found.processors[0].temperature == 0.25
     monkeypatch.setattr(target.generation_config, "temperature", 0.75)
     found, calls = prepared({"max_new_tokens": 4, "do_sample": True})
     assert calls == 1 and found.processors[0].temperature == 0.75
+
+
+def test_configs_of_other_classes(target: PreTrainedModel) -> None:
+    class Warm(GenerationConfig):
+        def update(self, *args: Any, **options: Any) -> Any:
+            unused = super().update(*args, **options)
+            self.temperature = 2.0
+            return unused
+
+    preparations = Preparations(target)
+    options = {"max_new_tokens": 4, "do_sample": True}
+    for kind, temperature in ((GenerationConfig, 0.5), (Warm, 2.0), (GenerationConfig, 0.5)):
+        prepared = preparations.prepare([5], kind(temperature=0.5), options, run=1)
+        assert prepared.processors[0].temperature == temperature
+
+
+def test_seeds_with_prepared_options(target: PreTrainedModel) -> None:
+    """With processors that hold tensors, a text with a seed is the same alone and among others."""
+    draft = noisy_copy(target, 0.05)
+    options = {"do_sample": True, "seed": 3, "max_new_tokens": 12, "eta_cutoff": 0.3, "top_k": 0, "temperature": 1.5}
+    call = {"assistant_model": draft, "continuous_batching_config": limits(max_batch_tokens=256), **options}
+    together = [output.generated_tokens for output in target.generate_batch(ragged_prompts(), **call).values()]
+    for prompt, text in zip(ragged_prompts(), together, strict=True):
+        (alone,) = target.generate_batch([prompt], **call).values()
+        assert alone.generated_tokens == text
 
 
 def test_not_too_many_are_kept(target: PreTrainedModel) -> None:
@@ -133,6 +161,20 @@ def test_not_too_many_are_kept(target: PreTrainedModel) -> None:
     for number in (4, 5, 6, 4, 7, 4, 5):
         preparations.prepare([5], None, {"max_new_tokens": number}, run=1)
     assert counted.calls == 5  # 4 was used more recently than 5
+
+
+@pytest.mark.parametrize("options", SHARED, ids=lambda options: str(list(options)[-1]))
+def test_requests_with_prepared_options_share_steps(target: PreTrainedModel, options: dict[str, Any]) -> None:
+    """Every row is processed, whatever its processors hold: many requests of one step write what they would alone."""
+    draft, prompts = noisy_copy(target, 0.05), ragged_prompts()
+    options = {name: value for name, value in options.items() if name not in ("do_sample", "temperature", "top_k")}
+    options |= {"do_sample": False, "max_new_tokens": 12, "suppress_tokens": [*range(40)][:16]}
+    expected = [text_alone(target, prompt, **options) for prompt in prompts]
+    outputs = target.generate_batch(
+        prompts, assistant_model=draft, continuous_batching_config=limits(max_batch_tokens=256), **options
+    )
+    assert [output.generated_tokens for output in outputs.values()] == expected
+    assert all(min(text) >= 16 for text in expected)
 
 
 def test_requests_and_batches(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +197,14 @@ def test_requests_and_batches(target: PreTrainedModel, monkeypatch: pytest.Monke
     assert calls <= 2  # one of them checks the call's defaults
     calls = 0
     with target.init_continuous_batching(**call) as manager:
-        while manager._admission.present_run() is None:
-            pass  # the thread has not begun
+        with manager.pause():
+            pass  # now the thread runs
+        while manager.is_running() and manager._admission.present_run() is None:
+            time.sleep(0.01)
         names = [manager.add_request(prompt, **options) for prompt in texts]
         assert [manager.get_result(name).generated_tokens for name in names] == expected
         assert calls <= 2
         with manager.pause():
-            target.generation_config.temperature = None
+            pass  # the models may be changed here
         manager.get_result(manager.add_request(texts[0], **options))
-        assert calls == 3  # the models may have been changed
+        assert calls == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...random_generators import drawing
+from ...random_generators import generator_held
 
 
 def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,7 +21,7 @@ def draw_without_replacement(scores: torch.Tensor, count: int) -> tuple[torch.Te
     """
     # Relative to the best: beside scores of 1e5, as at a temperature near zero, float32 would round the noise away.
     relative = scores - scores.amax(dim=-1, keepdim=True)  # all NaN where there is no softmax, or one of +inf
-    with drawing(scores.device):
+    with generator_held(scores.device):
         noise = torch.empty_like(scores).exponential_().log_()
     perturbed = (relative - noise).topk(count, dim=-1)
     drawable = (perturbed.values > -torch.inf) & perturbed.values[..., :1].isfinite()
