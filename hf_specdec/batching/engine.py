@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
+from ..device_steps import HostCopy
 from ..drafters import Drafter, DraftRequest
 from ..graphs import GraphPool
 from ..metrics import SpeculationMetrics
@@ -21,7 +22,7 @@ from ..trees import DraftTree
 from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .blocks import BlockPool
 from .bookkeeping import Bookkeeping
-from .device_steps import DeviceSteps, DraftGroup, HostCopy, LaunchedPrompts, Outcome
+from .device_steps import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
 from .distribution import NAN_LOGITS, RowDistributions
 from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy

@@ -96,8 +96,7 @@ class TreeChoices:
     def begin_next(self, requests: list[Request]) -> bool:
         """
         Begins a step of the same requests with the same trees, before the last step has ended. Returns False if a
-        request may take another tree: the next step must be begun by `begin_step`. (So it may be after True, too, if
-        the step turns out to have no room; it then counts twice.)
+        request may take another tree: the next step must be begun by `begin_step`.
         """
         if any(_may_change(request) for request in requests):
             return False

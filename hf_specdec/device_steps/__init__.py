@@ -8,11 +8,13 @@ walk, the commit, and the draft's catching up.
 - `verdicts`: the walk: greedy, by draws from p, or by rejection.
 - `step`: the parts in order, captured once and replayed for other calls.
 - `captures`: which calls run like this, and the captured step that a call gets.
+- `reports`: reading what a step reports while its next run is on its way.
 - `loop`: the host's part: launching steps, reading their reports one step behind.
 """
 
 from .captures import any_number_of_shapes
 from .loop import run_device_steps
+from .reports import HostCopy, Reports
 
 
-__all__ = ["any_number_of_shapes", "run_device_steps"]
+__all__ = ["HostCopy", "Reports", "any_number_of_shapes", "run_device_steps"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .captures import step_for, warpers_on_device
 from .drawing import mean_overlaps
+from .reports import Reports
 from .step import DeviceStep
 from .verdicts import NOTHING_TO_DRAW, SPOILED
 
@@ -59,18 +59,14 @@ class _Loop:
         self.most_new = step.tree_depth + 1
 
     def run(self) -> None:
-        reports: deque[_Report] = deque()
-        spare = [_Report(self.step.rows.report) for _ in range(2)]
+        reports = Reports(self.step.rows.report)
         while not all(self.ended) and (reports or not self.is_spoiled):
             if not reports or (self._goes_on() and not self.is_spoiled):
                 self.step.replay()
-                report = spare.pop()
-                report.copy_()
-                reports.append(report)
-                if len(reports) < 2:
+                reports.fetch()
+                if len(reports) < Reports.MOST_UNREAD:
                     continue
-            spare.append(reports[0])
-            self._read(reports.popleft().rows())
+            self._read(reports.read())
         self._hand_over()
 
     def _goes_on(self) -> bool:
@@ -143,25 +139,3 @@ class _Loop:
         cache.wipe()
         call.judge.advance(streams=False)  # these columns have been streamed
         call.give_up_drafts()
-
-
-class _Report:
-    """Copy of a step's report from the device to the host."""
-
-    def __init__(self, source: torch.Tensor):
-        on_device = source.device.type == "cuda"
-        self._source = source
-        self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_device)
-        self._event: Any = torch.cuda.Event() if on_device else None
-
-    def copy_(self) -> None:
-        """Starts the copy, on the present stream."""
-        self._copy.copy_(self._source, non_blocking=True)
-        if self._event is not None:
-            self._event.record(torch.cuda.current_stream(self._source.device))  # the stream of the copy
-
-    def rows(self) -> list[list[int]]:
-        """The copied report, as a list per row; waits for the copy."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._copy.tolist()

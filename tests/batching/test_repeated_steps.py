@@ -262,17 +262,26 @@ def test_texts_after_their_last_position(repeats: list[Repeats]) -> None:
 
 @pytest.mark.parametrize("num_blocks", [8, 10, 14])
 def test_few_blocks(num_blocks: int, repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none for a run ahead, requests still end, if need be after another has."""
-    refused, prepare = [], Repeats.prepare
+    """
+    Where there is none for a run ahead, requests still end, if need be after another has; nobody is asked about that
+    run, so that "auto" does not count it.
+    """
+    refused, order, has_room, may_repeat = [], [], Repeats.has_room, Engine._may_repeat
 
     def noted(self: Repeats) -> bool:
-        free, has_room = self._target.cache.pool.num_free, prepare(self)
-        if not has_room:
-            refused.append(free)
-            assert self._target.cache.pool.num_free == free
-        return has_room
+        free = self._target.cache.pool.num_free
+        order.append(has_room(self))
+        assert self._target.cache.pool.num_free == free
+        refused.extend([] if order[-1] else [free])
+        return order[-1]
 
-    monkeypatch.setattr(Repeats, "prepare", noted)
+    def asked(self: Engine, requests: Any) -> bool:
+        assert order[-1] is True
+        order.append("asked")
+        return may_repeat(self, requests)
+
+    monkeypatch.setattr(Repeats, "has_room", noted)
+    monkeypatch.setattr(Engine, "_may_repeat", asked)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6, 9))
     manager = target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.02), tree=CHAIN, continuous_batching_config=limits(num_blocks)

@@ -9,7 +9,6 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.
 - `parts`: the parts of a step, and what comes of them.
-- `reports`: reading what a step reports while its next run is on its way.
 - `repeats`: runs that are launched before the host has read the last one.
 - `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
 - `runner`: which steps are captured, and running them.
@@ -17,8 +16,7 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 
 from .parts import DraftGroup, Outcome
 from .prompts import LaunchedPrompts
-from .reports import HostCopy
 from .runner import DeviceSteps
 
 
-__all__ = ["DeviceSteps", "DraftGroup", "HostCopy", "LaunchedPrompts", "Outcome"]
+__all__ = ["DeviceSteps", "DraftGroup", "LaunchedPrompts", "Outcome"]

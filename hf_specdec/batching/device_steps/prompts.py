@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...device_steps import HostCopy
 from ...forwards.node_inputs import causal_chain
 from ...trees import DraftTree, Topology
 from ...verification import Walk, rows_with_nan
 from ..request import Request
 from ..waiting_features import WaitingFeatures
 from .captured import CapturedStep
-from .reports import HostCopy
 from .rows import RowValues, StepSize, WalkKind
 from .walks import RowWalks, error_of, kind_of
 

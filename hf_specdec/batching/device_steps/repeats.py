@@ -40,31 +40,33 @@ class Repeats:
         self._own = [requests[row] for row in part.rows]
         self._most_new = step.rows.size.depth + 1
 
-    def prepare(self) -> bool:
+    def has_room(self) -> bool:
         """
-        Reserves blocks for the next run, while one is on its way. Returns False, with nothing reserved, if there is no
-        room for the tokens: in memory, in the step's size, or for waiting features.
+        Whether there is room for the tokens of the next run, while one is on its way: in memory, in the step's size,
+        and for waiting features.
         """
         part, store = self.part, self._drafting.features
         plain = [self._requests[row] for row in part.plain]
         if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > WaitingFeatures.CAPACITY:
             return False
-        pool, most = self._target.cache.pool, self.step.rows.size.blocks - 1
+        pool, most, ends = self._target.cache.pool, self.step.rows.size.blocks - 1, self._ends()
+        missing = [pool.blocks_for(end) - len(one.table.blocks) for one, end in zip(self._own, ends, strict=True)]
+        return max(map(pool.blocks_for, ends)) <= most and sum(max(count, 0) for count in missing) <= pool.num_free
+
+    def _ends(self) -> list[int]:
+        """The number of slots that each row may have written to after the next run."""
+        part = self.part
         of_tree = 1 if part.tree is None else part.tree.num_slots
         num_slots = [of_tree] * len(part.drafted) + [1] * len(part.plain)
-        ends = [
+        return [
             min(one.length + self._most_new, one.max_length) + slots
             for one, slots in zip(self._own, num_slots, strict=True)
         ]
-        missing = [pool.blocks_for(end) - len(one.table.blocks) for one, end in zip(self._own, ends, strict=True)]
-        if max(map(pool.blocks_for, ends)) > most or sum(max(count, 0) for count in missing) > pool.num_free:
-            return False
-        for one, end in zip(self._own, ends, strict=True):
-            pool.reserve(one.table, end)
-        return True
 
     def launch(self) -> None:
-        """Starts the next run, after `prepare`."""
+        """Starts the next run, for which there must be room; its blocks are reserved first."""
+        for one, end in zip(self._own, self._ends(), strict=True):
+            self._target.cache.pool.reserve(one.table, end)
         self.step.load_changes(self._own, self.part.draft_temperature)
         self.step.launch()
 

@@ -120,8 +120,9 @@ class DeviceSteps:
 
         As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
         way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
-        the run on its way is the only one whose outcome has not been yielded and taken; if it agrees, the step runs
-        again unless there are no blocks. Until all outcomes have been taken, requests must keep their blocks.
+        the run on its way is the only one whose outcome has not been yielded and taken, and there are blocks for
+        another; if it agrees, the step runs again. Until all outcomes have been taken, requests must keep their
+        blocks.
         """
         parts = self._parts(requests, groups)
         if parts is None:
@@ -154,7 +155,7 @@ class DeviceSteps:
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
         can_go_on = repeats.step.can_repeat and self._steps.may_repeat(repeats.part.wanted)
-        if not can_go_on or not goes_on() or not repeats.prepare():
+        if not can_go_on or not repeats.has_room() or not goes_on():
             return False
         repeats.launch()
         return True

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...cache.compaction import Compaction
+from ...device_steps import Reports
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, new_tokens, rows_with_nan
 from .captured import CapturedStep
 from .drafts import InFlightPart, NoPart
-from .reports import Reports
 from .rows import RowValues, StepSize, WalkKind
 from .walks import RowWalks
 

@@ -28,7 +28,7 @@ class HostCopy:
         """Starts a copy of the tensor as the work launched so far will leave it. Does not wait."""
         self._copy.copy_(self._source, non_blocking=True)
         if self._has_come is not None:
-            self._has_come.record()
+            self._has_come.record(torch.cuda.current_stream(self._source.device))  # the stream of the copy
 
     def read(self) -> list[list[int]]:
         """Waits for the copy and returns it."""
@@ -51,6 +51,10 @@ class Reports:
     def __init__(self, report: torch.Tensor):
         self._free = deque(HostCopy(report) for _ in range(self.MOST_UNREAD))
         self._unread: deque[HostCopy] = deque()
+
+    def __len__(self) -> int:
+        """Number of copies that have not been read."""
+        return len(self._unread)
 
     def fetch(self) -> None:
         """Starts a copy of the tensor as the last launched run will leave it. Does not wait."""
