@@ -129,6 +129,36 @@ def test_nothing_is_left_in_blocks() -> None:
         assert not any(states[blocks].isnan().any() for layer in cache.layers for states in (layer.keys, layer.values))
 
 
+def test_nothing_is_left_in_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Features of a request that fails in the middle of its text lie where those of later requests will. (The host drops
+    them, but a step on the device has written them before it knows.)
+    """
+    pytest.importorskip("triton", reason="the kernels need triton")
+    install_stand_in(monkeypatch, with_kernel=True)
+    target, head = copy.deepcopy(trained_target()).float(), trained_head().float()
+    text = text_alone(target, [3, 4, 8], max_new_tokens=12)
+    poison = next(token for token in text[3:] if token not in [3, 4, 8, *text[:3]])
+    target.set_output_embeddings(copy.deepcopy(target.get_output_embeddings()))
+    with torch.no_grad():
+        target.get_input_embeddings().weight = torch.nn.Parameter(target.get_input_embeddings().weight.clone())
+        target.get_input_embeddings().weight[poison] = torch.nan
+    # Speculation is off, so that features wait.
+    config = hf_specdec.SpeculativeConfig(tree=TREE, disable_by_batch_size=0)
+    manager = target.init_continuous_batching(
+        assistant_model=head, speculative_config=config, continuous_batching_config=limits()
+    )
+    with manager:
+        for _ in range(2):  # the device's steps begin with the second
+            name = manager.add_request([3, 4, 8], max_new_tokens=12)
+            assert "NaN" in (manager.get_result(name, timeout=60).error or "")
+        features = manager.engine.drafting.features
+        assert features.held.isnan().any()
+        name = manager.add_request([4, 8, 3], max_new_tokens=2)
+        assert manager.get_result(name, timeout=60).error is None
+        assert not features.held.isnan().any()
+
+
 class Poisoner(hf_specdec.Drafter):
     """Proposes one token again and again."""
 

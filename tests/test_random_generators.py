@@ -18,6 +18,7 @@ from support.parity import IRREGULAR
 import hf_specdec
 from hf_specdec import graphs, random_generators
 from hf_specdec.drafters.growth import draw_without_replacement
+from hf_specdec.graphs import capturing
 from hf_specdec.verification import choose, choosing, rejection
 
 
@@ -150,10 +151,11 @@ def test_replays_wait_for_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"CUDAGraph": Graph, "Stream": lambda device: stream, "current_stream": lambda device: stream}
+    fakes = {"CUDAGraph": Graph, "current_stream": lambda device: stream}
     fakes |= {"stream": nothing, "synchronize": lambda device: None}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     replay, _ = graphs.record_cuda_graph(list, CUDA)
     replay()

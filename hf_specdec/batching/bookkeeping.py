@@ -80,11 +80,14 @@ class Bookkeeping:
                 metrics.add_draft(drafted, 0)
 
     def soil(self, requests: list[Request]) -> None:
-        """Takes note that K/V of some requests may have NaN."""
-        for cache in (self._cache, self._drafting.cache):
-            if cache is not None:
-                for request in requests:
-                    cache.soil(request.table)
+        """Takes note that K/V and features of some requests may have NaN."""
+        of_draft, features = self._drafting.cache, self._drafting.features
+        for request in requests:
+            self._cache.soil(request.table)
+            if of_draft is not None:
+                of_draft.soil(request.table)
+            if features is not None:
+                features.soil(request)
 
     def soil_failed(self, requests: list[Request]) -> None:
         """Takes note that K/V of those requests that have failed may have NaN."""

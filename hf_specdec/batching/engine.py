@@ -70,6 +70,8 @@ class Engine:
         self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
         self.drafting = drafting_of(drafter, model, pool, max_requests, cuda_graphs, graph_pool)
         self.device_steps = DeviceSteps(self.target, self.drafting, cuda_graphs, graph_pool, compiles)
+        self.books = Bookkeeping(self.target.cache, self.drafting)
+        """Tokens, counts and caches of the requests."""
         self.scheduler = Scheduler(
             pool,
             self.target.cache,
@@ -79,12 +81,10 @@ class Engine:
             self.target.widths,
             busy_at,
             self.device_steps.prompts.can_read,
-            self.drafting.cache,
+            self.books.soil,
         )
         device_steps = self.device_steps
         self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: device_steps.works)
-        self.books = Bookkeeping(self.target.cache, self.drafting)
-        """Tokens, counts and caches of the requests."""
         self.num_steps = self.num_tokens_read = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""

@@ -60,7 +60,7 @@ class Scheduler:
         busy_at (`int`, *optional*): number of prompt tokens whose forward takes the device longer than its launches
             take the host; so many tokens are forwarded without a graph.
         pads (`Callable`, *optional*): returns whether the chunks of a request may end in padding.
-        draft_cache (`PagedCache`, *optional*): the draft's cache, if it has one.
+        soil (`Callable`, *optional*): called with requests that end before their prefill does, whose K/V may have NaN.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Scheduler:
         widths: Callable[[], tuple[int, ...]] = tuple,
         busy_at: int = sys.maxsize,
         pads: Callable[[Request], bool] = lambda request: False,
-        draft_cache: PagedCache | None = None,
+        soil: Callable[[list[Request]], None] = lambda requests: None,
     ):
         self.pool, self.cache = pool, cache
         self.max_requests, self.chunk_size, self.on_release = max_requests, chunk_size, on_release
@@ -83,7 +83,7 @@ class Scheduler:
         """Requests that have blocks, the oldest first."""
         self._prefilling: set[Request] = set()
         """Requests in `active` of whose prompts the last token has not been read."""
-        self._caches = [cache] if draft_cache is None else [cache, draft_cache]
+        self._soil = soil
         self.num_preemptions = 0
 
     @property
@@ -220,8 +220,7 @@ class Scheduler:
             self.waiting.remove(request)
         if request in self._prefilling:  # nobody has looked for NaN yet
             self._prefilling.remove(request)
-            for cache in self._caches:
-                cache.soil(request.table)
+            self._soil([request])
         self.on_release(request)
         self.cache.forget(request.table)
         self.pool.release(request.table)

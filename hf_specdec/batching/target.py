@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Literal
 
@@ -134,13 +134,13 @@ class InFlightTarget:
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
 
     @contextmanager
-    def recorded_features(self) -> Iterator[Features | None]:
+    def recorded_features(self, on_add: Callable[[], None] | None = None) -> Iterator[Features | None]:
         """
         A context for a forward inside a captured step. Yields the `Features` that record its hidden states; None if
-        none are recorded. See `Features.recorded`.
+        none are recorded. See `Features.recorded`, also for `on_add`.
         """
         features = self.forward.features
-        with self._running(), nullcontext() if features is None else features.recorded():
+        with self._running(), nullcontext() if features is None else features.recorded(on_add=on_add):
             yield features
 
     @contextmanager

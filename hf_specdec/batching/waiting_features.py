@@ -47,6 +47,8 @@ class WaitingFeatures:
         """The features, `[places, CAPACITY, size]`."""
         self._places: dict[Request, Place] = {}
         self._free = list(range(2, 2 + num_requests))
+        self._soiled: set[int] = set()
+        """Places that may hold NaN. Slots after a request's features may be read, and must hold none."""
 
     def count(self, request: Request) -> int:
         """Number of features of a request that wait."""
@@ -67,12 +69,20 @@ class WaitingFeatures:
         self._places[request].count += count
 
     def place(self, request: Request) -> int:
-        """Index of the request's place; a request without one gets a free place."""
+        """Index of the request's place; a request without one gets a free place, zeroed if it may hold NaN."""
         place = self._places.get(request)
         if place is None:
             self._places[request] = place = Place(self._free.pop())
-            self.held[place.number] = 0.0  # slots after the features may be read, and must not hold NaN
+            if place.number in self._soiled:
+                self._soiled.remove(place.number)
+                self.held[place.number] = 0.0
         return place.number
+
+    def soil(self, request: Request) -> None:
+        """Takes note that the request's place may hold NaN: the next request that gets it finds it zeroed."""
+        place = self._places.get(request)
+        if place is not None:
+            self._soiled.add(place.number)
 
     def wipe(self, request: Request) -> None:
         """Zeroes a request's place after the features that wait there."""

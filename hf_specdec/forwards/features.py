@@ -38,6 +38,7 @@ class Features:
         self._thread = threading.get_ident()
         self._states: list[list[torch.Tensor]] = [[] for _ in boundaries or [-1]]
         self._records_unchecked = False
+        self._on_add: Callable[[], None] | None = None
 
     def add(self, place: int, states: torch.Tensor) -> None:
         """
@@ -46,6 +47,8 @@ class Features:
         """
         if self._records_unchecked or (threading.get_ident() == self._thread and self._listens()):
             self._states[place].append(states)
+            if self._on_add is not None:
+                self._on_add()
 
     def keep_of_last(self, start: int, end: int) -> None:
         """Drops hidden states of the last forward, except for its tokens from `start` to before `end`."""
@@ -58,7 +61,9 @@ class Features:
         self._listens = _never
 
     @contextmanager
-    def recorded(self, for_compiler: bool = False) -> Iterator[list[list[torch.Tensor]]]:
+    def recorded(
+        self, for_compiler: bool = False, on_add: Callable[[], None] | None = None
+    ) -> Iterator[list[list[torch.Tensor]]]:
         """
         Records the forwards inside the context apart from earlier ones; yields their hidden states, a list of tensors
         per boundary.
@@ -66,13 +71,14 @@ class Features:
         Args:
             for_compiler (`bool`, *optional*, defaults to `False`): whether to record every forward, without checks of
                 the thread and `listens`, which cannot be traced.
+            on_add (`Callable[[], None]`, *optional*): called after hidden states of a boundary have been recorded.
         """
         before, self._states = self._states, [[] for _ in self._states]
-        self._records_unchecked = for_compiler
+        self._records_unchecked, self._on_add = for_compiler, on_add
         try:
             yield self._states
         finally:
-            self._states, self._records_unchecked = before, False
+            self._states, self._records_unchecked, self._on_add = before, False, None
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """

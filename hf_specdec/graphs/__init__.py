@@ -12,10 +12,12 @@ from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph
 from .forwards import CapturedForward, RecordedForward, StaticContext
 from .obstacles import fingerprint_of, obstacle_to_graphs, reason_of, warn_of_failed_capture
 from .stores import GraphLoans, GraphStore, graph_loans
+from .streams import Branch
 
 
 __all__ = [
     "RECORDERS",
+    "Branch",
     "CapturedForward",
     "GraphLoans",
     "GraphPool",

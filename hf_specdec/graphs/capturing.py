@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..random_generators import generator_held
+from .streams import own_stream
 
 
 Record = Callable[..., tuple[Callable[[], None], list[torch.Tensor]]]
@@ -24,7 +25,7 @@ def record_cuda_graph(
     that `run` returned. Graphs that share a `pool` must never run at the same time, nor read what another one left in
     it.
     """
-    stream = torch.cuda.Stream(device)
+    stream = own_stream(device, "capture")
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         run()

@@ -28,6 +28,7 @@ from hf_specdec.attention import supports_switching
 from hf_specdec.attention.kernel import first_slots_of
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.generation import loop
+from hf_specdec.graphs import capturing
 
 
 TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
@@ -193,10 +194,11 @@ def test_a_capture_that_runs_out_of_memory_is_tried_again(monkeypatch: pytest.Mo
         return []
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"CUDAGraph": Graph, "Stream": lambda device: stream, "current_stream": lambda device: stream}
+    fakes = {"CUDAGraph": Graph, "current_stream": lambda device: stream}
     fakes |= {"stream": lambda one: nullcontext(), "synchronize": lambda device: None}
     for name, fake in (fakes | {"empty_cache": lambda: emptied.append(None)}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     replay, _ = graphs.record_cuda_graph(run, torch.device("cuda"))
     replay()

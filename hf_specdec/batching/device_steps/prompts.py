@@ -10,6 +10,7 @@ import torch
 
 from ...device_steps import HostCopy
 from ...forwards.node_inputs import causal_chain
+from ...graphs import Branch
 from ...trees import DraftTree, Topology
 from ...verification import Walk, rows_with_nan
 from ..request import Request
@@ -20,6 +21,7 @@ from .walks import RowWalks, error_of, kind_of
 
 
 if TYPE_CHECKING:
+    from ...forwards.features import Features
     from ..drafting import Drafting
     from ..scheduler import Chunk
     from ..target import InFlightTarget
@@ -62,12 +64,13 @@ class PromptStep(CapturedStep):
         # Padding is at the position of a row's last token: the model may know no later position.
         depths = torch.arange(width, device=rows.device).minimum(last)
         self._cache.at(starts)
-        features = None
-        with self._target.recorded_features() as watched:
+        branch = Branch(rows.device)
+        with self._target.recorded_features(branch.begin) as watched:
             chain = causal_chain(width, rows.device)
             logits = self._forward(tokens, *chain, position_depths=depths, logits_to_keep=last[:, 0]).logits
-            if watched is not None:
-                features = watched.take(rows.device, logits.dtype)
+            if watched is not None and self._head is not None:
+                with branch.running():  # beside the target's last layers
+                    self._read_by_head(self._head, starts, watched, depths, last)
         kept = torch.arange(len(logits), device=rows.device)[:, None]  # each row's own, of the rows' last tokens
         if logits.shape[1] == width != len(logits):  # some models always return all logits
             kept = last
@@ -75,8 +78,6 @@ class PromptStep(CapturedStep):
         roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
         path, accepted, next_tokens = self._walks.walk(logits, draft, roots)
         accepted = self._walks.checked(logits, path, accepted)
-        if features is not None and self._head is not None:
-            self._read_by_head(self._head, starts, features, depths, last)
         is_nan = rows_with_nan(logits)
         self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
         return [self._report]
@@ -85,16 +86,20 @@ class PromptStep(CapturedStep):
         self,
         head: InFlightHeadPart,
         starts: torch.Tensor,
-        features: torch.Tensor,
+        watched: Features,
         depths: torch.Tensor,
         last: torch.Tensor,
     ) -> None:
-        """Lets the head read the chunk. The feature of a prompt's last token is put into the store, where it waits."""
+        """
+        Lets the head read the chunk, whose hidden states `watched` has recorded. The feature of a prompt's last token
+        is put into the store, where it waits.
+        """
         store: Any = self._drafting.features
+        features = watched.take(store.held.device, store.held.dtype)
         self._compile(head.drafter.forward)
-        head.read(starts, self.rows.tail[:, 1:], features.to(store.held), depths)
+        head.read(starts, self.rows.tail[:, 1:], features, depths)
         of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
-        store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last.to(store.held))
+        store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last)
 
     def launch(self) -> HostCopy:
         """
