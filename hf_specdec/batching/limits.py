@@ -119,7 +119,7 @@ class Limits:
         """Number of K/V blocks to allocate: `num_blocks` if given, else what fits on the device with least room."""
         if self.num_blocks is not None:
             return self.num_blocks
-        features = bytes_per_request(models)
+        features = bytes_per_request(models, self.max_requests)
         fitting = (
             self._fitting(
                 free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8)),

@@ -33,13 +33,16 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
     return dict(total)
 
 
-def bytes_per_request(models: Sequence[PreTrainedModel]) -> dict[torch.device, int]:
-    """Bytes of waiting features per running request, on each device with an EAGLE head; see `WaitingFeatures`."""
+def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> dict[torch.device, int]:
+    """
+    Bytes of waiting features for each of `max_requests` requests, on each device with an EAGLE head; see
+    `WaitingFeatures`.
+    """
     total: Counter[torch.device] = Counter()
     for model in models:
         if isinstance(model, EagleHead):
             size = model.config.feature_size * _dtype_in_use(model, models[0]).itemsize
-            total[execution_device(model)] += WaitingFeatures.CAPACITY * size
+            total[execution_device(model)] += WaitingFeatures.capacity_for(max_requests, size) * size
     return dict(total)
 
 

@@ -26,29 +26,51 @@ class Place:
 
 class WaitingFeatures:
     """
-    A store of target features, with a place for `CAPACITY` features per request. Captured steps read features from it
-    and write new ones after the unread ones; the host keeps the counts.
+    A store of target features, with a place for `capacity` features per request. Captured steps read features from it
+    and write new ones after the unread ones; the host keeps the counts. A full place makes the head read, as now and
+    then while speculation is off: such a step is launched alone, so that the device waits for the host twice.
 
     Args:
         num_requests (`int`): most requests with a place.
         size (`int`): size of a feature.
         device (`torch.device`), dtype (`torch.dtype`): device and dtype of the features.
+        capacity (`int`): most features that wait per request; see `capacity_for`.
     """
 
-    CAPACITY = 64
-    """Most features that wait per request, as while speculation is off. A full place makes the head read them."""
+    LEAST_CAPACITY, MOST_CAPACITY = 64, 256
+    """Bounds of the number of features that may wait per request."""
+    MOST_BYTES = 128 * 2**20
+    """Size of all places up to which they are larger than the least."""
     NOBODY = 0
     """The place that rows without one read from; it is never written."""
     UNWANTED = 1
     """The place that rows without one write to; it is never read."""
 
-    def __init__(self, num_requests: int, size: int, device: torch.device, dtype: torch.dtype):
-        self.held = torch.zeros(2 + num_requests, self.CAPACITY, size, device=device, dtype=dtype)
-        """The features, `[places, CAPACITY, size]`."""
+    def __init__(self, num_requests: int, size: int, device: torch.device, dtype: torch.dtype, capacity: int):
+        self.capacity = capacity
+        self.held = torch.zeros(2 + num_requests, self.capacity, size, device=device, dtype=dtype)
+        """The features, `[places, capacity, size]`."""
         self._places: dict[Request, Place] = {}
         self._free = list(range(2, 2 + num_requests))
         self._soiled: set[int] = set()
         """Places that may hold NaN. Slots after a request's features may be read, and must hold none."""
+
+    @classmethod
+    def capacity_for(cls, num_requests: int, num_bytes: int) -> int:
+        """Most features of `num_bytes` each that may wait per request, if there may be so many; a power of two."""
+        capacity = cls.LEAST_CAPACITY
+        while 2 * capacity <= cls.MOST_CAPACITY and 2 * capacity * num_requests * num_bytes <= cls.MOST_BYTES:
+            capacity *= 2
+        return capacity
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of features per request that captured steps read at once: as few as mostly wait, or all."""
+        return sorted({self.LEAST_CAPACITY, self.capacity})
+
+    def first_slot(self, place: int) -> int:
+        """Index of a place's first slot, counted through all places."""
+        return place * self.capacity
 
     def count(self, request: Request) -> int:
         """Number of features of a request that wait."""

@@ -32,14 +32,14 @@ class Case:
         number (`int`): number of requests.
         do_sample (`bool`): whether the requests are sampled.
         length (`int`, *optional*): prompt length in tokens; by default a few tokens.
-        reads (`bool`): whether an EAGLE head reads its waiting features in every step.
+        reads (`int`): width at which an EAGLE head reads its waiting features in every step; 0: it need not read.
     """
 
     tree: TokenTree | DynamicTree | None
     number: int
     do_sample: bool = False
     length: int | None = None
-    reads: bool = False
+    reads: int = 0
 
 
 def warm_up(
@@ -67,7 +67,7 @@ def warm_up(
                 with engine.choices.always(case.tree):
                     _run(engine, new_requests(case.number, case.do_sample, case.length))
     finally:
-        engine.device_steps.reads_always = False
+        engine.device_steps.reads_always = 0
         engine.reset_counts()
         engine.forget_temperatures()
         engine.choices.forget_texts()
@@ -80,7 +80,8 @@ def _steps(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterat
         for do_sample in (False, True):
             yield Case(None, size, do_sample)
             if engine.drafting.features is not None:
-                yield Case(None, size, do_sample, reads=True)
+                for width in engine.drafting.features.widths:
+                    yield Case(None, size, do_sample, reads=width)
             if not engine.policy.speculates(size, 0):
                 continue
             trees = [tree for one in new_requests(1, do_sample) for tree in engine.choices.trees_of(one)]

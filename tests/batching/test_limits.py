@@ -52,7 +52,7 @@ def test_refusals_of_transformers_config(options: dict[str, int], words: str) ->
 
 
 @pytest.mark.parametrize("max_requests", [3, 200, 10_000])
-@pytest.mark.parametrize("memory", [600_000, 4_000_000])
+@pytest.mark.parametrize("memory", [2_400_000, 16_000_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_blocks_and_features_fill_the_memory(
     dtype: torch.dtype, memory: int, max_requests: int, monkeypatch: pytest.MonkeyPatch

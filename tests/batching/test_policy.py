@@ -25,6 +25,13 @@ from hf_specdec.batching.waiting_features import WaitingFeatures
 
 
 SHORT, LONG = 12, 90
+CAPACITY = WaitingFeatures.LEAST_CAPACITY
+
+
+@pytest.fixture(autouse=True)
+def least_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many features may wait as with a large target, although those here are small."""
+    monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", CAPACITY)
 
 
 def make(model: PreTrainedModel, draft: Any, limit: int | None, **options: Any) -> SpeculativeBatchingManager:
@@ -130,7 +137,7 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(4):
             output = manager.get_result(timeout=120)
             assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=100)
-    assert max(waiting) == WaitingFeatures.CAPACITY and max(read) == 4
+    assert max(waiting) == CAPACITY and max(read) == 4
     store = manager.engine.drafting.features
     assert store is not None and not store._places and len(store._free) == 4
 
@@ -160,7 +167,7 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert not any(one.reads and one.tree for one in kinds)
     text, accepted = prompts[0] + result.generated_tokens, result.speculation.accepted_per_step[0]
     first = next(number for number, count in enumerate(accepted) if count)
-    assert first > 2 * WaitingFeatures.CAPACITY
+    assert first > 2 * CAPACITY
     length = list(accumulate((count + 1 for count in accepted), initial=len(prompts[0])))[first]
     again = model.generate_batch(
         [text[:length]],
@@ -175,7 +182,7 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.any_version
-@pytest.mark.parametrize("length", [WaitingFeatures.CAPACITY + more for more in (-2, 0, 1)])
+@pytest.mark.parametrize("length", [CAPACITY + more for more in (-2, 0, 1)])
 def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows with trees one that can use none, with as many features waiting as there may be."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -195,10 +202,10 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
 @pytest.mark.parametrize(
     "depth, is_first",
     [
-        (WaitingFeatures.CAPACITY - 2, True),
-        (WaitingFeatures.CAPACITY // 2 + 1, False),
-        pytest.param(WaitingFeatures.CAPACITY - 2, False, marks=pytest.mark.slow),
-        pytest.param(WaitingFeatures.CAPACITY // 2 + 1, True, marks=pytest.mark.slow),
+        (CAPACITY - 2, True),
+        (CAPACITY // 2 + 1, False),
+        pytest.param(CAPACITY - 2, False, marks=pytest.mark.slow),
+        pytest.param(CAPACITY // 2 + 1, True, marks=pytest.mark.slow),
     ],
 )
 def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,9 @@ class CapturedStep(ABC):
     """Whether a failed capture of this step ends the capture of all steps, and not only of its kind."""
 
     def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize):
-        self._target, self.rows = target, InFlightRows(size, target.device)
+        store = drafting.features
+        unwanted_slot = 0 if store is None else store.first_slot(store.UNWANTED)
+        self._target, self.rows = target, InFlightRows(size, target.device, unwanted_slot)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
         self._cache: Any = None

@@ -219,12 +219,11 @@ class DevicePrompts:
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
         kinds = [kind_of(one, False) if begin else WalkKind.RESTS for one, begin in zip(requests, begins, strict=True)]
-        places = [WaitingFeatures.UNWANTED] * len(requests)
+        slots = [0 if store is None else store.first_slot(store.UNWANTED)] * len(requests)
         if store is not None:
             for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):
                 if begin and request.options.plan is not None:
-                    places[row] = store.place(request)
-        slots = [place * WaitingFeatures.CAPACITY for place in places]
+                    slots[row] = store.first_slot(store.place(request))
         nothing = [0] * len(requests)
         values = RowValues(
             kinds,

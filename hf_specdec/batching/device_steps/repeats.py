@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..request import Request
-from ..waiting_features import WaitingFeatures
 from .parts import Outcome, StepPart
 from .step import InFlightStep
 
@@ -47,7 +46,7 @@ class Repeats:
         """
         part, store = self.part, self._drafting.features
         plain = [self._requests[row] for row in part.plain]
-        if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > WaitingFeatures.CAPACITY:
+        if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > store.capacity:
             return False
         pool, most, ends = self._target.cache.pool, self.step.rows.size.blocks - 1, self._ends()
         missing = [pool.blocks_for(end) - len(one.table.blocks) for one, end in zip(self._own, ends, strict=True)]

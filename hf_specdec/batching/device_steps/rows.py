@@ -75,10 +75,11 @@ class InFlightRows:
     Args:
         size (`StepSize`): the step's size.
         device (`torch.device`): device of the step.
+        unwanted_slot (`int`, *optional*): the slot in `WaitingFeatures` to which rows without a place write.
     """
 
-    def __init__(self, size: StepSize, device: torch.device):
-        self.size, self.device = size, device
+    def __init__(self, size: StepSize, device: torch.device, unwanted_slot: int = 0):
+        self.size, self.device, self._unwanted_slot = size, device, unwanted_slot
         rows, new = size.rows, size.depth + 1
         moving = {
             "lengths": (rows,),
@@ -155,7 +156,7 @@ class InFlightRows:
         for name in ("room", "kinds", "slot_steps", "top_k", "tail"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
-        host["slots"][first:] = WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY
+        host["slots"][first:] = self._unwanted_slot
         for name in ("counts", "temperature", "top_p", "draft_temperature"):
             host[name][first:] = 1
         host["lengths"][first:] = 2  # a head's cache is one token behind
@@ -270,7 +271,7 @@ class InFlightRows:
 
     def keep_no_features(self) -> None:
         """Lets new features be written to the unwanted place until rows are loaded again."""
-        self.slots.fill_(WaitingFeatures.UNWANTED * WaitingFeatures.CAPACITY)
+        self.slots.fill_(self._unwanted_slot)
 
     @property
     def uniforms(self) -> torch.Tensor:

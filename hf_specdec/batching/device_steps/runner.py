@@ -69,8 +69,8 @@ class DeviceSteps:
         """Called by the engine's thread while the device runs a step, and before a capture, which takes long."""
         self.works = False
         """Whether steps can be captured; see `renew`."""
-        self.reads_always = False
-        """Whether EAGLE heads read their waiting features in every step, so that the warm-up captures such steps."""
+        self.reads_always = 0
+        """Least width at which EAGLE heads read in every step, as in a warm-up; 0: they read when they have to."""
         self.prompts = DevicePrompts(self, target, drafting)
         """Captured prefill steps."""
         self._captures = 0
@@ -193,7 +193,7 @@ class DeviceSteps:
         lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
         if self._reads_first(part, lag, waits):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
-            lag = WaitingFeatures.CAPACITY
+            lag = self._reading_width(max(waits))
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
         of_plain = [0] * len(part.plain)
@@ -247,8 +247,14 @@ class DeviceSteps:
         if most == 0 or not self._drafting.has_part:
             return False
         is_too_far = max(waits[: len(part.drafted)], default=0) > lag
-        is_full = not part.groups and most == WaitingFeatures.CAPACITY
-        return is_too_far or is_full or self.reads_always
+        store: Any = self._drafting.features
+        is_full = not part.groups and most == store.capacity
+        return is_too_far or is_full or self.reads_always > 0
+
+    def _reading_width(self, most: int) -> int:
+        """Width at which EAGLE heads read waiting features, of which there are at most `most` per row."""
+        store: Any = self._drafting.features
+        return next(width for width in store.widths if width >= max(most, self.reads_always))
 
     def _features_of(
         self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int
@@ -258,20 +264,19 @@ class DeviceSteps:
         step. `lags` has the requests all of whose features are read in it; `waits` has the number of waiting features
         of each row.
         """
-        store, capacity = self._drafting.features, WaitingFeatures.CAPACITY
-        places = [WaitingFeatures.NOBODY] * len(own)
-        slots = [WaitingFeatures.UNWANTED * capacity] * len(own)
+        store, places = self._drafting.features, [WaitingFeatures.NOBODY] * len(own)
         if store is None:
-            return places, slots
-        if max(waits) + new > capacity:
+            return places, [0] * len(own)
+        slots = [store.first_slot(store.UNWANTED)] * len(own)
+        if max(waits) + new > store.capacity:
             self._drafting.make_room([one for one in own if one not in lags], new)
             waits = store.counts(own)
         for row, (one, count) in enumerate(zip(own, waits, strict=True)):
             if one.options.plan is not None:
                 waiting = 0 if one in lags else count
-                assert waiting + new <= capacity
+                assert waiting + new <= store.capacity
                 places[row] = store.place(one)
-                slots[row] = places[row] * capacity + waiting
+                slots[row] = store.first_slot(places[row]) + waiting
         return places, slots
 
     def _step_for(

@@ -86,7 +86,7 @@ class EagleDrafting(Drafting):
         if not own:
             return
         store: Any = self.features
-        nodes, size = nodes_of(taken, kept), store.CAPACITY // 2
+        nodes, size = nodes_of(taken, kept), store.capacity // 2
         for start in range(0, nodes.shape[1], size):
             rows = [row for row, kept_nodes in enumerate(kept) if len(kept_nodes) > start]
             counts = [min(len(kept[row]) - start, size) for row in rows]
@@ -104,7 +104,9 @@ class EagleDrafting(Drafting):
         features = self.drafter.take_features()
         if self.features is None:
             most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
-            self.features = WaitingFeatures(most, features.shape[2], self.drafter.device, self.drafter.head.dtype)
+            size, dtype = features.shape[2], self.drafter.head.dtype
+            capacity = WaitingFeatures.capacity_for(self._max_requests, size * dtype.itemsize)
+            self.features = WaitingFeatures(most, size, self.drafter.device, dtype, capacity)
         rows = [
             row
             for row, (request, nodes) in enumerate(zip(requests, kept, strict=True))
@@ -136,7 +138,7 @@ class EagleDrafting(Drafting):
         assert self.features is not None
         counts = [self._num_waiting(row) for row in requests]
         ends = [self.cache.length_of(row.table) + count for row, count in zip(requests, counts, strict=True)]
-        features = self.features.of(requests, self.features.CAPACITY)
+        features = self.features.of(requests, self.features.capacity)
         self._read(requests, features, [list(range(count)) for count in counts], [end - 1 for end in ends])
         self.features.keep_last(requests)
 
@@ -167,7 +169,7 @@ class EagleDrafting(Drafting):
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
     part = InFlightHeadPart
-    most_levels = WaitingFeatures.CAPACITY - 2  # beside a waiting feature, the root's and one per level
+    most_levels = WaitingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property
     def has_part(self) -> bool:
@@ -178,9 +180,9 @@ class EagleDrafting(Drafting):
         return [self._num_waiting(row) for row in requests]
 
     def make_room(self, requests: list[Request], count: int) -> None:
-        capacity, store = WaitingFeatures.CAPACITY, self.features
-        if store is not None and max(store.counts(requests), default=0) + count > capacity:
-            most = min(capacity // 2, capacity - count)  # rows that will soon be full catch up as well
+        store = self.features
+        if store is not None and max(store.counts(requests), default=0) + count > store.capacity:
+            most = min(store.capacity // 2, store.capacity - count)  # rows that will soon be full catch up as well
             self._catch_up([row for row in requests if store.count(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:

@@ -1,0 +1,69 @@
+"""Target features that wait for an EAGLE head: how many may wait, and when the head reads them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from support.batches import limits, text_alone
+from support.goldens import trained_prompts, trained_target
+from support.graphs import install_stand_in
+from support.heads import trained_head
+
+from hf_specdec import SpeculativeConfig
+from hf_specdec.batching.device_steps import stored
+from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.batching.memory import bytes_per_request
+from hf_specdec.batching.waiting_features import WaitingFeatures
+
+
+@pytest.mark.parametrize(
+    "num_requests, num_bytes, capacity",
+    [(4, 100, 256), (64, 2 * 3 * 576, 256), (256, 2 * 3 * 576, 128), (256, 2 * 3 * 4096, 64), (4096, 10**6, 64)],
+)
+def test_more_wait_where_they_take_little_memory(num_requests: int, num_bytes: int, capacity: int) -> None:
+    assert WaitingFeatures.capacity_for(num_requests, num_bytes) == capacity
+
+
+def test_memory_is_counted_as_it_is_taken() -> None:
+    head = trained_head()
+    size = head.config.feature_size * head.dtype.itemsize
+    for num_requests in (4, 100_000):
+        capacity = WaitingFeatures.capacity_for(num_requests, size)
+        assert set(bytes_per_request([trained_target(), head], num_requests).values()) == {capacity * size}
+
+
+def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full place is read whole, while speculation is off; few features are read at the least width."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    install_stand_in(monkeypatch, with_kernel=True)
+    monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", 128)
+    monkeypatch.setattr(stored, "PATIENCE", 0)  # no larger graph stands in
+    reads: list[tuple[int, int]] = []
+    launch = InFlightStep.launch
+
+    def noted(self: InFlightStep) -> None:
+        if self.kind.reads:
+            reads.append((self.rows.size.lag, int(self.rows.counts.max())))
+        launch(self)
+
+    monkeypatch.setattr(InFlightStep, "launch", noted)
+    target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
+    prompts = [prompt[:8] for prompt in trained_prompts()["prompts"][:3]]
+    manager = target.init_continuous_batching(
+        assistant_model=head,
+        speculative_config=SpeculativeConfig(tree="[(0,),(0,0)]", disable_by_batch_size=1),
+        continuous_batching_config=limits(max_requests_per_batch=3),
+    )
+    lengths = [200, 160, 20]
+    with manager:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            manager.add_request(prompt, max_new_tokens=length)
+        for _ in lengths:
+            output = manager.get_result(timeout=120)
+            assert output.generated_tokens == text_alone(
+                target, output.prompt_ids, max_new_tokens=len(output.generated_tokens)
+            )
+    # The places fill once; when one request is left, it speculates after the features since then have been read.
+    assert reads == [(128, 128), (64, reads[1][1])] and 2 < reads[1][1] <= 64
+    assert manager.state.speculation.num_drafts > 0
