@@ -65,8 +65,12 @@ class WaitingFeatures:
 
     @property
     def widths(self) -> list[int]:
-        """Numbers of features per request that captured steps read at once: as few as mostly wait, or all."""
+        """Numbers of features per request that a head reads at once, rising: as few as mostly wait, or all."""
         return sorted({self.LEAST_CAPACITY, self.capacity})
+
+    def width_for(self, most: int) -> int:
+        """The width at which to read places that hold at most so many features."""
+        return next(width for width in self.widths if width >= most)
 
     def first_slot(self, place: int) -> int:
         """Index of a place's first slot, counted through all places."""
@@ -106,11 +110,11 @@ class WaitingFeatures:
         if place is not None:
             self._soiled.add(place.number)
 
-    def wipe(self, request: Request) -> None:
-        """Zeroes a request's place after the features that wait there."""
+    def wipe(self, request: Request, first: int | None = None) -> None:
+        """Zeroes a request's place from its slot `first` on; by default, after the features that wait there."""
         place = self._places.get(request)
         if place is not None:
-            self.held[place.number, place.count :] = 0.0
+            self.held[place.number, place.count if first is None else first :] = 0.0
 
     def forget(self, request: Request) -> None:
         """Frees the request's place."""

@@ -73,12 +73,12 @@ class Features:
                 the thread and `listens`, which cannot be traced.
             on_add (`Callable[[], None]`, *optional*): called after hidden states of a boundary have been recorded.
         """
-        before, self._states = self._states, [[] for _ in self._states]
+        before, self._states = (self._states, self._on_add), [[] for _ in self._states]
         self._records_unchecked, self._on_add = for_compiler, on_add
         try:
             yield self._states
         finally:
-            self._states, self._records_unchecked, self._on_add = before, False, None
+            (self._states, self._on_add), self._records_unchecked = before, False
 
     def take(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
 
-_of_thread = threading.local()
+class _Streams:
+    """The streams of a thread, by device and purpose."""
+
+    def __init__(self) -> None:
+        self.by_purpose: dict[tuple[int, str], torch.cuda.Stream] = {}
+
+
+_of_this_thread, _of_all, _handing_out = threading.local(), weakref.WeakSet[_Streams](), threading.Lock()
+_NUM_STREAMS = 32
+"""Number of streams per device that torch hands out, in turn."""
 
 
 def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     """
-    This thread's stream on a device for a purpose. Memory that one captured graph leaves to another of the same
-    `GraphPool` is that of the same stream: captures on new streams share none.
+    This thread's stream on a device for a purpose; no other living thread gets it, as long as there are enough. Memory
+    that one captured graph leaves to another of the same `GraphPool` is that of the same stream: captures on new
+    streams share none.
     """
-    streams: dict[tuple[torch.device, str], torch.cuda.Stream] = vars(_of_thread).setdefault("streams", {})
-    if (device, purpose) not in streams:
-        streams[device, purpose] = torch.cuda.Stream(device)
-    return streams[device, purpose]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    streams: _Streams = vars(_of_this_thread).setdefault("streams", _Streams())
+    if (index, purpose) not in streams.by_purpose:
+        with _handing_out:
+            _of_all.add(streams)
+            taken = [stream for other in _of_all for stream in other.by_purpose.values()]
+            drawn = (torch.cuda.Stream(index) for _ in range(_NUM_STREAMS))
+            free = (stream for stream in drawn if stream not in taken)
+            streams.by_purpose[index, purpose] = next(free, None) or torch.cuda.Stream(index)
+    return streams.by_purpose[index, purpose]
 
 
 class Branch:
@@ -58,5 +75,8 @@ class Branch:
         try:
             with torch.cuda.stream(side):
                 yield
-        finally:
-            main.wait_stream(side)
+        except BaseException:
+            with suppress(RuntimeError):  # the first error says more
+                main.wait_stream(side)
+            raise
+        main.wait_stream(side)

@@ -19,7 +19,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
     """While requests come, go, change places, and lose blocks to others that they get back later."""
     manager = tiny_model("llama").init_continuous_batching(assistant_model=NgramDraft())
     draws, pool, size = random.Random(0), BlockPool(40, 4), StepSize(rows=6, blocks=10, depth=2, lag=lag)
-    rows, own, names = InFlightRows(size, torch.device("cpu")), [], iter(range(10**6))
+    rows, own, names = InFlightRows(size, torch.device("cpu"), 0), [], iter(range(10**6))
 
     def new_request() -> Request:
         options = draws.choice([{"do_sample": False}, {"do_sample": True, "temperature": 0.5, "top_k": 7}])
@@ -44,7 +44,7 @@ def test_reused_rows_are_told_the_same_as_new_rows(lag: int) -> None:
         loaded = own[: draws.randint(1, len(own))]  # the others' rows rest, and may be theirs again
         counts = [draws.randint(1, lag) for _ in loaded]
         values = RowValues([WalkKind.GREEDY] * len(loaded), *[counts] * 5, draft_temperature=[1.0] * len(loaded))
-        fresh = InFlightRows(size, torch.device("cpu"))
+        fresh = InFlightRows(size, torch.device("cpu"), 0)
         for one in (rows, fresh):
             one.load(loaded, values)
         assert torch.equal(rows._told, fresh._told)

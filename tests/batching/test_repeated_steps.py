@@ -103,7 +103,7 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
         ]
         for request in requests:
             pool.reserve(request.table, 40)
-        rows, fresh = (InFlightRows(size, torch.device("cpu")) for _ in range(2))
+        rows, fresh = (InFlightRows(size, torch.device("cpu"), 0) for _ in range(2))
         counts, slots = [draws.randint(1, lag) for _ in requests], [64 * place for place in range(5)]
         rows.load(requests, values(requests, counts, slots))
         for _ in range(3):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
+from support.batches import limits
+from support.goldens import trained_target
+from support.graphs import install_stand_in
+from support.heads import trained_head
 from support.models import tiny_model
 
+from hf_specdec.batching.device_steps import prompts
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.graphs import Branch, GraphPool, record_cuda_graph
 from hf_specdec.graphs.streams import own_stream
@@ -36,6 +44,36 @@ def test_recorded_features_tell_of_each_boundary() -> None:
         assert told == [0, 1]  # only inside the context
 
 
+def test_heads_read_prompts_in_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins at the last of the boundaries whose hidden states the head reads."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    install_stand_in(monkeypatch, with_kernel=True)
+    told: list[str] = []
+
+    class Noted(Branch):
+        def begin(self) -> None:
+            told.append("begin")
+            super().begin()
+
+        @contextmanager
+        def running(self) -> Iterator[None]:
+            told.append("running")
+            with super().running():
+                yield
+
+    monkeypatch.setattr(prompts, "Branch", Noted)
+    target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
+    manager = target.init_continuous_batching(
+        assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_batch_tokens=512)
+    )
+    with manager:
+        for _ in range(3):  # captured when it comes for the second time
+            assert manager.get_result(manager.add_request([5] * 200, max_new_tokens=2), timeout=60).error is None
+    boundaries = len(head.config.aux_boundaries(target.config.num_hidden_layers))
+    assert boundaries > 1
+    assert told and told == [*["begin"] * boundaries, "running"] * (len(told) // (boundaries + 1))
+
+
 # ----------------------------------------------------------------------------------------------------------- on a GPU
 
 
@@ -53,7 +91,7 @@ def test_each_thread_keeps_its_streams() -> None:
 @NEEDS_CUDA
 @pytest.mark.parametrize("begins", [True, False])
 def test_replays_with_a_branch(begins: bool) -> None:
-    """The branch reads what was there at `begin`; what follows it sees its results, in every replay."""
+    """What follows the branch sees its results, in every replay."""
     inputs, kept = torch.zeros(512, 512, device=CUDA), torch.zeros(512, 512, device=CUDA)
 
     def run() -> list[torch.Tensor]:

@@ -108,3 +108,16 @@ def test_a_load_that_rises_and_falls(tmp_path: Path) -> None:
     assert high["share_with_speculation"] < 0.5 < min(low["share_with_speculation"], again["share_with_speculation"])
     assert low["acceptance_length"] > 1.5 and again["acceptance_length"] > 1.5
     assert all(phase["acceptance_length"] is None for phase in found["phases"]["never"])
+
+
+@pytest.mark.slow
+def test_the_hosts_part_of_a_load() -> None:
+    options = ["--concurrency", "1", "3", "--rounds", "1", "--output-len", "20"]
+    command = [sys.executable, str(BENCHMARKS / "host_time.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    results = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert [(one["concurrency"], one["contender"]) for one in results] == [
+        (concurrency, name) for concurrency in (1, 3) for name in ("plain", "off")
+    ]
+    for one in results:
+        assert 0 <= one["idle"] < 1 and one["itl_ms"] > 2.8 and one["tokens_per_second"] < 1e3

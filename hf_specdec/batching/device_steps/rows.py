@@ -75,10 +75,10 @@ class InFlightRows:
     Args:
         size (`StepSize`): the step's size.
         device (`torch.device`): device of the step.
-        unwanted_slot (`int`, *optional*): the slot in `WaitingFeatures` to which rows without a place write.
+        unwanted_slot (`int`): the slot in `WaitingFeatures` to which rows without a place write.
     """
 
-    def __init__(self, size: StepSize, device: torch.device, unwanted_slot: int = 0):
+    def __init__(self, size: StepSize, device: torch.device, unwanted_slot: int):
         self.size, self.device, self._unwanted_slot = size, device, unwanted_slot
         rows, new = size.rows, size.depth + 1
         moving = {

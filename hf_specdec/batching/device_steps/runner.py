@@ -114,9 +114,8 @@ class DeviceSteps:
     ) -> Iterator[Outcome]:
         """
         Runs a captured step of all these requests, and yields its outcome. Yields nothing if the step cannot be
-        captured; requests and draft are then unchanged, except that parts before one whose capture failed have written
-        features. (That happens at most once, since a failure ends all captures. Drafts from these features may be
-        worse.)
+        captured; requests and draft are then unchanged, except that features of parts before one whose capture failed
+        are zero. (That happens at most once, since a failure ends all captures. Drafts from them may be worse.)
 
         As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
         way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
@@ -128,10 +127,12 @@ class DeviceSteps:
         if parts is None:
             return
         captures = self._captures
-        outcome, steps, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), [], None, False
+        outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
+        steps: list[InFlightStep] = []
         for part in parts:
             step = self._launch(requests, part)
             if step is None:
+                self._drop_features(requests, parts[: len(steps)])
                 return
             outcome.launched_at = outcome.launched_at or step.launched_at
             if len(parts) == 1:
@@ -151,6 +152,12 @@ class DeviceSteps:
             self._note(requests, repeats.part, repeats.step, outcome)
             repeats.count_drafts(outcome)
             yield outcome
+
+    def _drop_features(self, requests: list[Request], parts: list[StepPart]) -> None:
+        """Zeroes features of requests whose parts have written new ones, NaN perhaps, of which nothing is taken."""
+        if self._drafting.features is not None:
+            for row in (row for part in parts for row in part.rows):
+                self._drafting.features.wipe(requests[row], 0)
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
@@ -193,7 +200,8 @@ class DeviceSteps:
         lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
         if self._reads_first(part, lag, waits):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
-            lag = self._reading_width(max(waits))
+            store: Any = self._drafting.features
+            lag = store.width_for(max(self.reads_always, *waits))
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
         of_plain = [0] * len(part.plain)
@@ -250,11 +258,6 @@ class DeviceSteps:
         store: Any = self._drafting.features
         is_full = not part.groups and most == store.capacity
         return is_too_far or is_full or self.reads_always > 0
-
-    def _reading_width(self, most: int) -> int:
-        """Width at which EAGLE heads read waiting features, of which there are at most `most` per row."""
-        store: Any = self._drafting.features
-        return next(width for width in store.widths if width >= max(most, self.reads_always))
 
     def _features_of(
         self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int

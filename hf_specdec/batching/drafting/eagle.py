@@ -138,7 +138,7 @@ class EagleDrafting(Drafting):
         assert self.features is not None
         counts = [self._num_waiting(row) for row in requests]
         ends = [self.cache.length_of(row.table) + count for row, count in zip(requests, counts, strict=True)]
-        features = self.features.of(requests, self.features.capacity)
+        features = self.features.of(requests, self.features.width_for(max(counts)))
         self._read(requests, features, [list(range(count)) for count in counts], [end - 1 for end in ends])
         self.features.keep_last(requests)
 
