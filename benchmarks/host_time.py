@@ -43,8 +43,8 @@ from hf_specdec.serving.engine.process import SWITCH_INTERVAL
 
 DECODING = {1: 2.88, 2: 3.05, 4: 3.13, 8: 3.20, 16: 3.28, 32: 3.42, 64: 3.53}
 """Milliseconds of a decoding step without drafts, by number of rows."""
-PREFILL = {1: 4.98, 2: 6.53, 4: 10.4, 8: 17.5, 16: 34.0}
-"""Milliseconds of a prefill step, by number of prompts of 1,000 tokens."""
+PREFILL = {1: 4.98, 2: 6.53, 4: 10.4, 8: 17.5}
+"""Milliseconds of a prefill step, by number of prompts of 1,000 tokens; no step reads more than eight."""
 READING = 1.05
 """How many times as long a decoding step takes in which the head catches up."""
 
