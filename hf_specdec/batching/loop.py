@@ -254,8 +254,10 @@ class RequestLoop:
     def _go_on(self) -> bool:
         """Runs a step or several, or waits for requests. Returns False if the thread is to pause or to end."""
         self._news.clear()
+        if self.pauses.are_wanted:  # nothing is taken in before a `prepare` that the pause has put off
+            return False
         self._take_in()
-        if self._is_to_end or self.pauses.are_wanted:
+        if self._is_to_end:
             return False
         if self.engine.scheduler.has_work:
             for requests in self.engine.step():

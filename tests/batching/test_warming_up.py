@@ -120,6 +120,7 @@ def test_a_pause_puts_the_warm_up_off() -> None:
 
     manager._requests_of_nobody = pause_soon
     with manager:
-        manager.get_result(manager.add_request([4, 5], max_new_tokens=3), timeout=120)
+        output = manager.get_result(manager.add_request([4, 5], max_new_tokens=3), timeout=60)
+        assert output.generated_tokens == text_alone(target, [4, 5], max_new_tokens=3)  # the request is not lost
         assert len(paused_at) == 2 and paused_at[1] < len(manager.engine.device_steps._steps) - 4
     assert manager._loop.prepare is None
