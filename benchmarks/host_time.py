@@ -6,7 +6,8 @@ Many requests under load on a device that only takes time: what the host's part 
 Scheduling, results and launches are real, and so is the thread that adds requests and takes results. But no captured
 step runs: each occupies the stand-in for the device as long as it took SmolLM2-135M-Instruct on an H200 (`DECODING`,
 `PREFILL`), and all tokens are equal. The two contenders are our manager without a draft model ("plain") and with an
-EAGLE head whose speculation is off ("off"); both get the same times, so that they differ by the host's work alone.
+EAGLE head whose speculation is off ("off"). Both get the same times, except that steps in which the head catches up are
+assumed to take a twentieth longer (`READING`), so that otherwise they differ by the host's work alone.
 "Idle" is the share of the time in which the device has nothing to do although requests are open. Host times depend on
 the CPU: compare contenders and commits on one machine. Prints a table, then one JSON line.
 """
@@ -46,7 +47,7 @@ DECODING = {1: 2.88, 2: 3.05, 4: 3.13, 8: 3.20, 16: 3.28, 32: 3.42, 64: 3.53}
 PREFILL = {1: 4.98, 2: 6.53, 4: 10.4, 8: 17.5}
 """Milliseconds of a prefill step, by number of prompts of 1,000 tokens; no step reads more than eight."""
 READING = 1.05
-"""How many times as long a decoding step takes in which the head catches up."""
+"""How many times as long a decoding step takes in which the head catches up: assumed, not measured."""
 
 
 class Device:

@@ -38,9 +38,9 @@ class WaitingFeatures:
     """
 
     LEAST_CAPACITY, MOST_CAPACITY = 64, 256
-    """Bounds of the number of features that may wait per request."""
-    MOST_BYTES = 128 * 2**20
-    """Size of all places up to which they are larger than the least."""
+    """The two numbers of features that may wait per request, see `capacity_for`."""
+    MOST_BYTES = 256 * 2**20
+    """Most bytes of all places with the larger capacity."""
     NOBODY = 0
     """The place that rows without one read from; it is never written."""
     UNWANTED = 1
@@ -57,15 +57,16 @@ class WaitingFeatures:
 
     @classmethod
     def capacity_for(cls, num_requests: int, num_bytes: int) -> int:
-        """Most features of `num_bytes` each that may wait per request, if there may be so many; a power of two."""
-        capacity = cls.LEAST_CAPACITY
-        while 2 * capacity <= cls.MOST_CAPACITY and 2 * capacity * num_requests * num_bytes <= cls.MOST_BYTES:
-            capacity *= 2
-        return capacity
+        """
+        Most features, of `num_bytes` each, that may wait for each of `num_requests` requests: the larger bound if it
+        takes at most `MOST_BYTES` in all, else the least. (Both are widths for which forwards are captured.)
+        """
+        fits = cls.MOST_CAPACITY * num_requests * num_bytes <= cls.MOST_BYTES
+        return cls.MOST_CAPACITY if fits else cls.LEAST_CAPACITY
 
     @property
     def widths(self) -> list[int]:
-        """Numbers of features per request that a head reads at once, rising: as few as mostly wait, or all."""
+        """Numbers of features per request for which a head's read is captured, rising; mostly few features wait."""
         return sorted({self.LEAST_CAPACITY, self.capacity})
 
     def width_for(self, most: int) -> int:
@@ -75,6 +76,11 @@ class WaitingFeatures:
     def first_slot(self, place: int) -> int:
         """Index of a place's first slot, counted through all places."""
         return place * self.capacity
+
+    @property
+    def unwanted_slot(self) -> int:
+        """The first slot of `UNWANTED`."""
+        return self.first_slot(self.UNWANTED)
 
     def count(self, request: Request) -> int:
         """Number of features of a request that wait."""

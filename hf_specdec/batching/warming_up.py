@@ -32,14 +32,14 @@ class Case:
         number (`int`): number of requests.
         do_sample (`bool`): whether the requests are sampled.
         length (`int`, *optional*): prompt length in tokens; by default a few tokens.
-        reads (`int`): width at which an EAGLE head reads its waiting features in every step; 0: it need not read.
+        read_width (`int`): width at which an EAGLE head reads its waiting features in every step; 0: it need not read.
     """
 
     tree: TokenTree | DynamicTree | None
     number: int
     do_sample: bool = False
     length: int | None = None
-    reads: int = 0
+    read_width: int = 0
 
 
 def warm_up(
@@ -63,11 +63,11 @@ def warm_up(
             for case in chain(_steps(engine, new_requests), _prompts(engine)):
                 if not goes_on():
                     break
-                engine.device_steps.reads_always = case.reads
+                engine.device_steps.read_width = case.read_width
                 with engine.choices.always(case.tree):
                     _run(engine, new_requests(case.number, case.do_sample, case.length))
     finally:
-        engine.device_steps.reads_always = 0
+        engine.device_steps.read_width = 0
         engine.reset_counts()
         engine.forget_temperatures()
         engine.choices.forget_texts()
@@ -81,7 +81,7 @@ def _steps(engine: Engine, new_requests: Callable[..., list[Request]]) -> Iterat
             yield Case(None, size, do_sample)
             if engine.drafting.features is not None:
                 for width in engine.drafting.features.widths:
-                    yield Case(None, size, do_sample, reads=width)
+                    yield Case(None, size, do_sample, read_width=width)
             if not engine.policy.speculates(size, 0):
                 continue
             trees = [tree for one in new_requests(1, do_sample) for tree in engine.choices.trees_of(one)]
@@ -113,5 +113,6 @@ def _run(engine: Engine, requests: list[Request]) -> None:
                 engine.end(request)
     if drafting.has_part and drafting.features is None:  # a draft model catches up by forwards from the host
         drafting.lags([one for one in scheduler.running if drafting.knows(one)], 1)
-    for request in [*scheduler.active, *scheduler.waiting]:
-        engine.end(request)
+    for request in requests:
+        if not request.is_over:
+            engine.end(request)

@@ -25,9 +25,9 @@ _NUM_STREAMS = 32
 
 def own_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     """
-    This thread's stream on a device for a purpose; no other living thread gets it, as long as there are enough. Memory
-    that one captured graph leaves to another of the same `GraphPool` is that of the same stream: captures on new
-    streams share none.
+    This thread's stream on a device for a purpose; this function gives it to no other living thread, as long as there
+    are enough. Memory that one captured graph leaves to another of the same `GraphPool` is that of the same stream:
+    captures on new streams share none.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     streams: _Streams = vars(_of_this_thread).setdefault("streams", _Streams())

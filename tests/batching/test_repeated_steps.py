@@ -405,7 +405,7 @@ def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
         drafted = manager.get_result(manager.add_request(prompts[1], max_new_tokens=60), timeout=100)
         assert drafted.generated_tokens == text_alone(target, prompts[1], max_new_tokens=60)
         store = manager.engine.drafting.features
-    assert len(repeats) > 200 and slots == {store.first_slot(store.UNWANTED)}
+    assert len(repeats) > 200 and slots == {store.unwanted_slot}
     assert_nothing_left(manager)
 
 

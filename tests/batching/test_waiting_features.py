@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.batches import limits, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import install_stand_in
@@ -12,6 +14,7 @@ from support.heads import trained_head
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.batching.device_steps import stored
+from hf_specdec.batching.device_steps.runner import DeviceSteps
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.batching.memory import bytes_per_request
 from hf_specdec.batching.waiting_features import WaitingFeatures
@@ -19,18 +22,39 @@ from hf_specdec.batching.waiting_features import WaitingFeatures
 
 @pytest.mark.parametrize(
     "num_requests, num_bytes, capacity",
-    [(4, 100, 256), (64, 2 * 3 * 576, 256), (256, 2 * 3 * 576, 128), (256, 2 * 3 * 4096, 64), (4096, 10**6, 64)],
+    [(4, 100, 256), (64, 2 * 3 * 576, 256), (256, 2 * 3 * 576, 256), (256, 2 * 3 * 4096, 64), (4096, 10**6, 64)],
 )
 def test_more_wait_where_they_take_little_memory(num_requests: int, num_bytes: int, capacity: int) -> None:
     assert WaitingFeatures.capacity_for(num_requests, num_bytes) == capacity
 
 
-def test_memory_is_counted_as_it_is_taken() -> None:
-    head = trained_head()
-    size = head.config.feature_size * head.dtype.itemsize
-    for num_requests in (4, 100_000):
-        capacity = WaitingFeatures.capacity_for(num_requests, size)
-        assert set(bytes_per_request([trained_target(), head], num_requests).values()) == {capacity * size}
+@pytest.mark.parametrize("most_bytes", [2**30, 0], ids=["large", "small"])
+def test_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
+    pytest.importorskip("triton", reason="the kernels need triton")
+    install_stand_in(monkeypatch, with_kernel=True)
+    monkeypatch.setattr(WaitingFeatures, "MOST_BYTES", most_bytes)
+    target, head = trained_target(), trained_head()
+    manager = target.init_continuous_batching(
+        assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_requests_per_batch=3)
+    )
+    store = manager.engine.drafting.features
+    assert store is not None
+    taken = store.held[0].numel() * store.held.element_size()
+    assert set(bytes_per_request([target, head], 3).values()) == {taken}
+
+
+def test_dropped_steps_leave_features_that_they_have_not_read() -> None:
+    """A row that is read has new features from its first slot on, another one after those that wait."""
+    store = WaitingFeatures(2, 1, torch.device("cpu"), torch.float32, 64)
+    drafted, plain = requests = [object(), object()]
+    for request in requests:
+        store.put([request], torch.ones(1, 5, 1), [5])
+        store.held[store.place(request), 5:7] = torch.nan
+    steps = DeviceSteps.__new__(DeviceSteps)
+    steps._drafting = SimpleNamespace(features=store)
+    steps._drop_features(requests, [SimpleNamespace(rows=[0, 1], drafted=[0], reading=[])])
+    assert not store.of([drafted], 64).any()
+    assert store.of([plain], 64).sum() == 5
 
 
 def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from support.heads import trained_head
 from support.models import tiny_model
 
 from hf_specdec.batching.device_steps import prompts
+from hf_specdec.batching.device_steps.drafts import InFlightHeadPart
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.graphs import Branch, GraphPool, record_cuda_graph
 from hf_specdec.graphs.streams import own_stream
@@ -60,8 +62,16 @@ def test_heads_read_prompts_in_a_branch(monkeypatch: pytest.MonkeyPatch) -> None
             told.append("running")
             with super().running():
                 yield
+            told.append("done")
+
+    read = InFlightHeadPart.read
+
+    def noted(self: InFlightHeadPart, *args: Any, **options: Any) -> Any:
+        told.append("read")
+        return read(self, *args, **options)
 
     monkeypatch.setattr(prompts, "Branch", Noted)
+    monkeypatch.setattr(InFlightHeadPart, "read", noted)
     target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
     manager = target.init_continuous_batching(
         assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_batch_tokens=512)
@@ -71,7 +81,11 @@ def test_heads_read_prompts_in_a_branch(monkeypatch: pytest.MonkeyPatch) -> None
             assert manager.get_result(manager.add_request([5] * 200, max_new_tokens=2), timeout=60).error is None
     boundaries = len(head.config.aux_boundaries(target.config.num_hidden_layers))
     assert boundaries > 1
-    assert told and told == [*["begin"] * boundaries, "running"] * (len(told) // (boundaries + 1))
+    assert "done" in told
+    while "done" in told:
+        end = told.index("done") + 1
+        assert told[:end][-boundaries - 3 :] == [*["begin"] * boundaries, "running", "read", "done"]
+        del told[:end]
 
 
 # ----------------------------------------------------------------------------------------------------------- on a GPU

@@ -36,7 +36,7 @@ class CapturedStep(ABC):
 
     def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize):
         store = drafting.features
-        unwanted_slot = 0 if store is None else store.first_slot(store.UNWANTED)
+        unwanted_slot = 0 if store is None else store.unwanted_slot
         self._target, self.rows = target, InFlightRows(size, target.device, unwanted_slot)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]

@@ -219,7 +219,7 @@ class DevicePrompts:
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
         kinds = [kind_of(one, False) if begin else WalkKind.RESTS for one, begin in zip(requests, begins, strict=True)]
-        slots = [0 if store is None else store.first_slot(store.UNWANTED)] * len(requests)
+        slots = [0 if store is None else store.unwanted_slot] * len(requests)
         if store is not None:
             for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):
                 if begin and request.options.plan is not None:

@@ -69,7 +69,7 @@ class DeviceSteps:
         """Called by the engine's thread while the device runs a step, and before a capture, which takes long."""
         self.works = False
         """Whether steps can be captured; see `renew`."""
-        self.reads_always = 0
+        self.read_width = 0
         """Least width at which EAGLE heads read in every step, as in a warm-up; 0: they read when they have to."""
         self.prompts = DevicePrompts(self, target, drafting)
         """Captured prefill steps."""
@@ -154,10 +154,12 @@ class DeviceSteps:
             yield outcome
 
     def _drop_features(self, requests: list[Request], parts: list[StepPart]) -> None:
-        """Zeroes features of requests whose parts have written new ones, NaN perhaps, of which nothing is taken."""
+        """Zeroes the new features, NaN perhaps, that these parts have written and of which nothing is taken."""
         if self._drafting.features is not None:
-            for row in (row for part in parts for row in part.rows):
-                self._drafting.features.wipe(requests[row], 0)
+            for part in parts:
+                read = {*part.drafted, *part.reading}
+                for row in part.rows:  # those that were not read have new features after their waiting ones
+                    self._drafting.features.wipe(requests[row], 0 if row in read else None)
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
@@ -201,7 +203,7 @@ class DeviceSteps:
         if self._reads_first(part, lag, waits):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
             store: Any = self._drafting.features
-            lag = store.width_for(max(self.reads_always, *waits))
+            lag = store.width_for(max(self.read_width, *waits))
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
         depth = 0 if part.tree is None else part.tree.depth
         of_plain = [0] * len(part.plain)
@@ -257,7 +259,7 @@ class DeviceSteps:
         is_too_far = max(waits[: len(part.drafted)], default=0) > lag
         store: Any = self._drafting.features
         is_full = not part.groups and most == store.capacity
-        return is_too_far or is_full or self.reads_always > 0
+        return is_too_far or is_full or self.read_width > 0
 
     def _features_of(
         self, own: list[Request], lags: dict[Request, int], waits: list[int], new: int
@@ -270,7 +272,7 @@ class DeviceSteps:
         store, places = self._drafting.features, [WaitingFeatures.NOBODY] * len(own)
         if store is None:
             return places, [0] * len(own)
-        slots = [store.first_slot(store.UNWANTED)] * len(own)
+        slots = [store.unwanted_slot] * len(own)
         if max(waits) + new > store.capacity:
             self._drafting.make_room([one for one in own if one not in lags], new)
             waits = store.counts(own)

@@ -212,6 +212,21 @@ def test_splits_fill_the_device() -> None:
     assert choose_num_splits(8, 1, 132, small) == 1
 
 
+def test_nodes_past_the_block_table_have_no_keys(device: torch.device) -> None:
+    """Whatever lies in memory after a row's table is no block of that row."""
+    arguments = inputs(Case(batch=1, page_size=16, capacity=96), device)
+    arguments["lengths"].fill_(94)  # two nodes are in the last block, and three would be in the next one
+    for name in ("key", "value"):
+        arguments[name] = torch.nn.functional.pad(arguments[name], (0, 0, 0, 0, 0, 0, 0, 1), value=torch.nan)
+    table = arguments["block_tables"]
+    memory = torch.full((2, table.shape[1]), len(arguments["key"]) - 1, dtype=torch.int32, device=device)
+    memory[:1] = table
+    arguments["block_tables"] = memory[:1]
+    out = arguments["query"].new_empty(1, 5, 4, 16)
+    launch_tree_attention(**arguments, num_splits=None, out=out)
+    torch.testing.assert_close(out, tree_attention_naive(**arguments))
+
+
 # ------------------------------------------------------------------------------------------------------------ on a GPU
 
 LARGE = {

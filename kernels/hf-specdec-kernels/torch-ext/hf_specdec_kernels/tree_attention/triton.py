@@ -54,11 +54,11 @@ def _slot_offsets(slots, inside, table, stride_block, stride_slot, PAGE_SIZE: tl
     return offsets
 
 
-@triton.jit(do_not_specialize=["window", "queries", "num_nodes", "num_splits", "num_tiles"])
+@triton.jit(do_not_specialize=["window", "queries", "num_nodes", "capacity", "num_splits", "num_tiles"])
 def _tree_attention_kernel(
     query, key, value, out, partial, partial_highest, partial_total,
     lengths, first_slots, ancestors, query_depths, node_depths, block_tables, sinks,
-    scale, softcap, window, queries, num_nodes, num_splits, num_tiles,
+    scale, softcap, window, queries, num_nodes, capacity, num_splits, num_tiles,
     query_stride_b, query_stride_h, query_stride_n, query_stride_d,
     key_stride_b, key_stride_h, key_stride_s, key_stride_d,
     value_stride_b, value_stride_h, value_stride_s, value_stride_d,
@@ -150,7 +150,8 @@ def _tree_attention_kernel(
         in_tree = block >= committed_blocks
         first_node = tl.maximum((block - committed_blocks) * BLOCK_N, 0)
         slots = tl.where(in_tree, length + first_node, start + block * BLOCK_N) + in_block
-        inside = slots < tl.where(in_tree, length + num_nodes, length)
+        # Nodes past the last slot (padding) have no keys: after a block table lies other memory.
+        inside = slots < tl.minimum(tl.where(in_tree, length + num_nodes, length), capacity)
         # BLOCK_N divides 64: the nodes of a block share a word.
         words = tl.load(
             ancestors
@@ -334,7 +335,7 @@ def launch_tree_attention(
         query, key, value, out, partial, partial_highest, partial_total,
         lengths, lengths if first_slots is None else first_slots, ancestors, query_depths, node_depths,
         block_tables if paged else lengths, lengths if sinks is None else sinks,
-        scale, softcap or 0.0, window or 0, queries, num_nodes, num_splits, num_tiles,
+        scale, softcap or 0.0, window or 0, queries, num_nodes, capacity, num_splits, num_tiles,
         *query.stride(), *key.stride(), *value.stride(), *out.stride(),
         *_strides(ancestors), *_strides(query_depths)[:2], *_strides(node_depths)[:2],
         block_tables.stride(0) if paged else 0,
