@@ -6,10 +6,10 @@ Many requests under load on a device that only takes time: what the host's part 
 Scheduling, results and launches are real, and so is the thread that adds requests and takes results. But no captured
 step runs: each occupies the stand-in for the device as long as it took SmolLM2-135M-Instruct on an H200 (`DECODING`,
 `PREFILL`), and all tokens are equal. The two contenders are our manager without a draft model ("plain") and with an
-EAGLE head whose speculation is off ("off"). Both get the same times, except that steps in which the head catches up are
-assumed to take a twentieth longer (`READING`), so that otherwise they differ by the host's work alone.
-"Idle" is the share of the time in which the device has nothing to do although requests are open. Host times depend on
-the CPU: compare contenders and commits on one machine. Prints a table, then one JSON line.
+EAGLE head whose speculation is off ("off"). Both get the same times, so that they differ by the host's work alone
+(only steps in which the head catches up are assumed to take a twentieth longer, see `READING`). "Idle" is the share of
+the time in which the device has nothing to do although requests are open. Host times depend on the CPU: compare
+contenders and commits on one machine. Prints a table, then one JSON line.
 """
 
 from __future__ import annotations

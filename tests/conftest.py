@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +17,82 @@ torch.set_num_threads(1)  # the models are so tiny that a second thread only cos
 
 settings.register_profile("the same examples every time", derandomize=True)
 settings.load_profile("the same examples every time")
+
+
+HERE = Path(__file__).parent
+ANY_VERSION = (
+    "batching/test_device_auto.py",
+    "batching/test_device_rows.py",
+    "batching/test_device_samples.py",
+    "batching/test_draft_temperatures.py",
+    "batching/test_graphs.py",
+    "batching/test_limits.py",
+    "batching/test_paged_cache.py",
+    "batching/test_pauses.py",
+    "batching/test_policy.py",
+    "batching/test_random_mixes.py",
+    "batching/test_repeated_steps.py",
+    "batching/test_sampling.py",
+    "batching/test_scheduler.py",
+    "batching/test_soak.py",
+    "batching/test_waiting_features.py",
+    "batching/test_warming_up.py",
+    "benchmarking",
+    "cards",
+    "cli",
+    "device_steps/test_drawing.py",
+    "device_steps/test_edges.py",
+    "device_steps/test_memory.py",
+    "device_steps/test_sampling.py",
+    "device_steps/test_which_calls.py",
+    "distributed/test_data_parallel.py",
+    "doctor",
+    "drafters/test_growth.py",
+    "eagle/test_card.py",
+    "eagle/test_damaged.py",
+    "eagle/test_layer_ids.py",
+    "graphs",
+    "kernels",
+    "serving/test_engine.py",
+    "serving/test_load_benchmark.py",
+    "serving/test_parts.py",
+    "serving/test_stop_strings.py",
+    "serving/test_streams.py",
+    "space",
+    "test_docs.py",
+    "test_docstrings.py",
+    "test_model_cards.py",
+    "test_packaging.py",
+    "test_random_generators.py",
+    "test_scripts.py",
+    "training/test_data.py",
+    "training/test_description.py",
+    "training/test_objectives.py",
+    "training/test_openings.py",
+    "training/test_packing.py",
+    "training/test_processes.py",
+    "training/test_reading.py",
+    "training/test_self_generate.py",
+    "training/test_vocabulary.py",
+    "trees",
+    "verification/test_draft_temperature.py",
+    "verification/test_exact_statistics.py",
+    "verification/test_reads_ahead.py",
+    "verification/test_rejection.py",
+    "verification/test_sampling_exactness.py",
+    "verification/test_wrong_samplers.py",
+)
+"""
+Folders and files of tests whose subject is the library's own: they call transformers at most in ways that other tests
+check with every version. `make test-oldest` leaves them out.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.path.is_relative_to(HERE / place) for place in ANY_VERSION):
+            item.add_marker(pytest.mark.any_version)
 
 
 @pytest.fixture(autouse=True)

@@ -42,7 +42,6 @@ def notes(file: Path) -> list[tuple[int, str]]:
     return [(value.lineno, value.value.strip()) for value in values if isinstance(value.value, str)]
 
 
-@pytest.mark.any_version
 @pytest.mark.parametrize("folder", ["hf_specdec", "kernels/hf-specdec-kernels"])
 def test_docstrings_name_their_subject(folder: str) -> None:
     found = [(file, *note) for file in (ROOT / folder).rglob("*.py") for note in notes(file)]

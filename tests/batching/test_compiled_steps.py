@@ -60,7 +60,7 @@ def test_heads(stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
-@pytest.mark.any_version
+@pytest.mark.slow
 def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     """One and several are compiled, and trees and none; what is captured of other sizes is made of these."""
     target, prompts = trained_target(), ragged_prompts((9,) * 8)
@@ -111,6 +111,7 @@ def test_layers_are_what_they_were_and_are_to_other_threads() -> None:
     assert torch.equal(found[0], expected) and len(asked) == 2 and counters["stats"]["unique_graphs"] == 0
 
 
+@pytest.mark.slow
 def test_prompts(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of some width are read by compiled forwards, too, and a head along with them."""
     monkeypatch.setattr(PagedGraphs, "prompt_widths", (8, 16))

@@ -52,7 +52,9 @@ def len_of_text(output: Any) -> int:
     return len(output.generated_tokens)
 
 
-@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "tree", [pytest.param(IRREGULAR, id="static"), pytest.param(DYNAMIC, id="dynamic", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
     """Rows come and go, past sliding windows; the same graphs serve batches of several sizes."""
@@ -67,7 +69,9 @@ def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
         assert stand_in.replays > 20 and 0 < stand_in.captures < 40 and stand_in.attended > 0
 
 
-@pytest.mark.parametrize("kind", ["head", "ngram", "draft"])
+@pytest.mark.parametrize(
+    "kind", ["head", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ngram", "draft"))]
+)
 def test_drafters(kind: str, stand_in: StandIn) -> None:
     target = trained_target()
     assistant = {"head": trained_head, "ngram": NgramDraft, "draft": lambda: noisy_copy(target, 0.02)}[kind]()

@@ -181,7 +181,6 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert accepted[first:] == fresh.speculation.accepted_per_step[0]
 
 
-@pytest.mark.any_version
 @pytest.mark.parametrize("length", [CAPACITY + more for more in (-2, 0, 1)])
 def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows with trees one that can use none, with as many features waiting as there may be."""
@@ -198,7 +197,6 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
     assert manager.state.speculation.num_drafts > 0 and len(manager.engine.device_steps._steps) > 1
 
 
-@pytest.mark.any_version
 @pytest.mark.parametrize(
     "depth, is_first",
     [

@@ -33,11 +33,13 @@ def test_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch, most_
     pytest.importorskip("triton", reason="the kernels need triton")
     install_stand_in(monkeypatch, with_kernel=True)
     monkeypatch.setattr(WaitingFeatures, "MOST_BYTES", most_bytes)
-    target, head = trained_target(), trained_head()
+    target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
     manager = target.init_continuous_batching(
         assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_requests_per_batch=3)
     )
-    store = manager.engine.drafting.features
+    with manager:
+        assert manager.get_result(manager.add_request([5, 6], max_new_tokens=2), timeout=60).error is None
+        store = manager.engine.drafting.features
     assert store is not None
     taken = store.held[0].numel() * store.held.element_size()
     assert set(bytes_per_request([target, head], 3).values()) == {taken}

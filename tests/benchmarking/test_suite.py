@@ -55,6 +55,7 @@ def test_all_targets_are_tried(tmp_path: Path) -> None:
     assert targets["P8"]["values"]["drawn over best"] == pytest.approx(drawn / best)
 
 
+@pytest.mark.slow
 def test_a_failed_measurement_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(pair: Pair, trace: Path | None) -> None:
         raise RuntimeError("out of luck")

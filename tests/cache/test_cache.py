@@ -468,6 +468,7 @@ def test_foreign_layers_are_refused() -> None:
         )
 
 
+@pytest.mark.any_version
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_writes_are_in_place() -> None:
     """What the compiler makes of a write touches the nodes' slots alone: no buffer is as large as the cache."""

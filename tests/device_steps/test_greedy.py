@@ -46,8 +46,15 @@ def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
     return text
 
 
-@TREES
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    "batch_size, tree",
+    [
+        pytest.param(1, IRREGULAR, id="one row, static"),
+        pytest.param(3, DYNAMIC, id="three rows, dynamic"),
+        pytest.param(1, DYNAMIC, id="one row, dynamic", marks=pytest.mark.slow),
+        pytest.param(3, IRREGULAR, id="three rows, static", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
     target = tiny_model(family, dtype=torch.float32)

@@ -33,6 +33,9 @@ METHODS = {
 }
 
 
+FAST = {("noisy", setting) for setting in ("plain", "temperature", "top-k", "top-p")} | {("head", "top-k")}
+
+
 def sampled(assistant: str, setting: str, method: str = "target, best tokens") -> Fit:
     """How well the first tokens of many rows fit."""
     target = copy.deepcopy(the_target()).float()
@@ -56,7 +59,7 @@ def sampled(assistant: str, setting: str, method: str = "target, best tokens") -
 @pytest.mark.parametrize(
     "assistant, setting, method",
     [
-        pytest.param(assistant, setting, method, marks=pytest.mark.slow if assistant == "other" else ())
+        pytest.param(assistant, setting, method, marks=() if (assistant, setting) in FAST else pytest.mark.slow)
         for assistant in ("noisy", "other", "head")
         for setting in ("plain", "temperature", "top-k", "top-p")
         for method in METHODS

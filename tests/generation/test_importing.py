@@ -70,7 +70,11 @@ def test_no_extra_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["import transformers", "from transformers import AutoModelForCausalLM, LlamaForCausalLM"]
+    "before",
+    [
+        "import transformers",
+        pytest.param("from transformers import AutoModelForCausalLM, LlamaForCausalLM", marks=pytest.mark.slow),
+    ],
 )
 def test_import_takes_less_than_half_a_second(before: str) -> None:
     """Processor time, the median of a few processes."""
@@ -111,7 +115,9 @@ assert hasattr(GenerationMixin._assisted_decoding, "__wrapped__")
     run("\n".join(imports) + program)
 
 
-@pytest.mark.parametrize("home", ["cards", "drafters", "eagle", "medusa"])
+@pytest.mark.parametrize(
+    "home", ["eagle", *(pytest.param(home, marks=pytest.mark.slow) for home in ("cards", "drafters", "medusa"))]
+)
 def test_any_part_first(home: str) -> None:
     names = ", ".join(hf_specdec._HOMES[home])
     run(f"from hf_specdec.{home} import {names}\nfrom hf_specdec import {names}")

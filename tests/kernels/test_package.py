@@ -196,7 +196,6 @@ def test_a_build_can_be_loaded(tmp_path: Path) -> None:
     assert hasattr(getattr(torch.ops, identifier), "tree_attention")
 
 
-@pytest.mark.any_version
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_against_plain_pytorch() -> None:
     """The kernels' own tests, in a process of their own: Triton has to be told before its import to interpret."""

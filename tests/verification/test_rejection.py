@@ -27,8 +27,6 @@ from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
 from hf_specdec.verification import TargetDistribution, walk_by_rejection
 
 
-pytestmark = pytest.mark.any_version
-
 VOCAB = 16
 SAMPLES = 12_000
 """With 16 cells every bias with a total variation over 0.04 is found (`test_power`)."""

@@ -107,7 +107,7 @@ def test_enumeration_by_processors_applied_by_hand():
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("draft", ["noisy", "other"])
+@pytest.mark.parametrize("draft", ["noisy", pytest.param("other", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
 def test_draft_models(method: str, draft: str, setting: str):
     _check(METHODS[method], a_draft(draft), setting)
