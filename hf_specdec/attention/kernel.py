@@ -13,10 +13,14 @@ from transformers import PreTrainedModel
 
 from ..cache.sizes import head_dim_of
 from ..kernels import DEVICES, kernels_are_installed
+from ..trees.token_tree import MAX_NODES
 
 
-MOST_KERNEL_QUERIES = 1024
-"""Most queries per row that attend with the kernel; longer prompt chunks do as well with dense matrix products."""
+MOST_KERNEL_QUERIES = 1 + MAX_NODES
+"""
+Most queries per row that attend with the kernel: the root and the nodes of the largest tree. Longer prompt chunks do
+as well with dense matrix products.
+"""
 NODES_PER_WORD = 64
 _LARGEST_HEAD = 256
 

@@ -21,7 +21,7 @@ class DynamicTree:
 
     Args:
         depth (`int`):
-            Levels of draft tokens.
+            Levels of draft tokens; at most `num_nodes` count, since a path has no more nodes than the tree.
         top_k (`int`):
             Nodes expanded per level, and most children of a node.
         num_nodes (`int`):
@@ -48,6 +48,7 @@ class DynamicTree:
                 f"`DynamicTree(num_nodes={self.num_nodes})`: depth={self.depth} and top_k={self.top_k} make only "
                 f"{self.num_candidates} candidates. Raise `depth` or `top_k`, or lower `num_nodes`."
             )
+        object.__setattr__(self, "depth", min(self.depth, self.num_nodes))
 
     @property
     def num_candidates(self) -> int:

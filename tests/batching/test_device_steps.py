@@ -10,7 +10,7 @@ import torch
 from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
-from support.heads import trained_head
+from support.heads import tiny_head, trained_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from support.sampling import a_head, the_target
@@ -134,6 +134,22 @@ def test_nan_ends_its_request_alone(do_sample: bool, runs: list[InFlightStep]) -
             assert [output.generated_tokens for output in outputs[1:]] == texts[1:]
     assert_nothing_left(manager)
     assert len(runs) > 10
+
+
+def test_a_budget_smaller_than_the_trees_depth(stand_in: StandIn) -> None:
+    """A head's own tree is cut to fewer nodes than it has levels."""
+    target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 9, 3, 7))
+    tree = DynamicTree(depth=8, top_k=10, num_nodes=59)
+    config = SpeculativeConfig(tree=tree, max_step_nodes=24)
+    manager = target.init_continuous_batching(
+        assistant_model=tiny_head(target), speculative_config=config, continuous_batching_config=limits()
+    )
+    with manager:
+        names = manager.add_requests(prompts, max_new_tokens=20)
+        outputs = [manager.get_result(name, timeout=60) for name in names]
+        assert manager.engine.device_steps.works and stand_in.replays > 5
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
 
 
 def test_a_failed_capture_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,27 @@ def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        hf_specdec.DynamicTree(depth=6, top_k=2, num_nodes=3),
+        hf_specdec.DynamicTree(depth=2, top_k=40, num_nodes=1024),
+    ],
+    ids=["fewer nodes than levels", "as many nodes as there may be"],
+)
+def test_extreme_trees(tree: Any, steps: Steps) -> None:
+    target, call = tiny_model(dtype=torch.float32), prompts(3, 14, padding=True)
+    text = target.generate(
+        **call,
+        assistant_model=noisy_copy(target, 0.05),
+        speculative_config=hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True),
+        max_new_tokens=10,
+        do_sample=False,
+    )
+    assert torch.equal(text, target.generate(**call, max_new_tokens=10, do_sample=False))
+    assert steps.captures == 1
+
+
 @TREES
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:

@@ -147,6 +147,10 @@ BAD = {
     "`parents` has shape [3, 4]; it must be [1 or 2, 4]": ("greedy_walk", {"parents": torch.zeros(3, 4)}),
     "`max_depth` is -1": ("greedy_walk", {"max_depth": -1}),
     "`end_tokens` is empty": ("greedy_walk", {"end_tokens": torch.zeros(0, dtype=torch.long)}),
+    "`num_nodes` is 0; it must be positive": (
+        "tree_attention",
+        {"num_nodes": 0, "ancestors": torch.zeros(1, 3, 0, dtype=torch.long)},
+    ),
     "`uniforms` has shape [2, 3]; it must be [2, 4]": ("target_walk", {"uniforms": torch.rand(2, 3)}),
     "`temperature` has dtype torch.float64": ("target_walk", {"temperature": torch.ones(2).double()}),
     "`draft_logits` has shape [2, 4, 9]": ("rejection_walk", {"draft_logits": torch.zeros(2, 4, 9)}),

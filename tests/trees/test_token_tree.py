@@ -277,6 +277,7 @@ def test_bad_dynamic_trees_are_refused(name: str, value: Any) -> None:
 
 def test_dynamic_trees_cannot_have_more_nodes_than_candidates() -> None:
     assert DynamicTree(depth=3, top_k=2, num_nodes=10).num_candidates == 10  # 2 + 4 + 4
+    assert DynamicTree(depth=8, top_k=2, num_nodes=3) == DynamicTree(depth=3, top_k=2, num_nodes=3)
     with pytest.raises(ValueError, match="num_nodes=11.*only 10 candidates"):
         DynamicTree(depth=3, top_k=2, num_nodes=11)
     with pytest.raises(ValueError, match="num_nodes=1025.*at most 1024"):

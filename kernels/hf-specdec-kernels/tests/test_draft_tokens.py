@@ -69,3 +69,13 @@ def test_strides(device: torch.device) -> None:
 def test_large_vocabularies(vocab: int, drawn: bool, device: torch.device) -> None:
     logits, temperature, noise = arguments((4, 10, vocab), torch.float32, drawn, drawn, device)
     compare(logits, 10, temperature, noise)
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_32_bits(device: torch.device) -> None:
+    """Offsets past 2³¹ elements, from a query stride of 2³⁰."""
+    vocab, stride = 100, 2**30
+    memory = torch.zeros(2 * stride + vocab, dtype=torch.bfloat16, device=device)
+    logits = memory.as_strided((1, 3, vocab), (0, stride, 1))
+    logits.copy_(torch.randn(1, 3, vocab))
+    compare(logits, 4, None, None)

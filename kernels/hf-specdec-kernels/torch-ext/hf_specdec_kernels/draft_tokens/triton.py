@@ -25,7 +25,7 @@ def _best_of_part_kernel(
     row = (query // queries).to(tl.int64)
     at = part * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
-    logits += row * logits_stride_b + (query % queries) * logits_stride_q
+    logits += row * logits_stride_b + (query % queries).to(tl.int64) * logits_stride_q
     scores = tl.load(logits + at, mask=inside, other=float("-inf")).to(tl.float32)
     if TEMPERED:
         scores = scores / tl.load(temperature + row)
@@ -36,7 +36,7 @@ def _best_of_part_kernel(
     tl.store(totals + place, tl.sum(tl.exp(scores - shift), axis=0))
     keys = scores
     if NOISE:
-        noise += row * noise_stride_b + (query % queries) * noise_stride_q
+        noise += row * noise_stride_b + (query % queries).to(tl.int64) * noise_stride_q
         keys = scores - tl.log(tl.load(noise + at, mask=inside, other=1.0))
     for rank in range(count):
         key = tl.max(keys, axis=0)
@@ -55,7 +55,7 @@ def _best_of_parts_kernel(
     """Program (query of a row): writes the best of the parts' candidates, and their log-probabilities."""
     query = tl.program_id(0)
     row = (query // queries).to(tl.int64)
-    logits += row * logits_stride_b + (query % queries) * logits_stride_q
+    logits += row * logits_stride_b + (query % queries).to(tl.int64) * logits_stride_q
     part = tl.arange(0, BLOCK_PARTS)
     part_highest = tl.load(highest + query * parts + part, mask=part < parts, other=float("-inf"))
     part_totals = tl.load(totals + query * parts + part, mask=part < parts, other=0.0)

@@ -186,6 +186,8 @@ def _check(
             "are supported. Use the model's own attention."
         )
     check_shape("lengths", lengths, batch)
+    if num_nodes < 1:
+        raise ValueError(f"`num_nodes` is {num_nodes}; it must be positive. Queries are nodes themselves.")
     check_shape("ancestors", ancestors, (1, batch), queries, -(-num_nodes // NODES_PER_WORD))
     check_dtype("ancestors", ancestors, (torch.int64,))
     for name, tensor in (("key", key), ("value", value)):

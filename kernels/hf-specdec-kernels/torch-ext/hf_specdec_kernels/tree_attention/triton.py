@@ -94,8 +94,8 @@ def _tree_attention_kernel(
         mask=pair_inside[:, None] & (dims < HEAD_DIM)[None, :],
         other=0.0,
     )
-    key += kv_head * key_stride_h
-    value += kv_head * value_stride_h
+    key += kv_head.to(tl.int64) * key_stride_h
+    value += kv_head.to(tl.int64) * value_stride_h
     if PAGE_SIZE == 0:
         key += row.to(tl.int64) * key_stride_b
         value += row.to(tl.int64) * value_stride_b
