@@ -14,10 +14,14 @@ from transformers.utils import logging
 from .engine import Engine
 from .pauses import Pauses
 from .request import Request, RequestStatus
+from .request import SpeculativeGenerationOutput as Output
 from .results import Results
 
 
 logger = logging.get_logger(__name__)
+
+STOPPED = "The manager was stopped before the request was done."
+"""Error of requests that a stop at once has ended."""
 
 
 class RequestLoop:
@@ -47,9 +51,11 @@ class RequestLoop:
         while the device runs the next step: until then a request may lose its blocks, but gets no tokens and does not
         fail.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
+        self._ends_here: threading.Event | None = None
+        """Set at the end of `run_here`, whose thread goes on; None in a thread of the loop's own."""
         self._stops: str | None = None
 
     # ------------------------------------------------------------------------------------------------- start and stop
@@ -70,25 +76,32 @@ class RequestLoop:
         """Whether the thread runs and has been asked to end."""
         return self._stops is not None and self.is_running
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._open()
-        self._thread = threading.Thread(target=self._run, name="hf-specdec-manager", daemon=True)
-        self._thread.start()
+    def start(self) -> bool:
+        """Starts the thread. Returns False if it runs already."""
+        thread = threading.Thread(target=self._run, name="hf-specdec-manager", daemon=True)
+        with self._lock:  # of several threads that start it, one does
+            if self.is_running:
+                return False
+            self._open(thread, "")
+            thread.start()
+        return True
 
-    def run_here(self) -> None:
+    def run_here(self, listener: Callable[[list[Output]], None]) -> None:
         """
-        Runs the submitted requests to their end in the calling thread. (On a CPU every computing thread has worker
-        threads of its own. When there are more workers than cores, GNU OpenMP makes them sleep while they wait: on two
-        cores, steps of SmolLM2-135M in a second thread took a fifth longer after the first had computed.)
+        Runs the submitted requests to their end in the calling thread, with their results sent to `listener`. (On a
+        CPU every computing thread has worker threads of its own. When there are more workers than cores, GNU OpenMP
+        makes them sleep while they wait: on two cores, steps of SmolLM2-135M in a second thread took a fifth longer
+        after the first had computed.)
 
         Raises:
             RuntimeError: if the loop is running already.
         """
-        if self.is_running:
-            raise RuntimeError("The manager is running already.")
-        self._open()
-        self._stops, self._thread = "when done", threading.current_thread()
+        with self._lock:
+            if self.is_running:
+                raise RuntimeError("The manager is running already.")
+            self._open(threading.current_thread(), "when done")
+            self._ends_here = threading.Event()
+        self.results.listener = listener
         device = self.engine.target.device.type
         try:
             with ExitStack() as stack:  # the defaults of a new thread
@@ -98,12 +111,16 @@ class RequestLoop:
                     stack.enter_context(torch.device("cpu"))
                 self._run()
         finally:
+            self.results.clear()
             self._thread = None
+            self._ends_here.set()
         if self.fatal_error is not None and not isinstance(self.fatal_error, Exception):
             raise self.fatal_error
 
-    def _open(self) -> None:
-        self.fatal_error = self._stops = None
+    def _open(self, thread: threading.Thread, stops: str) -> None:
+        """Makes the loop ready to run in a thread; `stops` as if `stop` had been called before, or empty."""
+        self.fatal_error = self._ends_here = None
+        self._thread, self._stops = thread, stops or None
         self.results.open()
 
     def stop(self, at_once: bool) -> None:
@@ -111,9 +128,9 @@ class RequestLoop:
         self._stops = "at once" if at_once else self._stops or "when done"
         self._news.set()
 
-    def pause(self) -> None:
+    def pause(self) -> int:
         """
-        Pauses the thread until `pauses.end` is called, and waits until it has paused.
+        Pauses the thread until `pauses.end` is called with the returned holder, and waits until it has paused.
 
         Raises:
             RuntimeError: if the thread does not run, ends first, or is the calling thread.
@@ -122,15 +139,20 @@ class RequestLoop:
             raise RuntimeError("`pause`: the manager is not running. Without a thread there is nothing to pause.")
         if threading.current_thread() is self._thread:
             raise RuntimeError("`pause`: called by the manager's own thread, which would wait for itself.")
-        self.pauses.begin(self._news.set, lambda: self.is_running)
+        return self.pauses.begin(self._news.set, lambda: self.is_running)
 
     def join(self, timeout: float | None) -> None:
         """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
         thread = self._thread
         if thread is None:
             return
-        thread.join(timeout)
-        if thread.is_alive():
+        ends_here, is_here = self._ends_here, thread is threading.current_thread()
+        if ends_here is None or is_here:
+            thread.join(timeout)  # an error in the thread itself
+            has_ended = not thread.is_alive()
+        else:
+            has_ended = ends_here.wait(timeout)
+        if not has_ended:
             logger.warning(f"The manager's thread did not end within {timeout} seconds.")
         elif self._thread is thread:  # else it was started anew meanwhile
             self._thread = None
@@ -164,16 +186,18 @@ class RequestLoop:
         if self.is_stopping:
             raise RuntimeError("The manager is stopping and takes no more requests.")
 
-    def submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Request], check: Callable[[], None] = lambda: None) -> None:
         """
-        Puts requests into the inbox; all of them or, on an error, none.
+        Puts requests into the inbox; all of them or, on an error, none. Until they are in it, nothing is submitted
+        after `check`, which may raise.
 
         Raises:
             ValueError: if a `request_id` is that of another request that is not over.
             RuntimeError: if the thread takes no more requests; see `check_open`.
         """
-        with self._lock:  # a request is either ended by `_end_all` or refused here
+        with self._lock:  # a request is either ended by `fail_all` or refused here
             self.check_open()
+            check()
             for request in requests:
                 if request.request_id in self._requests:
                     raise ValueError(f"`request_id={request.request_id!r}` is running already. Give another.")
@@ -207,12 +231,12 @@ class RequestLoop:
                 if self._is_to_end and not self.pauses.are_wanted:
                     break
                 self._rest()
-            self._end_all("The manager was stopped before the request was done.")
+            self.fail_all(STOPPED)
         except BaseException as error:
             if isinstance(error, Exception):
                 logger.error("The manager has ended with an error.", exc_info=True)
             self.fatal_error = error
-            self._end_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
+            self.fail_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
         finally:
             # No reference cycle: K/V must be freed with the manager.
             self.engine.device_steps.meanwhile, self.engine.has_news = lambda: None, lambda: False
@@ -229,11 +253,11 @@ class RequestLoop:
             if self.pauses.are_wanted and self._stops is None:
                 self.prepare = prepare
         except Exception as error:  # any error: requests are served without it
+            for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:  # dummies alone
+                self.engine.end(request)
             warnings.warn(
                 f"The manager could not warm up, and starts cold: {type(error).__name__}: {error}", stacklevel=2
             )
-            for request in [*self.engine.scheduler.active, *self.engine.scheduler.waiting]:
-                self.engine.end(request)
         finally:
             self.is_preparing = False
 
@@ -254,7 +278,7 @@ class RequestLoop:
     def _go_on(self) -> bool:
         """Runs a step or several, or waits for requests. Returns False if the thread is to pause or to end."""
         self._news.clear()
-        if self.pauses.are_wanted:  # nothing is taken in before a `prepare` that the pause has put off
+        if self.pauses.are_wanted or self.prepare is not None:  # nothing is taken in before a warm-up
             return False
         self._take_in()
         if self._is_to_end:
@@ -273,9 +297,13 @@ class RequestLoop:
         return True
 
     def _tell(self) -> None:
+        outputs = self._take_untold()
+        if outputs:
+            self.results.deliver(outputs)
+
+    def _take_untold(self) -> list[Output]:
         told, self._untold = self._untold, []
-        if told:
-            self.results.deliver([request.to_generation_output(status) for request, status in told])
+        return [request.to_generation_output(status) for request, status in told]
 
     def _take_in(self) -> None:
         while not self._inbox.empty():
@@ -298,8 +326,21 @@ class RequestLoop:
         with self._lock:
             self._requests.pop(request.request_id, None)
 
-    def _end_all(self, error: str) -> None:
-        self._tell()
+    def fail_all(self, error: str) -> None:
+        """
+        Ends all open requests with an error; to be called by the loop's thread, or while it does not run. If the
+        listener raises, further results are queued, and its error is raised at the end.
+        """
+        raised: list[BaseException] = []
+
+        def deliver(outputs: list[Output]) -> None:
+            try:
+                self.results.deliver(outputs)
+            except BaseException as failure:
+                raised.append(failure)
+                self.results.deliver(outputs)  # the listener is not called again
+
+        deliver(self._take_untold())
         with self._lock:
             left = list(self._requests.values())
             for box in (self._inbox, self._cancelled):
@@ -308,7 +349,10 @@ class RequestLoop:
         for request in left:
             request.fail(error)
             with suppress(Exception):  # an error of the device lasts, and must not keep results back
+                self.engine.books.soil([request])
                 self.engine.end(request)
             with self._lock:
                 self._requests.pop(request.request_id, None)
-            self.results.deliver([request.to_generation_output()])
+            deliver([request.to_generation_output()])
+        if raised:
+            raise raised[0]

@@ -25,7 +25,7 @@ from .blocks import BlockPool
 from .engine import Engine
 from .keeping import keep
 from .limits import Limits
-from .loop import RequestLoop
+from .loop import STOPPED, RequestLoop
 from .policy import LoadPolicy
 from .request import Request
 from .request import SpeculativeGenerationOutput as Output
@@ -161,10 +161,8 @@ class SpeculativeBatchingManager:
 
     def start(self) -> None:
         """Starts the thread."""
-        if self.is_running():
+        if not self._loop.start():
             logger.warning("The manager is already running.")
-        else:
-            self._loop.start()
 
     def run_here(self, take: Callable[[list[Output]], None]) -> None:
         """
@@ -173,11 +171,7 @@ class SpeculativeBatchingManager:
         Raises:
             RuntimeError: if the manager is running.
         """
-        self.listen(take)
-        try:
-            self._loop.run_here()
-        finally:
-            self._loop.results.clear()
+        self._loop.run_here(take)
 
     def stop(
         self,
@@ -206,11 +200,20 @@ class SpeculativeBatchingManager:
             self._loop.stop(at_once=hard_stop)
             if block:
                 self.join(timeout=timeout)
+        elif hard_stop:
+            self._loop.fail_all(STOPPED)
         if keep_for_next_session and self._loop.fatal_error is None:
             keep(self)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
-        """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
+        """
+        Waits at most `timeout` seconds (None: for ever) for the thread to end.
+
+        Raises:
+            RuntimeError: without a `timeout`, if the calling thread is inside `pause`, where the thread cannot end.
+        """
+        if timeout is None and self._loop.pauses.are_held_here:
+            raise RuntimeError("`join`: inside a `pause` the manager's thread cannot end. Leave that first.")
         self._loop.join(timeout)
 
     def destroy(self) -> None:
@@ -227,11 +230,11 @@ class SpeculativeBatchingManager:
         Raises:
             RuntimeError: if the manager is not running, ends before it pauses, or is paused from its own thread.
         """
-        self._loop.pause()
+        holder = self._loop.pause()
         try:
             yield
         finally:
-            self._loop.pauses.end()
+            self._loop.pauses.end(holder)
 
     def serves(
         self,
@@ -245,7 +248,8 @@ class SpeculativeBatchingManager:
         admission = self._admission
         is_alike = admission.assistant_model is assistant_model and admission.config == config
         is_alike = is_alike and self._limits == limits and self._made_for == self._models_now()
-        return is_alike and not self.is_running() and self._loop.fatal_error is None
+        is_idle = not self.is_running() and self._loop.num_open == 0
+        return is_alike and is_idle and self._loop.fatal_error is None
 
     def _models_now(self) -> list[Any]:
         """Vocabulary size, dtypes and devices of the models, for which K/V memory and CUDA graphs were made."""
@@ -329,7 +333,7 @@ class SpeculativeBatchingManager:
             streaming=streaming,
             record_timestamps=record_timestamps,
         )
-        self._loop.submit([request])
+        self._loop.submit([request], lambda: self._check_queue(1))
         return request.request_id
 
     def add_requests(
@@ -351,12 +355,19 @@ class SpeculativeBatchingManager:
         return self.add_all(
             inputs,
             {"max_new_tokens": max_new_tokens} | options,
+            lambda: self._check_queue(len(inputs)),
             streaming=streaming,
             record_timestamps=record_timestamps,
         )
 
-    def add_all(self, inputs: list[list[int]], options: dict[str, Any], **how: bool) -> list[str]:
-        """Adds requests as `add_requests` does, but without a limit of the queue."""
+    def add_all(
+        self,
+        inputs: list[list[int]],
+        options: dict[str, Any],
+        check: Callable[[], None] = lambda: None,
+        **how: bool,
+    ) -> list[str]:
+        """Adds requests as `add_requests` does; only `check`, called last, looks at the limit of the queue."""
         arguments = {name: options.pop(name) for name in _ABOUT_REQUESTS if name in options}
         # While no engine runs, the call is a run of its own: its requests are checked and prepared together.
         run = object() if self._admission.present_run() is None else None
@@ -371,7 +382,7 @@ class SpeculativeBatchingManager:
             )
             for number, input_ids in enumerate(inputs)
         ]
-        self._loop.submit(requests)
+        self._loop.submit(requests, check)
         return [request.request_id for request in requests]
 
     def _new_name(self) -> str:
@@ -408,13 +419,21 @@ class SpeculativeBatchingManager:
         """
         Waits for the next result, of one request if `request_id` is given. Returns None after `timeout` seconds, or if
         the manager has ended and no result is left.
+
+        Raises:
+            RuntimeError: without a `timeout`, if the calling thread is inside `pause`, where no result comes, and none
+                is there yet.
         """
+        if timeout is None and self._loop.pauses.are_held_here:
+            result = self._loop.results.get(request_id, 0)
+            if result is None:
+                raise RuntimeError("`get_result`: inside a `pause` no result comes. Leave that first.")
+            return result
         return self._loop.results.get(request_id, timeout if self.is_running() else 0)
 
     def __iter__(self) -> Iterator[Output]:
-        """Yields results as they come, while the manager runs."""
-        while self.is_running():
-            result = self.get_result(timeout=0.1)
+        """Yields results as they come, while the manager runs, and those that are left when it has ended."""
+        while (result := self.get_result(timeout=0.1)) is not None or self.is_running():
             if result is not None:
                 yield result
 

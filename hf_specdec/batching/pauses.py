@@ -25,9 +25,10 @@ class Pauses:
         """Whether the calling thread holds a pause."""
         return self._holders[threading.get_ident()] > 0
 
-    def begin(self, wake: Callable[[], None], is_alive: Callable[[], bool]) -> None:
+    def begin(self, wake: Callable[[], None], is_alive: Callable[[], bool]) -> int:
         """
-        Begins a pause, held by the calling thread, and waits until the manager's thread has paused.
+        Begins a pause, held by the calling thread, and waits until the manager's thread has paused. Returns the
+        holder, for `end`.
 
         Args:
             wake (`Callable`): wakes the manager's thread, which then checks `are_wanted`.
@@ -36,8 +37,9 @@ class Pauses:
         Raises:
             RuntimeError: if the manager's thread has ended instead.
         """
+        holder = threading.get_ident()
         with self._changed:
-            self._holders[threading.get_ident()] += 1
+            self._holders[holder] += 1
         try:
             wake()
             with self._changed:
@@ -46,13 +48,14 @@ class Pauses:
                 if not self._rests:
                     raise RuntimeError("`pause`: the manager has ended before it could pause.")
         except BaseException:
-            self.end()
+            self.end(holder)
             raise
+        return holder
 
-    def end(self) -> None:
-        """Ends a pause held by the calling thread. After the last pause, the manager's thread continues."""
+    def end(self, holder: int) -> None:
+        """Ends a pause of a holder, in any thread. After the last pause, the manager's thread continues."""
         with self._changed:
-            self._holders[threading.get_ident()] -= 1
+            self._holders[holder] -= 1
             self._holders = +self._holders
             self._changed.notify_all()
 
@@ -61,5 +64,7 @@ class Pauses:
         with self._changed:
             self._rests = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._holders)
-            self._rests = False
+            try:
+                self._changed.wait_for(lambda: not self._holders)
+            finally:  # Ctrl-C, where requests run in the main thread
+                self._rests = False
