@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList
 
 from .copying import deep_copy, kept_whole
 from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
@@ -17,8 +14,9 @@ from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_H
 
 def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
     """
-    Lists of processors, one per row of a batch, each called with that row alone. The first row has the user's own
+    Lists of processors, one per row of a batch, each called for that row alone. The first row has the user's own
     objects, the others have copies of processors that may hold state. What processors share, their copies share, too.
+    Those that may tell rows apart, as a user's own may, see a batch of copies of the row, at its place among them too.
 
     Raises:
         ValueError: if a processor that may hold state cannot be copied.
@@ -43,9 +41,7 @@ def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) ->
         return _prefix_function_of_row(processor, row)
     if kind in HOLDS_CONTEXT:
         return _guidance_of_row(processor, row)
-    own = processor if row == 0 else _copy(processor, memo)
-    is_function = inspect.isroutine(processor) or isinstance(processor, functools.partial)
-    return _AsBatch(own, row, batch_size) if is_function or _holds_rows(processor, batch_size) else own
+    return _AsBatch(processor if row == 0 else _copy(processor, memo), row, batch_size)
 
 
 def _copy(processor: Any, memo: dict[int, Any]) -> Any:
@@ -59,7 +55,7 @@ def _copy(processor: Any, memo: dict[int, Any]) -> Any:
 
 
 class _AsBatch:
-    """Calls a processor that holds data per row with a batch of copies of one row, and returns that row's result."""
+    """Calls a processor that may tell rows apart with a batch of copies of one row, and returns that row's result."""
 
     def __init__(self, processor: Any, row: int, batch_size: int):
         self.processor, self.row, self.batch_size = processor, row, batch_size
@@ -67,43 +63,6 @@ class _AsBatch:
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         repeated = self.processor(input_ids.repeat(self.batch_size, 1), scores.repeat(self.batch_size, 1))
         return repeated[self.row : self.row + 1]
-
-
-def _holds_rows(processor: Any, batch_size: int) -> bool:
-    """
-    Whether a processor has something that may be looked up by a row's number: a tensor or container that has an entry
-    for every row (or more), or a function.
-    """
-    return any(_may_be_rows(value, batch_size) for value in _attributes(processor))
-
-
-def _attributes(processor: Any) -> Iterator[Any]:
-    """The values of a processor's attributes, in its `__dict__`, in slots and in its own classes, except methods."""
-    yield from getattr(processor, "__dict__", {}).values()
-    for kind in type(processor).__mro__:
-        if kind.__module__.partition(".")[0] in ("abc", "builtins", "torch", "transformers"):
-            continue
-        for name, value in vars(kind).items():
-            if inspect.ismemberdescriptor(value):
-                yield getattr(processor, name, None)
-            elif not (name.startswith(("__", "_abc_")) or inspect.isroutine(value) or inspect.isdatadescriptor(value)):
-                yield value
-
-
-def _may_be_rows(value: Any, batch_size: int) -> bool:
-    if isinstance(
-        value, (str, bytes, int, float, torch.nn.Module, PreTrainedTokenizerBase, torch.Generator, type(None))
-    ):
-        return False
-    if isinstance(value, torch.Tensor):
-        return value.dim() > 0 and value.shape[0] >= batch_size
-    if isinstance(value, dict):
-        has_numbers = any(isinstance(key, int) for key in value)
-        return has_numbers or any(_may_be_rows(item, batch_size) for item in value.values())
-    if hasattr(value, "__len__"):
-        items = value if isinstance(value, (list, tuple)) else ()
-        return len(value) >= batch_size or any(_may_be_rows(item, batch_size) for item in items)
-    return True  # a function or an object, which may look up rows by their number
 
 
 def _prefix_function_of_row(processor: Any, row: int) -> Any:

@@ -11,6 +11,7 @@ from support.calls import RecordingStreamer, is_ragged
 from support.models import VOCAB, noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import hf_specdec
@@ -541,3 +542,19 @@ def test_tokens_of_the_whole_vocabulary_can_be_drafted(target: PreTrainedModel) 
     tree = TokenTree.from_branching((VOCAB,))
     metrics = assert_same_text(target, prompts(2, PROMPT), tiny_model("llama", seed=9), tree, max_new_tokens=11)
     assert metrics.accepted_per_step == [[1] * 5] * 2
+
+
+def test_a_streamer_that_writes_into_its_tokens(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """The text stays as it is, as in plain `generate`."""
+
+    class Overwrites(BaseStreamer):
+        def put(self, value: torch.Tensor) -> None:
+            value.fill_(0)
+
+        def end(self) -> None:
+            pass
+
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    call = {"max_new_tokens": 12, "do_sample": False}
+    text = target.generate(**inputs, **call, assistant_model=draft, tree="[(0,), (0, 0)]", streamer=Overwrites())
+    assert torch.equal(text, target.generate(**inputs, **call))

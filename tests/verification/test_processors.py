@@ -311,6 +311,45 @@ class TokensOfRowsInSlots(LogitsProcessor):
         return scores
 
 
+class MakesRowsWhenCalled(LogitsProcessor):
+    """Learns the number of rows from its first call, as a processor must that is made before it is known."""
+
+    def __init__(self, kind: type):
+        self.of_rows = kind()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for row in range(len(input_ids)):
+            if isinstance(self.of_rows, dict):
+                self.of_rows[row] = self.of_rows.get(row, 5 * row) + 1
+            elif len(self.of_rows) == row:
+                self.of_rows.append(5 * row + 1)
+            else:
+                self.of_rows[row] += 1
+            scores[row, self.of_rows[row] % VOCAB] += 50
+        return scores
+
+
+class NumbersRows(LogitsProcessor):
+    """Holds nothing, and now and then prefers another token in every row."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(scores))
+        scores[rows, rows + 7 + input_ids[:, -1] % 2] += 3 * (input_ids.shape[1] % 4 == 0)
+        return scores
+
+
+class OneRow(LogitsProcessor):
+    """Now and then prefers a token, in one row alone or in those of a set."""
+
+    def __init__(self, rows: int | set[int]):
+        self.rows = rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for row in {self.rows} if isinstance(self.rows, int) else self.rows:
+            scores[row, 9 + input_ids[row, -1] % 2] += 3 * (input_ids.shape[1] % 4 == 0)
+        return scores
+
+
 class AsksModel(LogitsProcessor):
     """Contrasts with the model's own opinion after the last two tokens only; holds the model, and counts."""
 
@@ -463,6 +502,11 @@ CUSTOM: dict[str, Callable[[PreTrainedModel, Text], Any]] = {
     "object_of_rows": lambda model, text: TokensOfRows(Holder([row[1:3] for row in text])),
     "class_attribute_of_rows": lambda model, text: tokens_of_rows_in_the_class([row[1:3] for row in text]),
     "slot_of_rows": lambda model, text: TokensOfRowsInSlots([row[1:3] for row in text]),
+    "dict_made_at_the_first_call": lambda model, text: MakesRowsWhenCalled(dict),
+    "list_made_at_the_first_call": lambda model, text: MakesRowsWhenCalled(list),
+    "number_of_the_row": lambda model, text: NumbersRows(),
+    "the_last_row_alone": lambda model, text: OneRow(len(text) - 1),
+    "a_set_of_rows": lambda model, text: OneRow({0}),
     "closure": lambda model, text: closure_over_rows(len(text)),
     "closure_with_state": lambda model, text: closure_with_state(model),
     "method": lambda model, text: Counter().process,
