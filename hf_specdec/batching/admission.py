@@ -193,6 +193,11 @@ class Admission:
         return request
 
     def _checked_prompt(self, input_ids: Iterable[int]) -> list[int]:
+        if isinstance(input_ids, (str, bytes)) or not isinstance(input_ids, Iterable):
+            raise TypeError(
+                f"`input_ids` must be a list of tokens, but is {type(input_ids).__name__}: {input_ids!r}. For "
+                "`generate_batch`, give a list of such lists."
+            )
         given = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
         try:
             prompt = list(map(operator.index, given))

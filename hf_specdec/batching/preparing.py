@@ -156,6 +156,9 @@ def prepare_options(
         return prepared
 
     generation_config, options = _with_stop_strings(model, generation_config, dict(options))
+    for name in ("tree", "speculative_config"):  # the manager's part
+        if getattr(model.generation_config, name) is not None:
+            options[name] = None  # overrides the model's own
     ids = torch.tensor([prompt], device=execution_device(model))
     # With an explicit mask of ones, padding tokens in the prompt count as tokens.
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

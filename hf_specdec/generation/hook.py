@@ -64,8 +64,30 @@ def _add_options() -> None:
     from transformers.generation.configuration_utils import GenerationConfig
 
     if not hasattr(GenerationConfig, "tree"):
-        GenerationConfig.tree = None
+        GenerationConfig.tree = _TreeOption()
         GenerationConfig.speculative_config = None
+
+
+class _TreeOption:
+    """
+    `GenerationConfig.tree`, None by default. Trees within a schedule are held in their JSON-able form: transformers
+    converts an option that is an object when it saves a config, but not what a list holds.
+    """
+
+    def __get__(self, config: Any, kind: Any = None) -> Any:
+        return None if config is None else vars(config).get("tree")
+
+    def __set__(self, config: Any, tree: Any) -> None:
+        if isinstance(tree, list):
+            tree = [_jsonable(entry) if isinstance(entry, (list, tuple)) else entry for entry in tree]
+        vars(config)["tree"] = tree
+
+    def __delete__(self, config: Any) -> None:
+        vars(config).pop("tree", None)
+
+
+def _jsonable(entry: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
+    return type(entry)(part.to_dict() if hasattr(part, "to_dict") else part for part in entry)
 
 
 def _register_configs() -> None:
@@ -147,7 +169,8 @@ def _wrap_batches(mixin: Any, name: str) -> None:
         if config is None and len(args) > position:
             config = args[position]
         is_ours = any(kwargs.get(option) is not None for option in OPTIONS)
-        is_ours |= any(getattr(config, option, None) is not None for option in OPTIONS)
+        defaults = (config, getattr(self, "generation_config", None))
+        is_ours |= any(getattr(one, option, None) is not None for one in defaults for option in OPTIONS)
         given = {option: value for option, value in kwargs.items() if value is not None or option not in OPTIONS}
         if not is_ours:
             _destroy_ours(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,10 @@ class TokenTree:
 
         Raises:
             ValueError: if a factor is not a positive integer, or the tree would have more than 1,024 nodes.
+            TypeError: if `branching` is no sequence.
         """
+        if isinstance(branching, (str, bytes)) or not isinstance(branching, Iterable):
+            raise TypeError(f"`branching` must be a sequence of factors, e.g. (4, 2, 1), but is {branching!r}.")
         branching = tuple(branching)
         if not branching:
             raise ValueError("`branching` is empty: give at least one factor, e.g. (4, 2, 1).")
@@ -232,7 +235,7 @@ def _checked(paths: Iterable[Iterable[int]]) -> tuple[Path, ...]:
         raise TypeError(f"`tree` must be a list of rank paths, but is {_shorten(repr(paths))}. {example}")
     checked: list[Path] = []
     for path in paths:
-        if isinstance(path, (str, bytes)) or not isinstance(path, Iterable):
+        if isinstance(path, (str, bytes, Set, Mapping)) or not isinstance(path, Iterable):  # sets have no order
             raise TypeError(f"`tree` holds {path!r}, which is not a path. {example}")
         path = tuple(path)
         if not path:

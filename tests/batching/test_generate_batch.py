@@ -166,6 +166,21 @@ def test_options_of_a_generation_config(target: PreTrainedModel, draft: PreTrain
     assert list(outputs) == ["req_0", "req_1", "req_2", "req_3"]
 
 
+def test_a_tree_of_the_models_own_config(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """As in `generate`: it is taken where the call names none, and refused without a draft."""
+    model = copy.deepcopy(target)
+    model.generation_config.tree = "[(0,), (1,)]"
+    prompts = ragged_prompts()[:2]
+    call = {"max_new_tokens": 8, "continuous_batching_config": limits()}
+    outputs = model.generate_batch(prompts, assistant_model=draft, **call)
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=8)
+        assert output.speculation.num_draft_tokens == 2 * output.speculation.num_drafts > 0
+    with pytest.raises(ValueError, match="`tree`='.*' without a draft"):
+        model.generate_batch(prompts, **call)
+    assert model.generation_config.tree == "[(0,), (1,)]"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown option": ({"max_new_token": 3}, ("`max_new_token=3`", "not known")),
     "beams": ({"num_beams": 2}, ("beam", "num_beams")),
@@ -174,6 +189,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a prompt of nothing": ({"inputs": [[4], []]}, ("`input_ids`", "[]")),
     "a token of another model": ({"inputs": [[4, 61]]}, ("`input_ids`", "61")),
     "a negative token": ({"inputs": [[-1, 6]]}, ("`input_ids`", "-1")),
+    "one prompt in place of several": ({"inputs": [4, 5, 6]}, ("`input_ids`", "int: 4", "list of such lists")),
+    "a config that is none": ({"generation_config": {"tree": 3}}, ("`generation_config`", "dict")),
     "a text": ({"inputs": ["hello"]}, ("`input_ids`", "hello"[0])),
     "more than ever fits": ({"max_new_tokens": 999}, ("`max_new_tokens=999`", "never fit", "num_blocks")),
     "a tree without a draft": ({"assistant_model": None}, ("`tree`", "without a draft")),

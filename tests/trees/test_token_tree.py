@@ -148,11 +148,23 @@ def test_from_branching_of_ones_is_a_chain() -> None:
     assert TokenTree.from_branching((1, 1, 1)) == TokenTree.chain(3)
 
 
+def test_from_branching_of_a_number() -> None:
+    with pytest.raises(TypeError, match="`branching` must be a sequence .* is 3"):
+        TokenTree.from_branching(3)
+
+
 # ------------------------------------------------------------------------------------------- within generation configs
 
 
 @pytest.mark.parametrize(
-    "tree", ["[(0,), (1,), (0, 0)]", [(0,), (0, 0)], TokenTree.chain(3), DynamicTree(depth=2, top_k=2, num_nodes=5)]
+    "tree",
+    [
+        "[(0,), (1,), (0, 0)]",
+        [(0,), (0, 0)],
+        TokenTree.chain(3),
+        DynamicTree(depth=2, top_k=2, num_nodes=5),
+        [(0, TokenTree.chain(2)), (6, None), (9, DynamicTree(depth=2, top_k=2, num_nodes=5)), (12, "[(0,)]")],
+    ],
 )
 def test_tree_in_a_saved_generation_config(tree: Any, tmp_path: Path) -> None:
     config = GenerationConfig(max_new_tokens=5, tree=tree)
@@ -198,6 +210,7 @@ BAD_TREES = [
     ([(0,), ()], ValueError, "empty path"),
     ([0], TypeError, "0, which is not a path"),
     (["0"], TypeError, "'0', which is not a path"),
+    ([{0}, {1, 0}], TypeError, r"\{0\}, which is not a path"),
     ([(rank,) for rank in range(MAX_NODES + 1)], ValueError, "more than 1024 nodes"),
     (3, TypeError, "int: 3"),
     ({"depth": 3}, TypeError, "dict"),
