@@ -100,7 +100,7 @@ class RequestLoop:
             if self.is_running:
                 raise RuntimeError("The manager is running already.")
             self._open(threading.current_thread(), "when done")
-            self._ends_here = threading.Event()
+            ends_here = self._ends_here = threading.Event()
         self.results.listener = listener
         device = self.engine.target.device.type
         try:
@@ -113,7 +113,7 @@ class RequestLoop:
         finally:
             self.results.clear()
             self._thread = None
-            self._ends_here.set()
+            ends_here.set()
         if self.fatal_error is not None and not isinstance(self.fatal_error, Exception):
             raise self.fatal_error
 
@@ -143,11 +143,11 @@ class RequestLoop:
 
     def join(self, timeout: float | None) -> None:
         """Waits at most `timeout` seconds (None: for ever) for the thread to end."""
-        thread = self._thread
+        with self._lock:
+            thread, ends_here = self._thread, self._ends_here
         if thread is None:
             return
-        ends_here, is_here = self._ends_here, thread is threading.current_thread()
-        if ends_here is None or is_here:
+        if ends_here is None or thread is threading.current_thread():
             thread.join(timeout)  # an error in the thread itself
             has_ended = not thread.is_alive()
         else:
