@@ -58,7 +58,8 @@ def tree_attention(
             `pack_ancestors`; bit j % 64 of word j // 64 says whether a query attends to node j. The output of a query
             that attends to nothing is zero.
         num_nodes (`int`, *optional*, defaults to `queries`): nodes after the committed slots; more than the queries
-            if earlier levels of a growing tree are in the cache already.
+            if earlier levels of a growing tree are in the cache already. Nodes past the cache's last slot, or past the
+            last column of `block_tables`, have no keys.
         first_slots (`torch.Tensor` of shape `[batch]`, int32 or int64, *optional*): the first slot that holds a token,
             where rows are padded on the left; 0 by default.
         query_depths (`torch.Tensor` of shape `[1 or batch, queries]`, int32 or int64, *optional*): depth of every
