@@ -128,7 +128,7 @@ class RequestLoop:
         self._stops = "at once" if at_once else self._stops or "when done"
         self._news.set()
 
-    def pause(self) -> int:
+    def pause(self) -> threading.Thread:
         """
         Pauses the thread until `pauses.end` is called with the returned holder, and waits until it has paused.
 
@@ -195,7 +195,7 @@ class RequestLoop:
             ValueError: if a `request_id` is that of another request that is not over.
             RuntimeError: if the thread takes no more requests; see `check_open`.
         """
-        with self._lock:  # a request is either ended by `fail_all` or refused here
+        with self._lock:  # a request is either ended by `_end_all` or refused here
             self.check_open()
             check()
             for request in requests:
@@ -327,32 +327,40 @@ class RequestLoop:
             self._requests.pop(request.request_id, None)
 
     def fail_all(self, error: str) -> None:
-        """
-        Ends all open requests with an error; to be called by the loop's thread, or while it does not run. If the
-        listener raises, further results are queued, and its error is raised at the end.
-        """
-        raised: list[BaseException] = []
+        """Ends all open requests with an error; to be called by the loop's thread."""
+        self._deliver_last(self._end_all(error))
 
-        def deliver(outputs: list[Output]) -> None:
-            try:
-                self.results.deliver(outputs)
-            except BaseException as failure:
-                raised.append(failure)
-                self.results.deliver(outputs)  # the listener is not called again
+    def fail_idle(self, error: str) -> bool:
+        """Ends all open requests with an error if the loop does not run, which is returned."""
+        with self._lock:
+            if self.is_running:
+                return False
+            outputs = self._end_all(error)
+        self._deliver_last(outputs)
+        return True
 
-        deliver(self._take_untold())
+    def _end_all(self, error: str) -> list[Output]:
+        """Ends all open requests, and returns all results that are not yet delivered."""
+        outputs = self._take_untold()
         with self._lock:
             left = list(self._requests.values())
+            self._requests.clear()
             for box in (self._inbox, self._cancelled):
-                while not box.empty():
-                    box.get()
-        for request in left:
-            request.fail(error)
-            with suppress(Exception):  # an error of the device lasts, and must not keep results back
-                self.engine.books.soil([request])
-                self.engine.end(request)
-            with self._lock:
-                self._requests.pop(request.request_id, None)
-            deliver([request.to_generation_output()])
-        if raised:
-            raise raised[0]
+                with suppress(queue.Empty):
+                    while True:
+                        box.get_nowait()
+            for request in left:
+                request.fail(error)
+                with suppress(Exception):  # an error of the device lasts, and must not keep results back
+                    self.engine.books.soil([request])
+                    self.engine.end(request)
+        return outputs + [request.to_generation_output() for request in left]
+
+    def _deliver_last(self, outputs: list[Output]) -> None:
+        """Delivers outputs, and queues them if the listener raises: it is not called again."""
+        if outputs:
+            try:
+                self.results.deliver(outputs)
+            except BaseException:
+                self.results.deliver(outputs)
+                raise

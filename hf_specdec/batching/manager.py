@@ -196,12 +196,10 @@ class SpeculativeBatchingManager:
         """
         if self._loop.pauses.are_held_here:
             raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
-        if self.is_running():
+        if not (hard_stop and self._loop.fail_idle(STOPPED)) and self.is_running():
             self._loop.stop(at_once=hard_stop)
             if block:
                 self.join(timeout=timeout)
-        elif hard_stop:
-            self._loop.fail_all(STOPPED)
         if keep_for_next_session and self._loop.fatal_error is None:
             keep(self)
 
@@ -225,7 +223,8 @@ class SpeculativeBatchingManager:
         """
         A context in which the manager's thread pauses, so that the caller may use and change the models, as to update
         weights or to switch adapters. Running requests continue afterwards with the K/V that they have; requests added
-        meanwhile wait. Several threads may hold a pause at a time.
+        meanwhile wait. Several threads may hold a pause at a time; it is held by the thread that entered it, whichever
+        leaves it.
 
         Raises:
             RuntimeError: if the manager is not running, ends before it pauses, or is paused from its own thread.
@@ -433,13 +432,17 @@ class SpeculativeBatchingManager:
 
     def __iter__(self) -> Iterator[Output]:
         """Yields results as they come, while the manager runs, and those that are left when it has ended."""
-        while (result := self.get_result(timeout=0.1)) is not None or self.is_running():
+        is_running = True
+        while (result := self.get_result(timeout=0.1)) is not None or is_running:
+            is_running = self.is_running()  # if it has ended since, one more look tells what is left
             if result is not None:
                 yield result
 
     def request_id_iter(self, request_id: str) -> Iterator[Output]:
         """Yields results of one request as they come, up to its last."""
-        while (result := self.get_result(request_id, timeout=0.1)) is not None or self.is_running():
+        is_running = True
+        while (result := self.get_result(request_id, timeout=0.1)) is not None or is_running:
+            is_running = self.is_running()
             if result is not None:
                 yield result
                 if result.is_finished():

@@ -40,11 +40,11 @@ def _make_manager(
             f"{generation_config!r}."
         )
     call = GenerationConfig()
-    call.tree, call.speculative_config = tree, speculative_config
-    for defaults in (generation_config, model.generation_config):
-        if call.tree is None and call.speculative_config is None:
-            call.tree = getattr(defaults, "tree", None)
-            call.speculative_config = getattr(defaults, "speculative_config", None)
+    call.tree = tree if tree is not None else getattr(generation_config, "tree", None)
+    own = getattr(generation_config, "speculative_config", None)
+    call.speculative_config = speculative_config if speculative_config is not None else own
+    if call.tree is None and call.speculative_config is None:
+        call.tree, call.speculative_config = model.generation_config.tree, model.generation_config.speculative_config
     config = SpeculativeConfig.from_generation_config(call)
     if assistant_model is None:
         name = "tree" if call.tree is not None else "speculative_config"

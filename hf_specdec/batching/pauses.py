@@ -12,7 +12,7 @@ class Pauses:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._holders: Counter[int] = Counter()
+        self._holders: Counter[threading.Thread] = Counter()
         self._rests = False
 
     @property
@@ -23,9 +23,9 @@ class Pauses:
     @property
     def are_held_here(self) -> bool:
         """Whether the calling thread holds a pause."""
-        return self._holders[threading.get_ident()] > 0
+        return self._holders[threading.current_thread()] > 0
 
-    def begin(self, wake: Callable[[], None], is_alive: Callable[[], bool]) -> int:
+    def begin(self, wake: Callable[[], None], is_alive: Callable[[], bool]) -> threading.Thread:
         """
         Begins a pause, held by the calling thread, and waits until the manager's thread has paused. Returns the
         holder, for `end`.
@@ -37,7 +37,7 @@ class Pauses:
         Raises:
             RuntimeError: if the manager's thread has ended instead.
         """
-        holder = threading.get_ident()
+        holder = threading.current_thread()
         with self._changed:
             self._holders[holder] += 1
         try:
@@ -52,8 +52,8 @@ class Pauses:
             raise
         return holder
 
-    def end(self, holder: int) -> None:
-        """Ends a pause of a holder, in any thread. After the last pause, the manager's thread continues."""
+    def end(self, holder: threading.Thread) -> None:
+        """Ends a pause of a thread, which may be another. After the last pause, the manager's thread continues."""
         with self._changed:
             self._holders[holder] -= 1
             self._holders = +self._holders

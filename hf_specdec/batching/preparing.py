@@ -17,6 +17,10 @@ from ..forwards.models import execution_device
 from ..verification.processor_kinds import READS_SCORES_ONLY
 
 
+_OF_THE_MANAGER = ("tree", "speculative_config")
+"""Options that `generate` does not prepare for a request."""
+
+
 class Prepared(NamedTuple):
     """
     What `generate` hands to a decoding method.
@@ -128,7 +132,10 @@ def _key(
     """Key of options, equal only for those that mean the same; None if there is none, as with a user's processors."""
     if not {type(generation_config), type(defaults)} <= {GenerationConfig, type(None)}:
         return None  # a subclass may do anything
-    parts = [{} if config is None else vars(config) for config in (generation_config, defaults)]
+    parts = [{} if config is None else dict(vars(config)) for config in (generation_config, defaults)]
+    for part in parts:
+        for name in _OF_THE_MANAGER:
+            part.pop(name, None)
     if not all(_is_plain(value) for part in (*parts, options) for value in part.values()):
         return None
     return repr((generation_config is None, *(sorted(part.items()) for part in (*parts, options))))
@@ -156,7 +163,7 @@ def prepare_options(
         return prepared
 
     generation_config, options = _with_stop_strings(model, generation_config, dict(options))
-    for name in ("tree", "speculative_config"):  # the manager's part
+    for name in _OF_THE_MANAGER:
         if getattr(model.generation_config, name) is not None:
             options[name] = None  # overrides the model's own
     ids = torch.tensor([prompt], device=execution_device(model))

@@ -77,8 +77,7 @@ class Results:
 
     def open(self) -> None:
         """Lets `get` wait for further outputs."""
-        with self._changed:
-            self._is_open = True
+        self._is_open = True  # without `_changed`, which a listener may hold that waits for the caller's locks
 
     def close(self) -> None:
         """Ends waiting in `get`, because no more outputs will come."""

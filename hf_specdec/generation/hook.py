@@ -78,7 +78,7 @@ class _TreeOption:
         return None if config is None else vars(config).get("tree")
 
     def __set__(self, config: Any, tree: Any) -> None:
-        if isinstance(tree, list):
+        if isinstance(tree, (list, tuple)):
             tree = [_jsonable(entry) if isinstance(entry, (list, tuple)) else entry for entry in tree]
         vars(config)["tree"] = tree
 
@@ -87,7 +87,8 @@ class _TreeOption:
 
 
 def _jsonable(entry: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
-    return type(entry)(part.to_dict() if hasattr(part, "to_dict") else part for part in entry)
+    parts = [part.to_dict() if hasattr(part, "to_dict") else part for part in entry]
+    return tuple(parts) if isinstance(entry, tuple) else parts
 
 
 def _register_configs() -> None:

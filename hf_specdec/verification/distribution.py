@@ -52,9 +52,9 @@ class TargetDistribution:
     """
     p, the target's next-token distribution after every processor of the call, at the nodes where walks stand.
 
-    Processors run only there, in order, with the row's real history (`[1, tokens]`, padding included). A batch of one
-    gets exactly the calls of plain `generate`. In larger batches a processor that reads more than the scores runs row
-    by row; if it may hold state, every row has a copy of its own.
+    Processors run only there, in order, with the row's real history, padding included. A batch of one gets exactly the
+    calls of plain `generate`. In larger batches a processor that reads more than the scores runs row by row
+    (`copies_per_row`); if it may hold state, every row has a copy of its own.
 
     Args:
         processors (`LogitsProcessorList`): the processors of the call.

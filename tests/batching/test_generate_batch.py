@@ -190,6 +190,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a token of another model": ({"inputs": [[4, 61]]}, ("`input_ids`", "61")),
     "a negative token": ({"inputs": [[-1, 6]]}, ("`input_ids`", "-1")),
     "one prompt in place of several": ({"inputs": [4, 5, 6]}, ("`input_ids`", "int: 4", "list of such lists")),
+    "a tree beside a config": (
+        {"generation_config": GenerationConfig(speculative_config=SpeculativeConfig(tree="[(0,)]"))},
+        ("`tree`", "`speculative_config`"),
+    ),
     "a config that is none": ({"generation_config": {"tree": 3}}, ("`generation_config`", "dict")),
     "a text": ({"inputs": ["hello"]}, ("`input_ids`", "hello"[0])),
     "more than ever fits": ({"max_new_tokens": 999}, ("`max_new_tokens=999`", "never fit", "num_blocks")),

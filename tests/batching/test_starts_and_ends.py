@@ -135,7 +135,7 @@ def test_a_manager_with_an_open_request_serves_no_other_call() -> None:
         [PROMPT], assistant_model=draft, tree="[(0,), (0, 0)]", max_new_tokens=3, continuous_batching_config=config
     )
     with manager:
-        assert manager.get_result(name, timeout=60).error is None
+        assert manager.get_result(name, timeout=10).error is None
 
 
 def test_a_pause_that_another_thread_leaves() -> None:
@@ -190,6 +190,71 @@ def test_destroying_a_manager_that_never_ran() -> None:
     manager.destroy()
     assert manager.get_result(name).error == STOPPED
     assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("other", ["destroy", "start"])
+def test_destroying_a_manager_while_another_thread(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, when the other is faster: every request gets one result, and nothing runs any more."""
+    manager = make()
+    names = manager.add_requests([PROMPT] * 3, max_new_tokens=30)
+    fail_idle = manager._loop.fail_idle
+
+    def late(error: str) -> bool:
+        monkeypatch.setattr(manager._loop, "fail_idle", fail_idle)
+        thread = threading.Thread(target=getattr(manager, other))
+        thread.start()
+        thread.join()
+        return fail_idle(error)
+
+    monkeypatch.setattr(manager._loop, "fail_idle", late)
+    manager.destroy()
+    assert not manager.is_running()
+    assert sorted(output.request_id for output in manager) == sorted(names)
+    assert_nothing_left(manager)
+
+
+def test_listeners_that_use_the_manager_while_another_thread_starts_it() -> None:
+    """A listener may hold up deliveries, but no start."""
+    manager, begun, started = make(), threading.Event(), threading.Event()
+    manager.add_request(PROMPT, max_new_tokens=3)
+
+    def listen(outputs: list[Any]) -> None:
+        begun.set()
+        assert started.wait(30)
+        manager.cancel_request("nobody")
+
+    manager.listen(listen)
+    destroying = threading.Thread(target=manager.destroy)
+    destroying.start()
+    assert begun.wait(30)
+    manager.start()
+    started.set()
+    destroying.join(30)
+    manager.stop()
+
+
+def test_listeners_get_no_empty_lists() -> None:
+    manager, lengths = make(), []
+    manager.listen(lambda outputs: lengths.append(len(outputs)))
+    with manager:
+        manager.add_request(PROMPT, max_new_tokens=3)
+    assert lengths == [1]
+
+
+def test_a_thread_that_is_gone_holds_its_pause_alone() -> None:
+    """Its number may be another thread's by now, which is not inside the pause."""
+    with make() as manager:
+        pause = manager.pause()
+        entering = threading.Thread(target=pause.__enter__)
+        entering.start()
+        entering.join()
+        held = []
+        for _ in range(20):
+            asking = threading.Thread(target=lambda: held.append(manager._loop.pauses.are_held_here))
+            asking.start()
+            asking.join()
+        pause.__exit__(None, None, None)
+    assert held == [False] * 20
 
 
 def test_waiting_inside_a_pause_for_what_cannot_come() -> None:

@@ -164,6 +164,7 @@ def test_from_branching_of_a_number() -> None:
         TokenTree.chain(3),
         DynamicTree(depth=2, top_k=2, num_nodes=5),
         [(0, TokenTree.chain(2)), (6, None), (9, DynamicTree(depth=2, top_k=2, num_nodes=5)), (12, "[(0,)]")],
+        ((0, TokenTree.chain(2)), [6, None]),
     ],
 )
 def test_tree_in_a_saved_generation_config(tree: Any, tmp_path: Path) -> None:

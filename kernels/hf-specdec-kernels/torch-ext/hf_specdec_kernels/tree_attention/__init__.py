@@ -187,7 +187,7 @@ def _check(
             "are supported. Use the model's own attention."
         )
     check_shape("lengths", lengths, batch)
-    if num_nodes < 1:
+    if num_nodes < 1 <= queries:
         raise ValueError(f"`num_nodes` is {num_nodes}; it must be positive. Queries are nodes themselves.")
     check_shape("ancestors", ancestors, (1, batch), queries, -(-num_nodes // NODES_PER_WORD))
     check_dtype("ancestors", ancestors, (torch.int64,))
