@@ -82,7 +82,7 @@ class RequestLoop:
         with self._lock:  # of several threads that start it, one does
             if self.is_running:
                 return False
-            self._open(thread, "")
+            self._open(thread)
             thread.start()
         return True
 
@@ -117,10 +117,10 @@ class RequestLoop:
         if self.fatal_error is not None and not isinstance(self.fatal_error, Exception):
             raise self.fatal_error
 
-    def _open(self, thread: threading.Thread, stops: str) -> None:
-        """Makes the loop ready to run in a thread; `stops` as if `stop` had been called before, or empty."""
+    def _open(self, thread: threading.Thread, stops: str | None = None) -> None:
+        """Makes the loop ready to run in a thread, with `stops` as if `stop` had been called before."""
         self.fatal_error = self._ends_here = None
-        self._thread, self._stops = thread, stops or None
+        self._thread, self._stops = thread, stops
         self.results.open()
 
     def stop(self, at_once: bool) -> None:

@@ -432,21 +432,21 @@ class SpeculativeBatchingManager:
 
     def __iter__(self) -> Iterator[Output]:
         """Yields results as they come, while the manager runs, and those that are left when it has ended."""
-        is_running = True
-        while (result := self.get_result(timeout=0.1)) is not None or is_running:
-            is_running = self.is_running()  # if it has ended since, one more look tells what is left
-            if result is not None:
-                yield result
+        return self._results_of(None)
 
     def request_id_iter(self, request_id: str) -> Iterator[Output]:
         """Yields results of one request as they come, up to its last."""
+        for result in self._results_of(request_id):
+            yield result
+            if result.is_finished():
+                return
+
+    def _results_of(self, request_id: str | None) -> Iterator[Output]:
         is_running = True
         while (result := self.get_result(request_id, timeout=0.1)) is not None or is_running:
-            is_running = self.is_running()
+            is_running = self.is_running()  # if it has ended since, one more look tells what is left
             if result is not None:
                 yield result
-                if result.is_finished():
-                    return
 
     def register_result_handler(self, request_id: str, callback: Callable[[Output], None]) -> None:
         """Registers a callback that gets every result of a request, called in the running event loop."""

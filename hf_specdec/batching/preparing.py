@@ -132,10 +132,10 @@ def _key(
     """Key of options, equal only for those that mean the same; None if there is none, as with a user's processors."""
     if not {type(generation_config), type(defaults)} <= {GenerationConfig, type(None)}:
         return None  # a subclass may do anything
-    parts = [{} if config is None else dict(vars(config)) for config in (generation_config, defaults)]
-    for part in parts:
-        for name in _OF_THE_MANAGER:
-            part.pop(name, None)
+    parts = [
+        {} if config is None else {name: value for name, value in vars(config).items() if name not in _OF_THE_MANAGER}
+        for config in (generation_config, defaults)
+    ]
     if not all(_is_plain(value) for part in (*parts, options) for value in part.values()):
         return None
     return repr((generation_config is None, *(sorted(part.items()) for part in (*parts, options))))

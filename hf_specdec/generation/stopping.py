@@ -90,7 +90,7 @@ class ColumnJudge:
             self.recorder.add_column(self._ended())
             stops = self.criteria(ids, self.recorder.scores)
             if self.streamer is not None and streams:
-                self.streamer.put(ids[:, -1].cpu().clone())  # the streamer may write into it
+                self.streamer.put(ids[:, -1].to("cpu", copy=True))  # the streamer may write into it
             for row, stop in enumerate(torch.as_tensor(stops).expand(sequences.batch_size).tolist()):
                 if stop and not self.finished[row]:
                     self.finished[row] = True

@@ -10,7 +10,7 @@ from support.device_steps import Steps
 from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
-from support.parity import IRREGULAR
+from support.parity import IRREGULAR, rows_and_trees
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -46,15 +46,7 @@ def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
     return text
 
 
-@pytest.mark.parametrize(
-    "batch_size, tree",
-    [
-        pytest.param(1, IRREGULAR, id="one row, static"),
-        pytest.param(3, DYNAMIC, id="three rows, dynamic"),
-        pytest.param(1, DYNAMIC, id="one row, dynamic", marks=pytest.mark.slow),
-        pytest.param(3, IRREGULAR, id="three rows, static", marks=pytest.mark.slow),
-    ],
-)
+@rows_and_trees(IRREGULAR, DYNAMIC)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
     target = tiny_model(family, dtype=torch.float32)

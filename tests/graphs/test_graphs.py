@@ -21,6 +21,7 @@ from support.goldens import trained_prompts, trained_target
 from support.graphs import ReadFromOutside, StandIn, install_stand_in
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
+from support.parity import rows_and_trees
 
 import hf_specdec
 from hf_specdec import graphs
@@ -47,15 +48,7 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return install_stand_in(monkeypatch, with_kernel=request.param)
 
 
-@pytest.mark.parametrize(
-    "batch_size, tree",
-    [
-        pytest.param(1, DYNAMIC, id="one row, dynamic"),
-        pytest.param(3, TREE, id="three rows, static"),
-        pytest.param(1, TREE, id="one row, static", marks=pytest.mark.slow),
-        pytest.param(3, DYNAMIC, id="three rows, dynamic", marks=pytest.mark.slow),
-    ],
-)
+@rows_and_trees(TREE, DYNAMIC)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -67,3 +68,16 @@ def expected_acceptance(
         accepted.append(len(path))
         length += len(path) + 1
     return accepted
+
+
+def rows_and_trees(static: Any, dynamic: Any) -> pytest.MarkDecorator:
+    """Parameters `batch_size` and `tree`: one row and three, with both trees; each value is fast once."""
+    return pytest.mark.parametrize(
+        "batch_size, tree",
+        [
+            pytest.param(1, static, id="one row, static"),
+            pytest.param(3, dynamic, id="three rows, dynamic"),
+            pytest.param(1, dynamic, id="one row, dynamic", marks=pytest.mark.slow),
+            pytest.param(3, static, id="three rows, static", marks=pytest.mark.slow),
+        ],
+    )
