@@ -6,19 +6,18 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.batches import limits
+from support.graphs import make_up_cuda
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 
 import hf_specdec
 from hf_specdec import graphs, random_generators
 from hf_specdec.drafters.growth import draw_without_replacement
-from hf_specdec.graphs import capturing
 from hf_specdec.verification import choose, choosing, rejection
 
 
@@ -146,17 +145,7 @@ def test_replays_wait_for_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
             if is_captured.is_set():
                 raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
-    @contextmanager
-    def nothing(*args: Any) -> Iterator[None]:
-        yield
-
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"CUDAGraph": Graph, "current_stream": lambda device: stream}
-    fakes |= {"stream": nothing, "synchronize": lambda device: None}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    make_up_cuda(monkeypatch, Graph)
     replay, _ = graphs.record_cuda_graph(list, CUDA)
     replay()
 

@@ -43,20 +43,20 @@ def record_cuda_graph(
 def _capture_on(
     stream: torch.cuda.Stream, run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
-    graph = torch.cuda.CUDAGraph()
+    graph, handle = torch.cuda.CUDAGraph(), (pool or GraphPool()).handle()
     # The graph gets its own cuBLAS workspace: the stream's is freed when torch.compile captures its graphs.
     torch._C._cuda_clearCublasWorkspaces()
     try:
         with generator_held(device), torch.cuda.stream(stream), _without_collection():
             torch.cuda.synchronize(device)
-            graph.capture_begin(None if pool is None else pool.handle(), "thread_local")
+            graph.capture_begin(handle, "thread_local")
             try:
                 tensors = run()
             except BaseException:
                 with suppress(RuntimeError):  # the error of the failed capture: the first one says more
-                    graph.capture_end()
+                    _end(graph, handle)
                 raise
-            graph.capture_end()
+            _end(graph, handle)
     except BaseException:
         if pool is not None:
             pool.leave()
@@ -69,6 +69,32 @@ def _capture_on(
             graph.replay()
 
     return replay, tensors
+
+
+def _end(graph: torch.cuda.CUDAGraph, handle: Any) -> None:
+    """
+    Ends a capture into the pool of this handle. If CUDA has given the capture up, as where the host waits for the
+    device, torch raises and leaves the rest as during a capture: its allocator frees no cached blocks when memory runs
+    short, and draws from the device's generator end with "Offset increment outside graph capture encountered
+    unexpectedly", for as long as the process lives.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):  # it has left the pool: something later has failed
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), handle)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), handle)
+        with suppress(RuntimeError):  # the first error says more
+            _capture_something()
+        raise
+
+
+def _capture_something() -> None:
+    """Captures a graph and drops it: the end of any capture lets torch's generator serve everyone again."""
+    number, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
+    graph.capture_begin(None, "thread_local")
+    number.add_(1)
+    graph.capture_end()
 
 
 @contextmanager

@@ -11,14 +11,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.goldens import trained_prompts, trained_target
-from support.graphs import ReadFromOutside, StandIn, install_stand_in
+from support.graphs import ReadFromOutside, StandIn, install_stand_in, make_up_cuda
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from support.parity import rows_and_trees
@@ -29,7 +27,6 @@ from hf_specdec.attention import supports_switching
 from hf_specdec.attention.kernel import first_slots_of
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.generation import loop
-from hf_specdec.graphs import capturing
 
 
 TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
@@ -170,8 +167,7 @@ def test_what_a_failed_capture_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_capture_that_runs_out_of_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its end fails, too. (What runs it on a device is made up here.)"""
-    emptied: list[None] = []
+    """Also where its end fails, too: then torch is told of the end. (What runs it on a device is made up here.)"""
     runs: list[str] = []
 
     class Graph:
@@ -193,16 +189,11 @@ def test_a_capture_that_runs_out_of_memory_is_tried_again(monkeypatch: pytest.Mo
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return []
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"CUDAGraph": Graph, "current_stream": lambda device: stream}
-    fakes |= {"stream": lambda one: nullcontext(), "synchronize": lambda device: None}
-    for name, fake in (fakes | {"empty_cache": lambda: emptied.append(None)}).items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
-    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    told = make_up_cuda(monkeypatch, Graph)
     replay, _ = graphs.record_cuda_graph(run, torch.device("cuda"))
     replay()
-    assert runs == ["run", "run", "run", "replay"] and len(emptied) == 1
+    assert runs == ["run", "run", "run", "replay"]
+    assert told == ["_cuda_endAllocateToPool", "_cuda_releasePool", "_capture_something", "empty_cache"]
 
 
 def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,3 +153,27 @@ def test_a_failed_branch_can_be_captured_again() -> None:
     replay, (product,) = record_cuda_graph(run, CUDA)
     replay()
     assert product.tolist() == [2.0] * 4
+
+
+@NEEDS_CUDA
+def test_what_cuda_gives_up_leaves_no_capture_behind() -> None:
+    """Draws, graphs captured before, and the memory that torch has cached serve everyone again."""
+    numbers = torch.zeros(100, device=CUDA)
+    replay, _ = record_cuda_graph(lambda: [numbers.copy_(torch.rand(100, device=CUDA))], CUDA)
+
+    def drawn() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        replay()
+        return [numbers.clone(), torch.rand(100, device=CUDA)]
+
+    before = drawn()
+    for pool in (None, GraphPool()):
+        with pytest.raises(RuntimeError, match="captur"):
+            record_cuda_graph(lambda: [torch.rand(100, device=CUDA) * numbers.sum().item()], CUDA, pool)
+        for seen, expected in zip(drawn(), before, strict=True):
+            assert torch.equal(seen, expected)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    for share in (0.6, 0.8):  # for the second block torch has to free the first, which it has cached
+        torch.empty(int(free * share), dtype=torch.uint8, device=CUDA)
+    torch.cuda.empty_cache()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_specdec import graphs, kernels
 from hf_specdec.attention.kernel import KernelInputs
+from hf_specdec.graphs import capturing
 
 
 class StandIn:
@@ -80,3 +83,28 @@ def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts:
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
     monkeypatch.setattr(graphs.stores, "SMALLEST_CAPACITY", 32)
     return found
+
+
+def make_up_cuda(monkeypatch: pytest.MonkeyPatch, graph: type) -> list[str]:
+    """
+    Lets `record_cuda_graph` run on a CPU, with made-up CUDA graphs. Returns a list to which the calls of torch's
+    allocator and what lets its generator go are added by name.
+    """
+    told: list[str] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+
+    def noted(name: str) -> Callable[..., None]:
+        return lambda *args: told.append(name)
+
+    of_cuda: dict[str, Any] = {"CUDAGraph": graph, "empty_cache": noted("empty_cache")}
+    of_cuda |= {"current_stream": lambda device: stream, "current_device": lambda: 0}
+    of_cuda |= {"stream": lambda one: nullcontext(), "synchronize": lambda device: None}
+    of_cuda |= {"graph_pool_handle": lambda: (0, 1)}
+    for name, fake in of_cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, noted(name), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    monkeypatch.setattr(capturing, "_capture_something", noted("_capture_something"))
+    monkeypatch.setattr(capturing, "own_stream", lambda device, purpose: stream)
+    return told
