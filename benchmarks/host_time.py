@@ -19,7 +19,6 @@ import bisect
 import json
 import random
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ from hf_specdec.batching.device_steps.captured import CapturedStep
 from hf_specdec.batching.device_steps.prompts import PromptStep
 from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.benchmarking.environment import environment
-from hf_specdec.serving.engine.process import SWITCH_INTERVAL
+from hf_specdec.serving.engine.process import let_steps_go_first
 
 
 DECODING = {1: 2.88, 2: 3.05, 4: 3.13, 8: 3.20, 16: 3.28, 32: 3.42, 64: 3.53}
@@ -154,10 +153,10 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    sys.setswitchinterval(SWITCH_INTERVAL)  # as `hf-specdec serve` does
     torch.set_num_threads(1)
     model = loading.load_target(None, torch.float32, "cpu")
     drafts = {"plain": NgramDraft(), "off": loading.load_draft(str(HEAD), torch.float32, "cpu")}
+    let_steps_go_first()  # as `hf-specdec serve` does
     most = max(options.concurrency)
     choice, device = random.Random(0), Device()
     prompts = [choice.choices(range(5, model.config.vocab_size), k=1000) for _ in range(max(2 * most, 4))]

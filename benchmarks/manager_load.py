@@ -51,7 +51,7 @@ from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.suite.pair import Pair
 from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
-from hf_specdec.serving.engine.process import SWITCH_INTERVAL
+from hf_specdec.serving.engine.process import let_steps_go_first
 from hf_specdec.trees.text import parse_tree
 
 
@@ -354,8 +354,8 @@ def is_busy(manager: Any) -> bool:
 
 def main() -> None:
     options = parse_arguments()
-    sys.setswitchinterval(SWITCH_INTERVAL)  # as `hf-specdec serve` does
     model, draft = load_models(options)
+    let_steps_go_first()  # as `hf-specdec serve` does
     vocab_size = model.config.get_text_config().vocab_size
     cells = [
         Cell(temperature, concurrency, contender)

@@ -163,13 +163,17 @@ class Admission:
                 del options["eos_token_id"]
         run = self.present_run() if run is None else run
         with self._beside_steps():
-            config, processors, criteria = self._preparations.prepare(prompt, base, options, run)
+            config, processors, criteria, found = self._preparations.prepare(prompt, base, options, run)
         if not ends:
             criteria = StoppingCriteriaList(c for c in criteria if type(c) is not EosTokenCriteria)
         criteria = self.ranks.agreeing(criteria)
-        self._check_config(config)
-        plan = self._plan(config, tree, seed if config.do_sample else None, run)
-        check_inputs(self.model, config, torch.tensor([prompt]), {}, shares_steps=True)
+        plan = None if found is None or tree is not None or seed is not None else found.get("plan")
+        if plan is None:
+            self._check_config(config)
+            plan = self._plan(config, tree, seed if config.do_sample else None, run)
+            if found is not None and tree is None and seed is None:
+                found["plan"] = plan
+        check_inputs(self.model, config, torch.empty(1, len(prompt), device="meta"), {}, shares_steps=True)
         with self._beside_steps():
             request = Request(
                 request_id,

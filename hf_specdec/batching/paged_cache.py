@@ -196,8 +196,8 @@ class PagedCache(TreeCache):
         """
         cleaned = self._cleaned.get
         changed = [table for table in tables if cleaned(table) != table.num_changes]
-        blocks = [WASTE_BLOCK, *(block for table in changed for block in table.blocks)]
-        self._clean([block for block in blocks if block not in self.clean_blocks])
+        used = {WASTE_BLOCK}.union(*(table.blocks for table in changed))
+        self._clean(sorted(used - self.clean_blocks))
         self._cleaned |= {table: table.num_changes for table in changed}
 
     @property

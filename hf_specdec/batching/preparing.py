@@ -28,11 +28,14 @@ class Prepared(NamedTuple):
     Args:
         config (`GenerationConfig`), processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): config,
             logits processors and stopping criteria for one prompt.
+        found (`dict`, *optional*): what follows from these options, for later requests to find; None for options that
+            are not kept.
     """
 
     config: GenerationConfig
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
+    found: dict[str, Any] | None = None
 
     @property
     def serves_all_prompts(self) -> bool:
@@ -53,7 +56,7 @@ class Prepared(NamedTuple):
             EosTokenCriteria(criterion.eos_token_id.cpu()) if type(criterion) is EosTokenCriteria else criterion
             for criterion in self.criteria
         )
-        return Prepared(copy.copy(self.config), self.processors, criteria)
+        return Prepared(copy.copy(self.config), self.processors, criteria, {})
 
     def for_length(self, prompt_length: int) -> Prepared:
         """Returns the same for a prompt of this many tokens; see `serves_all_prompts`."""
@@ -66,7 +69,7 @@ class Prepared(NamedTuple):
             for criterion in self.criteria
         )
         # A list of its own: rows are processed together by their values, or else by their lists; see `sharing_key`.
-        return Prepared(config, LogitsProcessorList(self.processors), criteria)
+        return Prepared(config, LogitsProcessorList(self.processors), criteria, self.found)
 
 
 class Preparations:

@@ -96,9 +96,12 @@ class WaitingFeatures:
         """Sets the number of waiting features of a request that has a place."""
         self._places[request].count = count
 
-    def add(self, request: Request, count: int) -> None:
-        """Adds to the number of waiting features of a request that has a place."""
-        self._places[request].count += count
+    def add(self, requests: Iterable[Request], counts: Iterable[int]) -> None:
+        """Adds `counts` to the numbers of waiting features of those requests that have a place."""
+        place = self._places.get
+        for request, count in zip(requests, counts, strict=True):
+            if (own := place(request)) is not None:
+                own.count += count
 
     def place(self, request: Request) -> int:
         """Index of the request's place; a request without one gets a free place, zeroed if it may hold NaN."""

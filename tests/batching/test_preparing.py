@@ -13,6 +13,8 @@ from support.batches import limits, ragged_prompts, text_alone
 from support.models import noisy_copy, tiny_model
 from transformers import GenerationConfig, LogitsProcessorList, MinPLogitsWarper, PreTrainedModel, StoppingCriteriaList
 
+import hf_specdec
+from hf_specdec.batching import admission
 from hf_specdec.batching.preparing import Preparations, Prepared, prepare_options
 
 
@@ -89,7 +91,7 @@ def test_what_is_kept_is_what_generate_prepares(target: PreTrainedModel) -> None
         expected = prepare_options(target, prompt, config, options)
         configs_shown = [shown(public(one.config)) for one in (found, expected)]
         assert configs_shown[0] == configs_shown[1], options
-        assert shown(found[1:]) == shown(expected[1:]), options
+        assert shown(found[1:3]) == shown(expected[1:3]), options
         found.config.max_length = 0  # a caller's own
         found.config.speculative_config = object()
         found.criteria.clear()
@@ -152,6 +154,40 @@ def test_seeds_with_prepared_options(target: PreTrainedModel) -> None:
     for prompt, text in zip(ragged_prompts(), together, strict=True):
         (alone,) = target.generate_batch([prompt], **call).values()
         assert alone.generated_tokens == text
+
+
+def test_plans_of_prepared_options(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is checked again for other options, a tree or seed of the request's own, and in another run."""
+    calls = 0
+    check_call = admission.check_call
+
+    def counted(*args: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        check_call(*args, **options)
+
+    monkeypatch.setattr(admission, "check_call", counted)
+    draft, own_tree = noisy_copy(target, 0.05), hf_specdec.TokenTree.chain(3)
+    manager = target.init_continuous_batching(assistant_model=draft, continuous_batching_config=limits())
+    greedy, sampled = {"max_new_tokens": 9}, {"max_new_tokens": 9, "do_sample": True}
+
+    def plan(options: dict[str, Any], run: Any = 1, **own: Any) -> tuple[Any, int]:
+        before = calls
+        return manager._admission.request("a", [5, 6], options, run=run, **own).options.plan, calls - before
+
+    expected = {name: plan(options, run=None)[0] for name, options in (("greedy", greedy), ("sampled", sampled))}
+    assert expected["greedy"] != expected["sampled"]
+    assert [plan(greedy)[1] for _ in range(4)] == [1, 1, 0, 0]
+    assert [plan(sampled)[1] for _ in range(3)] == [1, 1, 0]
+    assert plan(greedy) == (expected["greedy"], 0) and plan(sampled) == (expected["sampled"], 0)
+    found, checks = plan(greedy, tree=own_tree)
+    assert found.tree == own_tree and checks == 1
+    found, checks = plan(sampled, seed=3)
+    assert not found.uses_rejection and expected["sampled"].uses_rejection and checks == 1
+    assert plan(greedy) == (expected["greedy"], 0) and plan(sampled) == (expected["sampled"], 0)
+    assert plan(greedy, run=2) == (expected["greedy"], 1)
+    with pytest.raises(ValueError, match="num_beams"):
+        plan(greedy | {"num_beams": 2})
 
 
 def test_not_too_many_are_kept(target: PreTrainedModel) -> None:

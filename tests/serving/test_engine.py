@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import queue
@@ -25,6 +26,7 @@ from transformers import GenerationConfig
 
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.serving.engine import EngineClient, EngineOptions, StartError, running_engine
+from hf_specdec.serving.engine.process import let_steps_go_first
 
 
 PROMPT = [5, 6, 7]
@@ -181,6 +183,18 @@ def test_an_error_of_the_model_reaches_those_who_wait() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the process
+
+
+def test_steps_go_first() -> None:
+    """What has been loaded is not searched for garbage, and threads are switched often."""
+    interval = sys.getswitchinterval()
+    try:
+        let_steps_go_first()
+        assert gc.get_freeze_count() > 1000 and len(gc.get_objects()) < 1000
+        assert sys.getswitchinterval() < interval
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(interval)
 
 
 def test_a_process() -> None:

@@ -74,6 +74,7 @@ class InFlightStep(CapturedStep):
         self._walks = RowWalks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
+        self._levels = torch.arange(size.depth + 1, device=device)
         width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._reports = Reports(self._report)
@@ -110,12 +111,12 @@ class InFlightStep(CapturedStep):
         path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~usable, -1))
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
-        places = torch.arange(depth + 1, device=rows.device)
         if features is not None:
             kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
             if self._store is not None:
                 held = self._store.held.flatten(0, 1)
-                held.index_copy_(0, (rows.slots[:, None] + places).flatten(), kept.flatten(0, 1).to(held))
+                slots = (rows.slots[:, None] + self._levels).flatten() if depth > 0 else rows.slots
+                held.index_copy_(0, slots, kept.flatten(0, 1).to(held))
             else:
                 if self.features is None:
                     self.features = torch.empty_like(kept)

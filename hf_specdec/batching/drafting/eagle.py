@@ -186,10 +186,8 @@ class EagleDrafting(Drafting):
             self._catch_up([row for row in requests if store.count(row) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
-        store: Any = self.features
-        for row, count in zip(requests, counts, strict=True):
-            if count > 0 and row.options.plan is not None:
-                store.add(row, count)
+        store: Any = self.features  # requests that do not speculate have no place in it
+        store.add(requests, counts)
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         for row, end in zip(requests, ends, strict=True):

@@ -52,7 +52,7 @@ LLAMA_8B = Sizes(
     context=1024,
     prompt=512,
     num_prompts=3,
-    max_new_tokens=96,
+    max_new_tokens=256,
     gate_tokens=32,
     repeats=50,
 )
