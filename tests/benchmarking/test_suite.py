@@ -42,11 +42,19 @@ def test_all_targets_are_tried(tmp_path: Path) -> None:
     ms = targets["P2"]["figures"]["ms"]
     assert targets["P2"]["values"]["share"] == pytest.approx(1 - (ms["target"] + ms["draft"]) / ms["step"]["p50"])
     calls = {call["contender"]: call for call in targets["P3"]["figures"]["calls"]}
-    assert list(targets["P3"]["values"]) == ["eager", "static", "assisted"] and len(calls) == 4
-    *others, ours = (call["tokens_per_second"] for call in calls.values())
+    assert list(targets["P3"]["values"]) == ["eager", "static", "assisted"] and len(calls) == 5
+    *others, lookup, ours = (call["tokens_per_second"] for call in calls.values())
     assert list(targets["P3"]["values"].values()) == pytest.approx([ours / other for other in others])
+    assert list(calls)[3] == "prompt lookup" and lookup > 0
     assert targets["P3"]["figures"]["acceptance_length"] > 2
-    assert set(targets["P4"]["values"]) == {"eager", "static"}
+    rates = {
+        call["contender"]: call["tokens_per_second"]
+        for call in targets["P4"]["figures"]["calls"]
+        if call["task"] == targets["P4"]["figures"]["calls"][-1]["task"]
+    }
+    eager, static, lookup, ours = rates.values()
+    assert list(rates)[2] == "prompt lookup" and lookup > 0
+    assert targets["P4"]["values"] == pytest.approx({"eager": ours / eager, "static": ours / static})
     lengths = targets["P8"]["figures"]["acceptance_length"]
     assert len(lengths) == 4 and all(length > 1 for length in lengths.values())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["P1.json.gz", "P2.json.gz", "P4.json.gz"]

@@ -146,8 +146,11 @@ def graph_launches_per_step(pair: Pair) -> float | None:
 
 
 def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str, Any]:
-    """P3: tokens per second over those of `generate` eager, with a static cache and compiled, and assisted."""
-    contenders = [baseline(name, pair.draft) for name in ("eager", "static", "assisted")]
+    """
+    P3: tokens per second over those of `generate` eager, with a static cache and compiled, and assisted. Prompt lookup
+    runs beside them.
+    """
+    contenders = [baseline(name, pair.draft) for name in ("eager", "static", "assisted", "lookup")]
     contenders += [ours(pair, compiles=False), ours(pair)] if compiles_on(pair.target.device) else [ours(pair)]
     calls = compare(
         pair.target,
