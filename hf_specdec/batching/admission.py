@@ -139,8 +139,8 @@ class Admission:
     ) -> Request:
         """
         Makes a request, with the processors and criteria that `generate` would make of its options; for the arguments
-        see `SpeculativeBatchingManager.add_request`. Models are checked, and equal options prepared, once in a `run`
-        (*optional*, any value; by default the engine's present one), in which nobody changes the models.
+        see `SpeculativeBatchingManager.add_request`. Models are checked, and equal options prepared and checked, once
+        in a `run` (*optional*, any value; by default the engine's present one), in which nobody changes the models.
 
         Raises:
             ValueError, TypeError: if the request cannot be served.

@@ -122,6 +122,7 @@ class Preparations:
         prepared = prepare_options(self._model, prompt, generation_config, options)
         if prepared.serves_all_prompts:
             kept = prepared.to_keep()
+            prepared = prepared._replace(found=kept.found)
             with self._lock:
                 known[key] = kept
                 while len(known) > self.MOST:

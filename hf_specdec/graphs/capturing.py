@@ -74,9 +74,9 @@ def _capture_on(
 def _end(graph: torch.cuda.CUDAGraph, handle: Any) -> None:
     """
     Ends a capture into the pool of this handle. If CUDA has given the capture up, as where the host waits for the
-    device, torch raises and leaves the rest as during a capture: its allocator frees no cached blocks when memory runs
-    short, and draws from the device's generator end with "Offset increment outside graph capture encountered
-    unexpectedly", for as long as the process lives.
+    device, torch raises and leaves the rest as during a capture: for as long as the process lives, its allocator frees
+    no cached blocks when memory runs short; and until another capture ends, draws from the device's generator end with
+    "Offset increment outside graph capture encountered unexpectedly".
     """
     try:
         graph.capture_end()
@@ -84,7 +84,7 @@ def _end(graph: torch.cuda.CUDAGraph, handle: Any) -> None:
         with suppress(RuntimeError):  # it has left the pool: something later has failed
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), handle)
             torch._C._cuda_releasePool(torch.cuda.current_device(), handle)
-        with suppress(RuntimeError):  # the first error says more
+        with suppress(RuntimeError):  # the first error says more; out of memory, the next capture does the same
             _capture_something()
         raise
 

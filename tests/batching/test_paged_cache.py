@@ -101,3 +101,29 @@ def test_equal_lengths_are_told(batch_size: int) -> None:
     assert cache.uniform_length == 2
     cache.seat([*tables[:-1], BlockTable()])
     assert cache.uniform_length == (0 if batch_size == 1 else None)
+
+
+def test_what_is_cleaned() -> None:
+    """Blocks that may hold NaN, and what is written to in place of missing ones; nothing of others is touched."""
+    pool = BlockPool(BLOCKS, SIZE)
+    cache, tables = PagedCache(LAYERS, pool, CPU), [BlockTable() for _ in range(3)]
+    for table in tables:
+        pool.reserve(table, 2 * SIZE)
+    cache.seat(tables)
+    cache.write_nodes(0, 2 * SIZE)
+    for layer in cache.layers:
+        layer.update(*torch.ones(2, 3, HEADS, 2 * SIZE, DIM))
+        layer.keys[WASTE_BLOCK] = layer.values[WASTE_BLOCK] = torch.nan
+    soiled, shared, other = tables
+    cache.soil(soiled)
+    cache.clean([shared])
+    expected = torch.ones(BLOCKS + NUM_RESERVED)
+    expected[[ZERO_BLOCK, WASTE_BLOCK]] = 0.0
+    used = [block for table in tables for block in table.blocks]
+    for blocks in ([], soiled.blocks):
+        expected[blocks] = 0.0
+        for layer in cache.layers:
+            for states in (layer.keys, layer.values):
+                for block in (ZERO_BLOCK, WASTE_BLOCK, *used):
+                    assert states[block].eq(expected[block]).all()
+        cache.clean([soiled, other])

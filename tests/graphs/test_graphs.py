@@ -196,6 +196,20 @@ def test_a_capture_that_runs_out_of_memory_is_tried_again(monkeypatch: pytest.Mo
     assert told == ["_cuda_endAllocateToPool", "_cuda_releasePool", "_capture_something", "empty_cache"]
 
 
+def test_a_capture_that_fails_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def capture_begin(self, *pool: Any) -> None:
+            pass
+
+        def capture_end(self) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    told = make_up_cuda(monkeypatch, Graph)
+    with pytest.raises(RuntimeError, match="due to a previous error"):
+        graphs.record_cuda_graph(list, torch.device("cuda"))
+    assert told == ["_cuda_endAllocateToPool", "_cuda_releasePool", "_capture_something"]
+
+
 def test_graphs_go_with_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # Keeps no function.
     monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda run, device, pool=None: (lambda: None, run()))

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers import GenerationConfig
 
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.serving.engine import EngineClient, EngineOptions, StartError, running_engine
+from hf_specdec.serving.engine import process as engine_process
 from hf_specdec.serving.engine.process import let_steps_go_first
 
 
@@ -186,15 +188,46 @@ def test_an_error_of_the_model_reaches_those_who_wait() -> None:
 
 
 def test_steps_go_first() -> None:
-    """What has been loaded is not searched for garbage, and threads are switched often."""
-    interval = sys.getswitchinterval()
+    """What has been loaded is not searched for garbage, of which none is kept, and threads are switched often."""
+    interval, cycle = sys.getswitchinterval(), EngineOptions(None, "ngram", SpeculativeConfig(), "cpu", "float32")
+    vars(cycle)["itself"] = cycle
+    garbage = weakref.ref(cycle)
+    del cycle
     try:
         let_steps_go_first()
+        assert garbage() is None
         assert gc.get_freeze_count() > 1000 and len(gc.get_objects()) < 1000
         assert sys.getswitchinterval() < interval
     finally:
         gc.unfreeze()
         sys.setswitchinterval(interval)
+
+
+def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its models are loaded, and before it warms up."""
+    done: list[str] = []
+
+    class Manager:
+        def __enter__(self) -> Manager:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *error: Any) -> None:
+            pass
+
+        def warmup(self) -> None:
+            done.append("warmup")
+
+    def load(options: EngineOptions) -> tuple[Manager, None]:
+        done.append("load")
+        return Manager(), None
+
+    monkeypatch.setattr(engine_process, "load", load)
+    monkeypatch.setattr(engine_process, "let_steps_go_first", lambda: done.append("let_steps_go_first"))
+    monkeypatch.setattr(engine_process, "_while_the_server_lives", nullcontext)
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    with pytest.raises(KeyboardInterrupt):
+        engine_process._run(options(), None)
+    assert done == ["load", "let_steps_go_first", "warmup"]
 
 
 def test_a_process() -> None:
