@@ -81,7 +81,8 @@ def _end(graph: torch.cuda.CUDAGraph, handle: Any) -> None:
     try:
         graph.capture_end()
     except RuntimeError:
-        with suppress(RuntimeError):  # it has left the pool: something later has failed
+        # It has left the pool, if something later has failed; torch before 2.8 has other names for these.
+        with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), handle)
             torch._C._cuda_releasePool(torch.cuda.current_device(), handle)
         with suppress(RuntimeError):  # the first error says more; out of memory, the next capture does the same
