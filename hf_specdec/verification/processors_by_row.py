@@ -62,7 +62,7 @@ class _AsBatch:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         repeated = self.processor(input_ids.repeat(self.batch_size, 1), scores.repeat(self.batch_size, 1))
-        return repeated[self.row : self.row + 1]
+        return repeated[self.row : self.row + 1].clone()  # a view would hold the whole batch, in every row
 
 
 def _prefix_function_of_row(processor: Any, row: int) -> Any:

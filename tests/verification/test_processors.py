@@ -25,6 +25,7 @@ from support.models import VOCAB, prompts
 from support.tokenizer import tiny_tokenizer
 from transformers import (
     LogitsProcessor,
+    LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     SynthIDTextWatermarkingConfig,
@@ -33,6 +34,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
+from hf_specdec.verification.processors_by_row import copies_per_row
 
 
 NEW_TOKENS = 24
@@ -720,3 +722,17 @@ def test_processors_without_a_batch_dimension_of_their_own_are_shared(
     }
     text, _ = assert_same_calls(target, draft, inputs_of[3], options, "[(0,), (1,), (2,), (3,), (4,), (5,)]")
     assert text.shape == (3, 12 + NEW_TOKENS)
+
+
+def test_results_of_a_row_hold_no_more_than_the_row() -> None:
+    """A view would hold the batch of copies: as many batches as rows."""
+
+    class AddsRows(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores + torch.arange(len(scores))[:, None]
+
+    scores = torch.zeros(1, 7)
+    for row, processors in enumerate(copies_per_row(LogitsProcessorList([AddsRows()]), 5)):
+        found = processors(torch.zeros(1, 3, dtype=torch.long), scores)
+        assert torch.equal(found, scores + row)
+        assert found.untyped_storage().nbytes() == scores.untyped_storage().nbytes()
