@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .features import decoder_layers
+from .parallel_linears import merge_parallel_linears
 
 
 COMPILER = "inductor"
@@ -20,9 +21,14 @@ _compiling = threading.Lock()
 """Lock held while layers run compiled, so that their `forward`s are restored before another thread replaces them."""
 
 
+def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable:
+    """The compiler of all forwards, as a backend of `torch.compile`."""
+    return torch._dynamo.lookup_backend(COMPILER)(merge_parallel_linears(module), inputs, **options)
+
+
 def compiled_whole(model: PreTrainedModel) -> Any:
     """The model compiled as a whole, anew for every input shape; compiling takes up to a minute per shape."""
-    return torch.compile(model, backend=COMPILER, fullgraph=True, dynamic=False)
+    return torch.compile(model, backend=compile_graph, fullgraph=True, dynamic=False)
 
 
 @contextmanager
@@ -51,7 +57,7 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
         try:
             for layer in layers:
                 layer.forward = _in_this_thread(
-                    torch.compile(layer.forward, backend=COMPILER, dynamic=True), layer.forward
+                    torch.compile(layer.forward, backend=compile_graph, dynamic=True), layer.forward
                 )
             # `layer_idx` must not be a constant: else every layer would be compiled separately.
             with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=True):

@@ -1,0 +1,110 @@
+"""Linear layers that share an input, merged where models are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.models import tiny_model
+from torch import nn
+
+from hf_specdec.forwards import compiling, parallel_linears
+
+
+IDS = torch.tensor([[5, 9, 7, 12, 5, 30, 4]])
+
+
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Merges on the CPU, too; notes the number of calls in each merge."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    sizes: list[int] = []
+    merge = parallel_linears._merge
+
+    def noted(graph: torch.fx.Graph, calls: list[torch.fx.Node]) -> None:
+        sizes.append(len(calls))
+        merge(graph, calls)
+
+    monkeypatch.setattr(parallel_linears, "_merge", noted)
+    monkeypatch.setattr(parallel_linears, "MERGED", {"cpu": (torch.float32,)})
+    monkeypatch.setattr(compiling, "COMPILER", "eager")
+    torch._dynamo.reset()
+    yield sizes
+    torch._dynamo.reset()
+
+
+@torch.no_grad()
+def run(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+    return torch.compile(model, backend=compiling.compile_graph, fullgraph=True)(*inputs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_projections_of_a_model(compiler: str, merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values, and the two halves of the MLP, of each layer; the modules stay as they are."""
+    monkeypatch.setattr(compiling, "COMPILER", compiler)
+    model = tiny_model("llama", dtype=torch.float32)
+    weights = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
+    expected = model(IDS).logits
+    found = compiling.compiled_whole(model)(IDS).logits
+    assert merged == [3, 2] * model.config.num_hidden_layers
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for name, weight in model.named_parameters():
+        assert weight.data_ptr() == weights[name][0] and torch.equal(weight, weights[name][1])
+
+
+@torch.no_grad()
+def test_layers_compiled_one_by_one(merged: list[int]) -> None:
+    model = tiny_model("llama", dtype=torch.float32)
+    expected = model(IDS).logits
+    with compiling.compiled_layers(model, SimpleNamespace(update=print)):
+        found = model(IDS, use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert sorted(set(merged)) == [2, 3]
+
+
+class Several(nn.Module):
+    """As many layers with one input as `sizes`, and one after them."""
+
+    def __init__(self, *sizes: int, bias: bool = False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, size, bias=bias) for size in sizes)
+        self.last = nn.Linear(sum(sizes), 3, bias=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([layer(input) for layer in self.layers], dim=-1))
+
+
+@pytest.mark.parametrize("sizes, groups", [((5,), []), ((5, 6), [2]), ((3,) * 4, [3]), ((3,) * 5, [3, 2])], ids=str)
+def test_numbers_of_layers(sizes: tuple[int, ...], groups: list[int], merged: list[int]) -> None:
+    model, input = Several(*sizes), torch.randn(2, 4, 8)
+    torch.testing.assert_close(run(model, input), model(input))
+    assert merged == groups
+
+
+def test_what_is_not_merged(merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled(Several):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return torch.cat([nn.functional.linear(input, 2 * layer.weight) for layer in self.layers], dim=-1)
+
+    class OneByOne(Several):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return torch.cat([layer(input + place) for place, layer in enumerate(self.layers)], dim=-1)
+
+    input = torch.randn(4, 8)
+    for model in (Several(5, 6, bias=True), Scaled(5, 6), OneByOne(5, 6), Several(5, 6).double()):
+        own = input.to(next(model.parameters()).dtype)
+        torch.testing.assert_close(run(model, own), model(own))
+    monkeypatch.setattr(parallel_linears, "MOST_BYTES", 4 * 8 * 10)
+    torch.testing.assert_close(run(model := Several(5, 6), input), model(input))
+    assert merged == []
+    run(Several(5, 5), input)
+    assert merged == [2]
+
+
+def test_other_devices(merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_linears, "MERGED", {"cuda": (torch.float32,)})
+    run(Several(5, 6), torch.randn(4, 8))
+    assert merged == []
