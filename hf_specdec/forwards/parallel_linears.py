@@ -6,6 +6,7 @@ projections of the same hidden states. Their weights stay where they are, in the
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,7 +29,7 @@ def merge_parallel_linears(module: fx.GraphModule) -> fx.GraphModule:
         return module
     from hf_specdec_kernels.parallel_linear import LARGEST_NUM_WEIGHTS
 
-    by_input: dict[fx.Node, list[fx.Node]] = {}
+    by_input: dict[Any, list[fx.Node]] = {}
     for node in module.graph.nodes:
         if _can_be_merged(node):
             by_input.setdefault(node.args[0], []).append(node)
@@ -45,17 +46,21 @@ def _can_be_merged(node: fx.Node) -> bool:
     """Whether a node is a `linear` of half precision on a GPU, whose weight is there from the graph's beginning."""
     if node.op != "call_function" or node.target is not torch._C._nn.linear or node.kwargs:
         return False
-    weight = node.args[1]
-    if weight.op not in ("placeholder", "get_attr") or len(node.args) > 2 and node.args[2] is not None:
+    input, weight, *bias = _arguments(node)
+    if weight.op not in ("placeholder", "get_attr") or bias not in ([], [None]):
         return False
-    values = [one.meta.get("example_value") for one in (node.args[0], weight)]
+    values = [one.meta.get("example_value") for one in (input, weight)]
     return all(
         isinstance(value, torch.Tensor) and value.dtype in MERGED.get(value.device.type, ()) for value in values
     )
 
 
+def _arguments(call: fx.Node) -> list[Any]:
+    return list(call.args)
+
+
 def _bytes_of_weight(call: fx.Node) -> int:
-    weight = call.args[1].meta["example_value"]
+    weight = _arguments(call)[1].meta["example_value"]
     return weight.numel() * weight.dtype.itemsize
 
 
@@ -64,7 +69,8 @@ def _merge(graph: fx.Graph, calls: list[fx.Node]) -> None:
     from hf_specdec_kernels import parallel_linear
 
     with graph.inserting_before(calls[0]):
-        merged = graph.call_function(parallel_linear, (calls[0].args[0], [call.args[1] for call in calls]))
+        weights = [_arguments(call)[1] for call in calls]
+        merged = graph.call_function(parallel_linear, (calls[0].args[0], weights))
         for place, call in enumerate(calls):
             call.replace_all_uses_with(graph.call_function(operator.getitem, (merged, place)))
     for call in calls:
