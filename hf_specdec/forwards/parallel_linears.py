@@ -1,6 +1,6 @@
 """
-Linear layers that share an input, merged in the graphs of `torch.compile`: queries, keys and values, for instance, are
-projections of the same hidden states. Their weights stay where they are, in the user's modules.
+Linear layers in the graphs of `torch.compile` that our kernel makes faster. Most of them share an input: queries, keys
+and values are projections of the same hidden states. Weights stay where they are, in the user's modules.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from ..kernels import kernels_are_installed
 
 MERGED = {"cuda": (torch.bfloat16, torch.float16)}
 """Dtypes whose layers are merged, by device type."""
-MOST_BYTES = 2**26
+MOST_BYTES = 2**28
 """Most bytes of the weights of merged layers. Larger ones keep the memory busy by themselves."""
+MOST_BYTES_ALONE = 2**25
+"""Most bytes of the weight of a layer that is put into a call of its own. cuBLAS is as fast with larger ones."""
 
 
 def merge_parallel_linears(module: fx.GraphModule) -> fx.GraphModule:
     """
-    Merges calls of `linear` that have the same input into calls of `hf_specdec_kernels.parallel_linear`, in place.
-    Products are equal up to rounding. Returns the module.
+    Merges calls of `linear` that have the same input into calls of `hf_specdec_kernels.parallel_linear`, in place, and
+    puts small layers with an input of their own into such calls, too. Products are equal up to rounding. Returns the
+    module.
     """
     if not kernels_are_installed():
         return module
@@ -36,10 +39,22 @@ def merge_parallel_linears(module: fx.GraphModule) -> fx.GraphModule:
     for calls in by_input.values():
         for first in range(0, len(calls), LARGEST_NUM_WEIGHTS):
             group = calls[first : first + LARGEST_NUM_WEIGHTS]
-            if len(group) > 1 and sum(_bytes_of_weight(call) for call in group) <= MOST_BYTES:
+            if _pays(group):
                 _merge(module.graph, group)
     module.recompile()
     return module
+
+
+def _pays(calls: list[fx.Node]) -> bool:
+    """
+    Whether one call is faster than these, by measurements on an H200 (docs/kernels.md). Programs share the outputs but
+    not the input features, so that a layer alone must not have more of the latter.
+    """
+    num_bytes = sum(weight.numel() * weight.dtype.itemsize for weight in map(_weight, calls))
+    if len(calls) > 1:
+        return num_bytes <= MOST_BYTES
+    out_features, in_features = _weight(calls[0]).shape
+    return in_features <= out_features and num_bytes <= MOST_BYTES_ALONE
 
 
 def _can_be_merged(node: fx.Node) -> bool:
@@ -59,9 +74,9 @@ def _arguments(call: fx.Node) -> list[Any]:
     return list(call.args)
 
 
-def _bytes_of_weight(call: fx.Node) -> int:
-    weight = _arguments(call)[1].meta["example_value"]
-    return weight.numel() * weight.dtype.itemsize
+def _weight(call: fx.Node) -> torch.Tensor:
+    """The weight of a call, without its values."""
+    return _arguments(call)[1].meta["example_value"]
 
 
 def _merge(graph: fx.Graph, calls: list[fx.Node]) -> None:

@@ -43,13 +43,16 @@ def run(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 def test_projections_of_a_model(compiler: str, merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries, keys and values, and the two halves of the MLP, of each layer; the modules stay as they are."""
+    """
+    Queries, keys and values, attention's output, and the MLP's two inputs of each layer, and the lm_head; the modules
+    stay as they are.
+    """
     monkeypatch.setattr(compiling, "COMPILER", compiler)
     model = tiny_model("llama", dtype=torch.float32)
     weights = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
     expected = model(IDS).logits
     found = compiling.compiled_whole(model)(IDS).logits
-    assert merged == [3, 2] * model.config.num_hidden_layers
+    assert merged == [3, 1, 2] * model.config.num_hidden_layers + [1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     for name, weight in model.named_parameters():
         assert weight.data_ptr() == weights[name][0] and torch.equal(weight, weights[name][1])
@@ -62,7 +65,7 @@ def test_layers_compiled_one_by_one(merged: list[int]) -> None:
     with compiling.compiled_layers(model, SimpleNamespace(update=print)):
         found = model(IDS, use_cache=False).logits
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert sorted(set(merged)) == [2, 3]
+    assert sorted(set(merged)) == [1, 2, 3]
 
 
 class Several(nn.Module):
@@ -77,7 +80,9 @@ class Several(nn.Module):
         return self.last(torch.cat([layer(input) for layer in self.layers], dim=-1))
 
 
-@pytest.mark.parametrize("sizes, groups", [((5,), []), ((5, 6), [2]), ((3,) * 4, [3]), ((3,) * 5, [3, 2])], ids=str)
+@pytest.mark.parametrize(
+    "sizes, groups", [((7,), []), ((8,), [1]), ((5, 6), [2]), ((3,) * 4, [3]), ((8,) * 4, [3, 1])], ids=str
+)
 def test_numbers_of_layers(sizes: tuple[int, ...], groups: list[int], merged: list[int]) -> None:
     model, input = Several(*sizes), torch.randn(2, 4, 8)
     torch.testing.assert_close(run(model, input), model(input))
@@ -97,11 +102,13 @@ def test_what_is_not_merged(merged: list[int], monkeypatch: pytest.MonkeyPatch) 
     for model in (Several(5, 6, bias=True), Scaled(5, 6), OneByOne(5, 6), Several(5, 6).double()):
         own = input.to(next(model.parameters()).dtype)
         torch.testing.assert_close(run(model, own), model(own))
-    monkeypatch.setattr(parallel_linears, "MOST_BYTES", 4 * 8 * 10)
-    torch.testing.assert_close(run(model := Several(5, 6), input), model(input))
     assert merged == []
-    run(Several(5, 5), input)
-    assert merged == [2]
+    monkeypatch.setattr(parallel_linears, "MOST_BYTES", 4 * 8 * 10)
+    monkeypatch.setattr(parallel_linears, "MOST_BYTES_ALONE", 4 * 8 * 9)
+    for sizes, expected in (((5, 6), []), ((5, 5), [2]), ((10,), []), ((9,), [1])):
+        merged.clear()
+        torch.testing.assert_close(run(model := Several(*sizes), input), model(input))
+        assert merged == expected
 
 
 def test_other_devices(merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

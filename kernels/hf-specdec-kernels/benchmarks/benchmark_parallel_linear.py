@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measuring import Time, attempt, copies_needed, copy_bandwidth, environment, require_cuda, time_calls
+from measuring import CACHE_TO_FLUSH, Time, attempt, copy_bandwidth, environment, require_cuda, time_calls
 
 from hf_specdec_kernels import parallel_linear
 from hf_specdec_kernels.parallel_linear.naive import parallel_linear_naive
@@ -25,9 +25,15 @@ from hf_specdec_kernels.parallel_linear.naive import parallel_linear_naive
 
 LAYERS = {
     "Llama-3.1-8B, queries, keys, values": (4096, (4096, 1024, 1024)),
-    "Llama-3.1-8B, MLP": (4096, (14336, 14336)),
+    "Llama-3.1-8B, attention's output": (4096, (4096,)),
+    "Llama-3.1-8B, MLP's input": (4096, (14336, 14336)),
+    "Llama-3.1-8B, MLP's output": (14336, (4096,)),
+    "Llama-3.1-8B, lm_head": (4096, (128256,)),
     "SmolLM2-135M, queries, keys, values": (576, (576, 192, 192)),
-    "SmolLM2-135M, MLP": (576, (1536, 1536)),
+    "SmolLM2-135M, attention's output": (576, (576,)),
+    "SmolLM2-135M, MLP's input": (576, (1536, 1536)),
+    "SmolLM2-135M, MLP's output": (1536, (576,)),
+    "SmolLM2-135M, lm_head": (576, (49152,)),
 }
 ROWS = (1, 6, 16, 33, 64)
 
@@ -47,7 +53,8 @@ class Setting:
             return torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
 
         self.input = random(1, self.rows, features)
-        self.weights = [[random(size, features) for size in sizes] for _ in range(copies_needed(self.bytes))]
+        copies = max(2, CACHE_TO_FLUSH // self.bytes + 1)
+        self.weights = [[random(size, features) for size in sizes] for _ in range(copies)]
 
     def time(self, call: Callable[..., Any], replays: int = 40) -> Time:
         """The time of a call with one copy of the weights."""
@@ -78,7 +85,7 @@ def sweep(setting: Setting) -> None:
 
     found: list[tuple[Time, Tiles]] = []
     out = parallel_linear_naive(setting.input, setting.weights[0])
-    for sizes in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 5, 6)):
+    for sizes in itertools.product((16, 32, 64), (64, 128), (4,), (3, 4, 6)):
         tiles = Tiles(*sizes)
         if (max(16, setting.rows) + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages > 200_000:
             continue
@@ -102,13 +109,14 @@ def main() -> list[dict[str, Any]]:
     """Measures all settings; returns the rows of the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="try other tiles")
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYERS")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     options = parser.parse_args()
     require_cuda()
     torch.manual_seed(0)
     bandwidth, rows = copy_bandwidth(), []
     print(f"{environment()}, copies at {bandwidth / 1e12:.2f} TB/s")
-    for name, number in itertools.product(LAYERS, options.rows):
+    for name, number in itertools.product(options.layers, options.rows):
         setting = Setting(name, number)
         rows.append(measure(setting, bandwidth))
         if options.sweep:

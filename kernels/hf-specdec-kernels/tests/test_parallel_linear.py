@@ -65,11 +65,13 @@ def test_what_suits(device: torch.device) -> None:
 
 
 def test_tiles() -> None:
-    assert [in_triton.choose_tiles(columns).block_n for columns in (5, 960, 2048, 4095, 4096, 28672)] == [
-        16,
-        16,
-        32,
-        32,
-        64,
-        64,
-    ]
+    """The fastest of a sweep on an H200."""
+    chosen = [in_triton.choose_tiles(columns) for columns in (5, 576, 960, 3072, 4096, 6144, 28672)]
+    assert [tiles.block_n for tiles in chosen] == [16, 16, 16, 32, 32, 64, 64]
+    assert [(tiles.block_k, tiles.num_stages) for tiles in chosen] == [(128, 6)] * 6 + [(64, 3)]
+
+
+def test_tiles_fit_into_shared_memory() -> None:
+    """That of an H200, of an A100 and of most others."""
+    tiles = in_triton.choose_tiles(6144)
+    assert [tiles.within(kib * 1024, 64).num_stages for kib in (227, 163, 99, 1)] == [6, 5, 3, 1]

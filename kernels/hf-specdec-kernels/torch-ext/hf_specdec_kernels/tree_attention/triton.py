@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
+from ..devices import num_multiprocessors, shared_memory
 from .tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
 
 
@@ -261,18 +261,6 @@ def _combine_kernel(
 # --------------------------------------------------------------------------------------------------------- the launch
 
 
-@lru_cache(maxsize=64)
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
-@lru_cache(maxsize=64)
-def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program can have; a large number if the device does not report it."""
-    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return getattr(properties, "shared_memory_per_block_optin", 2**30)
-
-
 def launch_tree_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -305,14 +293,15 @@ def launch_tree_attention(
     paged = block_tables is not None
     capacity = block_tables.shape[1] * key.shape[2] if paged else key.shape[2]
     slots = min(capacity, capacity if window is None else window + num_nodes)
-    multiprocessors = _multiprocessors(query.device)
+    multiprocessors = num_multiprocessors(query.device)
     if tiles is None:
         fills = fills_twice(batch * kv_heads * slots, multiprocessors)
         tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills)
-        shared_memory = _shared_memory(query.device)
         if paged:  # steps of two blocks with page offsets would not fit into the registers
             tiles = replace(tiles, blocks_of_step=1)
-        tiles = tiles.within(shared_memory, triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize)
+        tiles = tiles.within(
+            shared_memory(query.device), triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize
+        )
     num_tiles = triton.cdiv(pairs, tiles.block_m)
     if num_splits is None:
         programs = num_tiles * kv_heads * batch
