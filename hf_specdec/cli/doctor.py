@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..checkpoints.reading import HubOptions
+from .options import DeviceMapOption, DeviceOption
 
 
 if TYPE_CHECKING:
@@ -31,13 +32,8 @@ def doctor(
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, or auto: that of the target's checkpoint.")
     ] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:1. Default: cuda where there is one, else cpu.")
-    ] = None,
-    device_map: Annotated[
-        str | None,
-        typer.Option(help="For targets that one device cannot hold: auto, balanced, … as in transformers."),
-    ] = None,
+    device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the head.")] = None,
 ) -> None:
     """Examine an EAGLE head on text that the target writes. Exits with 1 unless the head is good as it is read."""

