@@ -15,6 +15,7 @@ from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec.forwards import merged_linears
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -99,11 +100,23 @@ def test_whole_steps_of_heads() -> None:
         assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
 
 
-@pytest.mark.parametrize("kind", ["model", "head"])
-def test_compiled_steps(kind: str, recwarn: pytest.WarningsRecorder) -> None:
-    """Inductor rounds otherwise: what counts is that nearly all tokens of a trained target come out the same."""
-    target = copy.deepcopy(trained_target()).cuda()
-    draft = (noisy_copy(trained_target(), 0.02) if kind == "model" else trained_head()).cuda()
+@pytest.mark.parametrize(
+    "kind, dtype", [("model", torch.float32), ("head", torch.float32), ("model", torch.bfloat16)], ids=str
+)
+def test_compiled_steps(
+    kind: str, dtype: torch.dtype, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Inductor rounds otherwise: what counts is that nearly all tokens of a trained target come out the same. In half
+    precision linear layers are merged.
+    """
+    merged: list[int] = []
+    merge = merged_linears._merge
+    monkeypatch.setattr(
+        merged_linears, "_merge", lambda graph, calls: (merged.append(len(calls)), merge(graph, calls))
+    )
+    target = copy.deepcopy(trained_target()).to("cuda", dtype)
+    draft = (noisy_copy(trained_target(), 0.02) if kind == "model" else trained_head()).to("cuda", dtype)
     config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", compile=True)
     inputs, options = golden_inputs(3), {"max_new_tokens": 40, "do_sample": False}
     for _ in range(2):
@@ -111,6 +124,7 @@ def test_compiled_steps(kind: str, recwarn: pytest.WarningsRecorder) -> None:
         assert "steps" in hf_specdec.last_metrics().seconds and hf_specdec.last_metrics().num_accepted_tokens > 0
         assert (text == target.generate(**inputs, **options)).float().mean() > 0.9
     assert not [one for one in recwarn if "could not be" in str(one.message)]
+    assert (3 in merged) == (dtype == torch.bfloat16)
 
 
 @pytest.mark.parametrize(

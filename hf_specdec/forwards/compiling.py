@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .features import decoder_layers
-from .parallel_linears import merge_parallel_linears
+from .merged_linears import merge_linears
 
 
 COMPILER = "inductor"
@@ -23,7 +23,7 @@ _compiling = threading.Lock()
 
 def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable:
     """The compiler of all forwards, as a backend of `torch.compile`."""
-    return torch._dynamo.lookup_backend(COMPILER)(merge_parallel_linears(module), inputs, **options)
+    return torch._dynamo.lookup_backend(COMPILER)(merge_linears(module), inputs, **options)
 
 
 def compiled_whole(model: PreTrainedModel) -> Any:

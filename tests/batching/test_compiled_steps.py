@@ -20,14 +20,14 @@ from torch._dynamo.utils import counters
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching.device_steps.prompts import PromptStep
 from hf_specdec.batching.graphs import PagedGraphs
-from hf_specdec.forwards import compiling, parallel_linears
+from hf_specdec.forwards import compiling, merged_linears
 from hf_specdec.forwards.compiling import compiled_layers
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(compiling, "COMPILER", "eager")
-    monkeypatch.setattr(parallel_linears, "MERGED", {"cpu": (torch.float32,)})
+    monkeypatch.setattr(merged_linears, "DTYPES", {"cpu": (torch.float32,)})
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again

@@ -16,14 +16,14 @@ from torch._dynamo.utils import counters
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
-from hf_specdec.forwards import compiling, parallel_linears
+from hf_specdec.forwards import compiling, merged_linears
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     pytest.importorskip("triton", reason="the kernels need triton")
     monkeypatch.setattr(compiling, "COMPILER", "eager")
-    monkeypatch.setattr(parallel_linears, "MERGED", {"cpu": (torch.float32,)})
+    monkeypatch.setattr(merged_linears, "DTYPES", {"cpu": (torch.float32,)})
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again

@@ -91,7 +91,7 @@ CALLS = {
     "rejection_walk": lambda **changes: drawn_arguments(draft_logits=torch.randn(2, 4, 11)) | changes,
     "draft_tokens": lambda **changes: {"logits": torch.randn(2, 3, 11), "count": 4} | changes,
     "kv_compaction": compaction_arguments,
-    "parallel_linear": lambda **changes: (
+    "merged_linear": lambda **changes: (
         {
             "input": torch.randn(2, 3, 8),
             "weights": [torch.randn(5, 8), torch.randn(4, 8)],
@@ -167,13 +167,13 @@ BAD = {
     ),
     "`count` is 12; it must be from 1 to 11": ("draft_tokens", {"count": 12}),
     "`noise` has shape [2, 11]; it must be [2, 3, 11]": ("draft_tokens", {"noise": torch.rand(2, 11)}),
-    "`weights` has 0 tensors; pass 1 to 3": ("parallel_linear", {"weights": []}),
+    "`weights` has 0 tensors; pass 1 to 3": ("merged_linear", {"weights": []}),
     "`weights[1]` has shape [4, 7]; it must be [any, 8]": (
-        "parallel_linear",
+        "merged_linear",
         {"weights": [torch.zeros(5, 8), torch.zeros(4, 7)]},
     ),
-    "`weights[0]` has dtype torch.float16": ("parallel_linear", {"weights": [torch.zeros(5, 8).half()]}),
-    "`input` has no dimensions": ("parallel_linear", {"input": torch.zeros(())}),
+    "`weights[0]` has dtype torch.float16": ("merged_linear", {"weights": [torch.zeros(5, 8).half()]}),
+    "`input` has no dimensions": ("merged_linear", {"input": torch.zeros(())}),
     "`caches` is empty": ("kv_compaction", {"caches": []}),
     "`caches[1]` is a torch.float64 tensor": (
         "kv_compaction",

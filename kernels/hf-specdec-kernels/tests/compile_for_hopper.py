@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 
 from hf_specdec_kernels.draft_tokens.triton import launch_draft_tokens
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
-from hf_specdec_kernels.parallel_linear.triton import launch_parallel_linear
+from hf_specdec_kernels.merged_linear.triton import launch_merged_linear
 from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 
@@ -162,7 +162,7 @@ CASES = {
     **{f"drafting, vocabulary of {vocab}": lambda vocab=vocab: drafting(vocab) for vocab in (32_000, 128_256)},
     "drafting, drawn": lambda: drafting(32_000, drawn=True),
     **{
-        f"parallel linear, {rows} rows of {features}": lambda rows=rows, features=features: linears(rows, features)
+        f"merged linear, {rows} rows of {features}": lambda rows=rows, features=features: linears(rows, features)
         for features in (576, 4096)
         for rows in (1, 33, 64)
     },
@@ -173,7 +173,7 @@ CASES = {
 
 def linears(rows: int, features: int) -> None:
     sizes = (features, features // 4, features // 4)
-    launch_parallel_linear(
+    launch_merged_linear(
         torch.empty(rows, features, dtype=HALF),
         [torch.empty(size, features, dtype=HALF) for size in sizes],
         [torch.empty(rows, size, dtype=HALF) for size in sizes],

@@ -8,7 +8,7 @@ only torch.
 
 from .draft_tokens import draft_tokens
 from .kv_compaction import kv_compaction, pointer_table
-from .parallel_linear import parallel_linear
+from .merged_linear import merged_linear
 from .rejection_sampling import Walks, draft_columns, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
 
@@ -20,7 +20,7 @@ __all__ = [
     "greedy_walk",
     "kv_compaction",
     "pack_ancestors",
-    "parallel_linear",
+    "merged_linear",
     "pointer_table",
     "rejection_walk",
     "target_walk",

@@ -14,7 +14,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=64)
-def shared_memory(device: torch.device) -> int:
+def shared_memory_limit(device: torch.device) -> int:
     """Bytes of shared memory that a program can have; a large number if the device does not report it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return getattr(properties, "shared_memory_per_block_optin", 2**30)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..devices import num_multiprocessors, shared_memory
+from ..devices import num_multiprocessors, shared_memory_limit
 from .tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
 
 
@@ -300,7 +300,7 @@ def launch_tree_attention(
         if paged:  # steps of two blocks with page offsets would not fit into the registers
             tiles = replace(tiles, blocks_of_step=1)
         tiles = tiles.within(
-            shared_memory(query.device), triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize
+            shared_memory_limit(query.device), triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize
         )
     num_tiles = triton.cdiv(pairs, tiles.block_m)
     if num_splits is None:

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..devices import shared_memory
+from ..devices import shared_memory_limit
+from .naive import LARGEST_NUM_WEIGHTS
 
 
 LARGEST_ROWS = 64
@@ -65,7 +66,7 @@ def choose_tiles(columns: int) -> Tiles:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _parallel_linear_kernel(
+def _merged_linear_kernel(
     input, weight_0, weight_1, weight_2, out_0, out_1, out_2,
     rows, size_0, size_1, size_2, tiles_0, tiles_1, input_stride,
     FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -83,7 +84,7 @@ def _parallel_linear_kernel(
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     feature = tl.arange(0, BLOCK_K)
     row_inside, column_inside = row < rows, column < size
-    inputs = input + row[:, None] * input_stride + feature[None, :]
+    inputs = input + row[:, None].to(tl.int64) * input_stride + feature[None, :]
     weights = weight + column[None, :].to(tl.int64) * FEATURES + feature[:, None]
     products = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first in range(0, FEATURES, BLOCK_K):
@@ -111,12 +112,12 @@ def suits(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
     )
 
 
-def launch_parallel_linear(
+def launch_merged_linear(
     input: torch.Tensor, weights: list[torch.Tensor], out: list[torch.Tensor], tiles: Tiles | None = None
 ) -> None:
     """
     Launches the kernel, which writes to the contiguous tensors `out`; the other arguments are those of
-    `hf_specdec_kernels.parallel_linear`, and `tiles` to use instead of the chosen ones.
+    `hf_specdec_kernels.merged_linear`, and `tiles` to use instead of the chosen ones.
     """
     flat = input.reshape(-1, input.shape[-1])
     if flat.stride(1) != 1:
@@ -124,10 +125,10 @@ def launch_parallel_linear(
     sizes = [weight.shape[0] for weight in weights]
     block_m = max(16, triton.next_power_of_2(len(flat)))
     if tiles is None:
-        tiles = choose_tiles(sum(sizes)).within(shared_memory(input.device), block_m)
+        tiles = choose_tiles(sum(sizes)).within(shared_memory_limit(input.device), block_m)
     counts = [triton.cdiv(size, tiles.block_n) for size in sizes]
-    missing = 3 - len(weights)
-    _parallel_linear_kernel[(sum(counts),)](
+    missing = LARGEST_NUM_WEIGHTS - len(weights)
+    _merged_linear_kernel[(sum(counts),)](
         flat, *weights, *weights[:1] * missing, *out, *out[:1] * missing,
         len(flat), *sizes, *[0] * missing, *(*counts, 0)[:2], flat.stride(0),
         FEATURES=flat.shape[1], BLOCK_M=block_m,

@@ -1,8 +1,8 @@
 """
 Times linear layers that share an input, of models in bfloat16, against one call of `linear` for each.
 
-    python benchmarks/benchmark_parallel_linear.py            # the table
-    python benchmarks/benchmark_parallel_linear.py --sweep    # tries other tiles
+    python benchmarks/benchmark_merged_linear.py            # the table
+    python benchmarks/benchmark_merged_linear.py --sweep    # tries other tiles
 
 The floor is the bytes of the weights over the measured copy bandwidth. The last line of the output is JSON.
 """
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from measuring import CACHE_TO_FLUSH, Time, attempt, copy_bandwidth, environment, require_cuda, time_calls
 
-from hf_specdec_kernels import parallel_linear
-from hf_specdec_kernels.parallel_linear.naive import parallel_linear_naive
+from hf_specdec_kernels import merged_linear
+from hf_specdec_kernels.merged_linear.naive import merged_linear_naive
 
 
 LAYERS = {
@@ -62,15 +62,15 @@ class Setting:
 
     def check(self, call: Callable[..., Any]) -> None:
         """Compares a call with the naive version in float64."""
-        expected = parallel_linear_naive(self.input.double(), [weight.double() for weight in self.weights[0]])
+        expected = merged_linear_naive(self.input.double(), [weight.double() for weight in self.weights[0]])
         for found, wanted in zip(call(self.input, self.weights[0]), expected, strict=True):
             torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=2e-2)
 
 
 def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
     """Times one setting; returns one row of the table."""
-    setting.check(parallel_linear)
-    ours, apart = setting.time(parallel_linear), setting.time(parallel_linear_naive)
+    setting.check(merged_linear)
+    ours, apart = setting.time(merged_linear), setting.time(merged_linear_naive)
     floor = 1e3 * setting.bytes / bandwidth
     print(
         f"{setting.name}, {setting.rows} rows: {ours}, {ours.median / floor:.2f} × the floor; one by one {apart}, "
@@ -81,17 +81,17 @@ def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
 
 def sweep(setting: Setting) -> None:
     """Times other tiles and prints the five fastest."""
-    from hf_specdec_kernels.parallel_linear.triton import Tiles, launch_parallel_linear
+    from hf_specdec_kernels.merged_linear.triton import Tiles, launch_merged_linear
 
     found: list[tuple[Time, Tiles]] = []
-    out = parallel_linear_naive(setting.input, setting.weights[0])
+    out = merged_linear_naive(setting.input, setting.weights[0])
     for sizes in itertools.product((16, 32, 64), (64, 128), (4,), (3, 4, 6)):
         tiles = Tiles(*sizes)
         if (max(16, setting.rows) + tiles.block_n) * tiles.block_k * 2 * tiles.num_stages > 200_000:
             continue
 
         def call(input: torch.Tensor, weights: list[torch.Tensor], tiles: Any = tiles) -> list[torch.Tensor]:
-            launch_parallel_linear(input, weights, out, tiles)
+            launch_merged_linear(input, weights, out, tiles)
             return out
 
         def timed(call: Any = call) -> Time:

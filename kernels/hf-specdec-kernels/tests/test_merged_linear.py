@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from hf_specdec_kernels.parallel_linear import triton as in_triton
-from hf_specdec_kernels.parallel_linear.naive import parallel_linear_naive
+from hf_specdec_kernels.merged_linear import merged_linear
+from hf_specdec_kernels.merged_linear import triton as in_triton
+from hf_specdec_kernels.merged_linear.naive import merged_linear_naive
 
 
 SMALL = in_triton.Tiles(block_n=16, block_k=32, num_stages=2)
@@ -15,8 +18,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 def compare(input: torch.Tensor, weights: list[torch.Tensor], tiles: in_triton.Tiles | None = SMALL) -> None:
     out = [torch.empty(*input.shape[:-1], len(weight), dtype=input.dtype, device=input.device) for weight in weights]
-    in_triton.launch_parallel_linear(input, weights, out, tiles)
-    expected = parallel_linear_naive(input.double(), [weight.double() for weight in weights])
+    in_triton.launch_merged_linear(input, weights, out, tiles)
+    expected = merged_linear_naive(input.double(), [weight.double() for weight in weights])
     for found, wanted in zip(out, expected, strict=True):
         torch.testing.assert_close(found.double(), wanted, atol=TOLERANCE[input.dtype], rtol=TOLERANCE[input.dtype])
 
@@ -64,14 +67,33 @@ def test_what_suits(device: torch.device) -> None:
     assert not suits(65) and not suits(0) and not suits(4, torch.float32) and not suits(4, transposed=True)
 
 
-def test_tiles() -> None:
-    """The fastest of a sweep on an H200."""
-    chosen = [in_triton.choose_tiles(columns) for columns in (5, 576, 960, 3072, 4096, 6144, 28672)]
-    assert [tiles.block_n for tiles in chosen] == [16, 16, 16, 32, 32, 64, 64]
-    assert [(tiles.block_k, tiles.num_stages) for tiles in chosen] == [(128, 6)] * 6 + [(64, 3)]
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [0, 1, 64, 65])
+@pytest.mark.parametrize("layout", ["usual", "transposed weights", "rows apart"])
+def test_operator(rows: int, layout: str, device: torch.device) -> None:
+    """With and without the kernel, called and compiled."""
+    input = random(rows, 4, 128, dtype=torch.bfloat16, device=device)
+    input = input[:, 1:2] if layout == "rows apart" else input[:, 0].contiguous()
+    weights = [random(size, 128, dtype=torch.bfloat16, device=device) for size in (96, 32)]
+    if layout == "transposed weights":
+        weights = [weight.T.contiguous().T for weight in weights]
+    compiled = torch.compile(lambda *tensors: merged_linear(tensors[0], tensors[1:]), fullgraph=True)
+    expected = merged_linear_naive(input.double(), [weight.double() for weight in weights])
+    for found in (merged_linear(input, weights), compiled(input, *weights)):
+        for product, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(product.double(), wanted, atol=2e-2, rtol=2e-2)
 
 
-def test_tiles_fit_into_shared_memory() -> None:
-    """That of an H200, of an A100 and of most others."""
-    tiles = in_triton.choose_tiles(6144)
-    assert [tiles.within(kib * 1024, 64).num_stages for kib in (227, 163, 99, 1)] == [6, 5, 3, 1]
+@pytest.mark.parametrize("columns", [1, 96, 576, 960, 3072, 4096, 6144, 28672, 128256])
+def test_tiles(columns: int) -> None:
+    """Programs enough, unless tiles were narrower than the tensor cores; tiles that fit into any GPU's memory."""
+    tiles = in_triton.choose_tiles(columns)
+    assert columns >= tiles.block_n * in_triton.FEWEST_PROGRAMS or tiles.block_n == 16
+    for kib in (227, 163, 99, 64):  # H200, A100, most others, T4
+        for block_m in (16, 32, 64):
+            fitting = tiles.within(kib * 1024, block_m)
+            assert fitting.shared_memory(block_m) <= kib * 1024
+            assert (
+                fitting == tiles
+                or replace(fitting, num_stages=fitting.num_stages + 1).shared_memory(block_m) > kib * 1024
+            )

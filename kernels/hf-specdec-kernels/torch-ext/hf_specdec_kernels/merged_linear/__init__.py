@@ -8,15 +8,13 @@ import torch
 
 from .._ops import add_op_namespace_prefix, ops
 from ..checks import check_device, check_dtype, check_shape
-from .naive import parallel_linear_naive
+from .naive import LARGEST_NUM_WEIGHTS, merged_linear_naive
 
 
-__all__ = ["LARGEST_NUM_WEIGHTS", "parallel_linear", "parallel_linear_naive"]
-
-LARGEST_NUM_WEIGHTS = 3
+__all__ = ["LARGEST_NUM_WEIGHTS", "merged_linear", "merged_linear_naive", "operator"]
 
 
-def parallel_linear(input: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def merged_linear(input: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """
     The products of one input with several weights, `input @ weight.T` each. On CUDA, few rows are multiplied with all
     weights by one launch, which reads each weight where it lies: small weights read one after the other leave the
@@ -43,26 +41,30 @@ def parallel_linear(input: torch.Tensor, weights: Sequence[torch.Tensor]) -> lis
         check_shape(f"weights[{number}]", weight, None, input.shape[-1])
         check_dtype(f"weights[{number}]", weight, (input.dtype,))
         check_device(f"weights[{number}]", weight, input.device)
-    return ops.parallel_linear(input, list(weights))
+    return ops.merged_linear(input, list(weights))
 
 
-@torch.library.custom_op(add_op_namespace_prefix("parallel_linear"), mutates_args=(), device_types="cpu")
-def _parallel_linear(input: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    return parallel_linear_naive(input, weights)
+@torch.library.custom_op(add_op_namespace_prefix("merged_linear"), mutates_args=(), device_types="cpu")
+def _merged_linear(input: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    return merged_linear_naive(input, weights)
 
 
-@_parallel_linear.register_kernel("cuda")
+@_merged_linear.register_kernel("cuda")
 def _(input: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    from .triton import launch_parallel_linear, suits  # triton is only needed where it runs
+    from .triton import launch_merged_linear, suits  # triton is only needed where it runs
 
     if not suits(input, weights):
-        return parallel_linear_naive(input, weights)
+        return merged_linear_naive(input, weights)
     out = [input.new_empty(*input.shape[:-1], weight.shape[0]) for weight in weights]
     with torch.cuda.device_of(input):  # Triton launches on the current device
-        launch_parallel_linear(input, weights, out)
+        launch_merged_linear(input, weights, out)
     return out
 
 
-@_parallel_linear.register_fake
+@_merged_linear.register_fake
 def _(input: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
     return [input.new_empty(*input.shape[:-1], weight.shape[0]) for weight in weights]
+
+
+operator = ops.merged_linear.default
+"""The operator behind `merged_linear`, for passes over graphs. It does not check its arguments."""
