@@ -74,13 +74,19 @@ class RowDistributions:
             processors = self.requests[rows[members[0]]].options.processors
             if not processors:
                 continue
-            if len(members) == len(rows) and isinstance(group, tuple):
-                scores = processors(None, scores)
-            elif isinstance(group, tuple):
-                scores[members] = processors(None, scores[members])
-            else:
-                for place in members:
-                    self._process_alone(rows[place], processors, scores[place : place + 1])
+            if isinstance(group, tuple):
+                own = scores.clone() if len(members) == len(rows) else scores[members]
+                try:
+                    own = processors(None, own)
+                except Exception:  # because of scores of one of them: each alone, so that the others do not fail
+                    pass
+                else:
+                    if len(members) == len(rows):
+                        return own
+                    scores[members] = own
+                    continue
+            for place in members:
+                self._process_alone(rows[place], processors, scores[place : place + 1])
         return scores
 
     def _process_alone(self, row: int, processors: LogitsProcessorList, scores: torch.Tensor) -> None:

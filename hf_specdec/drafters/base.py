@@ -67,9 +67,16 @@ class DraftRequest:
         return self._warp if self.plan.draws_children else None
 
     def _warp(self, logits: torch.Tensor) -> torch.Tensor:
-        """Scores of q, float32, from logits `[…, vocab]`, by the warpers and the draft temperature."""
+        """
+        Scores of q, float32, from logits `[…, vocab]`, by the warpers and the draft temperature. NaN, from which
+        nothing is drawn, if a warper refuses the logits.
+        """
         scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
-        return self.temperature.apply(self.warpers(None, scores)).view(logits.shape)
+        try:
+            scores = self.warpers(None, scores)
+        except ValueError:  # some warpers take no NaN and no infinity; drafts are not worth an error
+            scores = torch.full_like(scores, torch.nan)
+        return self.temperature.apply(scores).view(logits.shape)
 
 
 class Drafter(CandidateGenerator):

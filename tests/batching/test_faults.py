@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,13 +51,21 @@ def check_others(manager: SpeculativeBatchingManager, target: PreTrainedModel, b
 @pytest.mark.parametrize("assistant", ["draft", "ngram"])
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("temperature", [1e-39, 1e-45])
+@pytest.mark.parametrize("warper", [{}, {"top_h": 0.5}], ids=str)
 def test_a_temperature_that_leaves_nothing(
-    target: PreTrainedModel, draft: PreTrainedModel, assistant: str, seed: int | None, temperature: float
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    assistant: str,
+    seed: int | None,
+    temperature: float,
+    warper: dict[str, Any],
 ) -> None:
+    """Also where a warper raises before anything is drawn."""
     manager = make(target, draft if assistant == "draft" else NgramDraft())
-    bad = {"input_ids": PROMPTS[1], "do_sample": True, "temperature": temperature, "seed": seed}
+    bad = {"input_ids": PROMPTS[1], "do_sample": True, "temperature": temperature, "seed": seed, **warper}
     result = check_others(manager, target, bad)
-    assert result.status == RequestStatus.FAILED and "`temperature`" in result.error
+    assert result.status == RequestStatus.FAILED
+    assert ("Categorical" if warper else "`temperature`") in result.error
 
 
 def poison(model: PreTrainedModel, value: float) -> None:
@@ -74,17 +83,20 @@ def poison(model: PreTrainedModel, value: float) -> None:
     model.lm_head.register_forward_hook(spoil)
 
 
+@pytest.mark.parametrize("warper", [{}, {"top_h": 0.9}, {"eta_cutoff": 0.001}], ids=str)
 @pytest.mark.parametrize("of, value", [("target", torch.inf), ("draft", torch.inf), ("draft", torch.nan)])
-def test_infinite_logits(target: PreTrainedModel, draft: PreTrainedModel, of: str, value: float) -> None:
+def test_infinite_logits(
+    target: PreTrainedModel, draft: PreTrainedModel, of: str, value: float, warper: dict[str, Any]
+) -> None:
     """The target's end the request that draws from them; the draft's cost it its drafts."""
     target, draft = copy.deepcopy(target), copy.deepcopy(draft)
     poison(target if of == "target" else draft, value)
-    bad = {"input_ids": [*PROMPTS[1], POISONED], "do_sample": True}
+    bad = {"input_ids": [*PROMPTS[1], POISONED], "do_sample": True, **warper}
     manager = make(target, draft)
     result = check_others(manager, target, bad)
     learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
     assert all(map(math.isfinite, learnt))
-    assert learnt or of == "target"
+    assert learnt or of == "target" or warper
     if of == "target":
         assert result.status == RequestStatus.FAILED and not result.generated_tokens
     else:
@@ -117,6 +129,23 @@ class Proposes(Drafter):
             raise KeyError("of its own")
 
 
+class Draws(Drafter):
+    """A user's drafter with probabilities, whose drafts lack something where the text begins with `POISONED`."""
+
+    has_probabilities = True
+
+    def __init__(self, **wrong: Any):
+        self.wrong = wrong
+
+    def start(self, sequences: Any, request: Any) -> None:
+        self.is_wrong = sequences.tokens(0, 0)[0] == POISONED
+
+    def propose(self, sequences: Any) -> Any:
+        topology = Topology.of_tree(TokenTree.chain(2), torch.device("cpu"))
+        draft = DraftTree(torch.full((1, 2), 5), topology, None, torch.zeros(1, 2, 61), [[0, 1, -1]])
+        return replace(draft, **self.wrong) if self.is_wrong else draft
+
+
 @pytest.mark.parametrize(
     "how, words",
     {
@@ -132,6 +161,32 @@ def test_a_fault_in_a_users_drafter(target: PreTrainedModel, how: str, words: st
     bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": False}
     result = check_others(make(target, Proposes(how), tree="[(0,)]"), target, bad)
     assert result.status == RequestStatus.FAILED and words in result.error
+
+
+WRONG_DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no scores": ({"scores": None}, "no `scores`"),
+    "no index": ({"score_index": None}, "`score_index`"),
+    "no distribution of a parent": ({"score_index": [[0, -1, -1]]}, "children of node 1"),
+    "scores over another vocabulary": ({"scores": torch.zeros(1, 2, 50)}, "for 50 tokens"),
+    "NaN": ({"scores": torch.full((1, 2, 61), torch.nan)}, "are NaN"),
+    "infinity": ({"scores": torch.zeros(1, 2, 61).index_fill(2, torch.tensor(4), torch.inf)}, "infinite"),
+    "another topology": ({"topology": Topology.of_tree(TokenTree.chain(1), torch.device("cpu"))}, "2 `tokens`"),
+    "valid of another shape": ({"valid": torch.ones(1, 3, dtype=torch.bool)}, "`valid`"),
+    "float tokens": ({"tokens": torch.full((1, 2), 5.0)}, "torch.float32"),
+    "int32 tokens": ({"tokens": torch.full((1, 2), 5).int()}, "torch.int32"),
+    "three dimensions": ({"tokens": torch.full((1, 2, 1), 5)}, "3 dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DRAFTS)
+def test_a_fault_in_what_a_users_drafter_draws(target: PreTrainedModel, name: str) -> None:
+    wrong, words = WRONG_DRAFTS[name]
+    manager = make(target, Draws(**wrong), tree="[(0,), (0, 0)]")
+    bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": True}
+    result = check_others(manager, target, bad)
+    assert result.status == RequestStatus.FAILED and words in result.error
+    learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
+    assert all(map(math.isfinite, learnt))
 
 
 # ------------------------------------------------------------------------------------- what comes at the wrong moment

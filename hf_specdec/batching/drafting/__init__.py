@@ -2,8 +2,9 @@
 Drafting for requests in flight: a drafter's state is kept per request, because rows change between steps.
 
 - `base`: what the engine asks of any draft.
-- `draft_model`, `eagle`, `medusa`: models, which draft for all requests of a step at once.
-- `one_by_one`: other drafters, one for each request.
+- `draft_model`, `eagle`, `medusa`: models, which draft for all requests of a step at once; `forwards`: how much they
+  read at once, and whether they can be captured.
+- `one_by_one`: other drafters, one for each request; `proposals`: checks of what these propose.
 - `joining`: drafts of different trees joined to those of a step.
 - `temperatures`: draft temperatures, learnt over requests.
 """

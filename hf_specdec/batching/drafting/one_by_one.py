@@ -13,6 +13,7 @@ from ...trees import DraftTree
 from ..request import Request
 from .base import Drafting
 from .joining import join_drafts
+from .proposals import check_proposal
 
 
 class OneByOneDrafting(Drafting):
@@ -40,7 +41,7 @@ class OneByOneDrafting(Drafting):
             draft = drafter.propose(sequences)
             if draft is None:
                 return None
-            _check(draft, drafter, request)
+            check_proposal(draft, drafter, request)
             return draft.within([row.room])
         except Exception as error:  # an error of a user's drafter fails only its request
             row.fail(error)
@@ -66,24 +67,3 @@ class OneByOneDrafting(Drafting):
 
     def forget(self, request: Request) -> None:
         self._drafters.pop(request, None)
-
-
-def _check(draft: DraftTree, drafter: Drafter, request: DraftRequest) -> None:
-    """Raises `TypeError` or `ValueError` for a proposal of a user's drafter that would fail the whole step."""
-    name, most = f"`{type(drafter).__name__}.propose`", request.tree.num_nodes
-    if not isinstance(draft, DraftTree):
-        raise TypeError(f"{name} returned {type(draft).__name__}. Return a DraftTree, or None.")
-    if len(draft.tokens) != 1:
-        raise ValueError(f"{name} returned {len(draft.tokens)} rows for 1. Return a tree for each row of `sequences`.")
-    if draft.num_nodes > most:
-        raise ValueError(
-            f"{name} returned {draft.num_nodes} nodes, but there is memory for the {most} of the step's tree. Return "
-            "no more than `tree_within(room)` has, or ask for a larger `tree`."
-        )
-    counted = draft.tokens if draft.valid is None else draft.tokens[draft.valid]
-    foreign = counted[(counted < 0) | (counted >= request.vocab_size)].tolist()
-    if foreign:
-        raise ValueError(
-            f"{name} returned token {foreign[0]}, but the target knows {request.vocab_size} from 0. Mark nodes that "
-            "are not to count in `valid`."
-        )
