@@ -84,6 +84,8 @@ class Admission:
         self.num_embeddings = model.get_input_embeddings().num_embeddings
         self.max_positions = _num_learned_positions(model)
         self._known_options = set(vars(GenerationConfig())) - {"tree", "speculative_config"} | set(_OBJECTS)
+        self.generation_config: GenerationConfig | None = None
+        self._ends = True
         self.use_defaults(generation_config)
 
     def use_defaults(self, generation_config: GenerationConfig | None) -> None:
@@ -94,11 +96,10 @@ class Admission:
             ValueError, TypeError: if a request with these options cannot be served, be it because of the target or the
                 draft.
         """
+        # Stop strings need a tokenizer, which only requests have.
+        options = {"max_new_tokens": 1, "stop_strings": []}
+        self.request("check", [0], options, generation_config=generation_config)
         self.generation_config, self._ends = _plain(generation_config), _ends(generation_config)
-        check = copy.copy(self.generation_config)
-        if check is not None:
-            check.stop_strings = None  # need a tokenizer, which only requests have
-        self.request("check", [0], {"max_new_tokens": 1}, generation_config=check)
 
     @property
     def most_tokens(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import itertools
 import queue
 from collections.abc import Callable, Iterator
@@ -150,12 +149,11 @@ class SpeculativeBatchingManager:
         """Dummy requests with prompts of `length` tokens (default: `WARM_UP_PROMPT`); none if these are too long."""
         length = WARM_UP_PROMPT if length is None else length
         most = self._admission.most_tokens - length
-        options = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1, "do_sample": do_sample}
-        config = copy.copy(self._admission.generation_config)
-        if config is not None:
-            config.stop_strings = None  # need a tokenizer, which only requests have
+        options: dict[str, Any] = {"max_new_tokens": min(WARM_UP_TOKENS, most), "eos_token_id": -1}
+        # Stop strings need a tokenizer, which only requests have.
+        options |= {"do_sample": do_sample, "stop_strings": []}
         return [
-            self._admission.request(f"warm-up {number}", [0] * length, options, generation_config=config)
+            self._admission.request(f"warm-up {number}", [0] * length, options)
             for number in range(count if most > 1 else 0)
         ]
 

@@ -183,7 +183,9 @@ def _with_stop_strings(
 ) -> tuple[GenerationConfig | None, dict[str, Any]]:
     """Replaces stop strings by a stopping criterion, because a custom decoding method does not get the tokenizer."""
     tokenizer = options.pop("tokenizer", None)
-    stop_strings = options.get("stop_strings", getattr(generation_config, "stop_strings", None))
+    configs = (generation_config, model.generation_config)
+    of_configs = [one.stop_strings for one in configs if one is not None and one.stop_strings is not None]
+    stop_strings = options.get("stop_strings", next(iter(of_configs), None))
     is_said = "stop_strings" in options or stop_strings is not None
     if not is_said or (stop_strings and tokenizer is None):
         return generation_config, options

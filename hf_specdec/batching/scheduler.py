@@ -104,22 +104,31 @@ class Scheduler:
         """Admits waiting requests in order, as long as there are places and blocks for them."""
         for _ in range(self.num_admissible(self.waiting)):
             request = self.waiting.popleft()
-            self.pool.reserve(request.table, request.length)
+            if not self.pool.reserve(request.table, request.length):
+                self._release_trees()
+                self.pool.reserve(request.table, request.length)
             self.active.append(request)
             request.status = RequestStatus.PREFILLING
             self._prefilling.add(request)
 
     def num_admissible(self, requests: Iterable[Request]) -> int:
         """Number of these requests, in their order, for which there are places and blocks at present."""
-        running, free, number = len(self.active), self.pool.num_free, 0
+        num_active, number = len(self.active), 0
+        of_trees = (len(one.table.blocks) - self.pool.blocks_for(one.length) for one in self.active)
+        free = self.pool.num_free + sum(of_trees)
         for request in requests:
-            # One more block for each running request and this one: else it would soon be preempted.
-            spare = running + 1 if running else 0
+            # One more block for each active request and this one: else it would soon be preempted.
+            reserve = num_active + 1 if num_active else 0
             free -= self.pool.blocks_for(request.length)
-            if running >= self.max_requests or free < spare:
+            if num_active >= self.max_requests or free < reserve:
                 break
-            running, number = running + 1, number + 1
+            num_active, number = num_active + 1, number + 1
         return number
+
+    def _release_trees(self) -> None:
+        """Takes back the blocks that are reserved for trees."""
+        for request in self.active:
+            self.pool.release(request.table, request.length)
 
     def chunks(self) -> Iterator[Chunk]:
         """
@@ -201,8 +210,7 @@ class Scheduler:
             return  # preempted in this very step
         if self.pool.reserve(request.table, request.length):
             return
-        for other in self.active:
-            self.pool.release(other.table, other.length)  # blocks reserved for their trees
+        self._release_trees()
         while request in self.active and not self.pool.reserve(request.table, request.length):
             self._preempt(self.active[-1])
 

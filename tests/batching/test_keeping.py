@@ -152,6 +152,9 @@ def test_a_refused_call_changes_nothing(made: list[Any]) -> None:
         with pytest.raises(ValueError, match="max_new_token|beam"):
             generate(model, draft, **options)
         assert kept_by(model) is kept
+        with kept:
+            kept.get_result(kept.add_request([4, 5, 6], max_new_tokens=3), timeout=20)
+        kept.stop(keep_for_next_session=True)
     assert generate(model, draft) == alone(model) and len(made) == 1
 
 

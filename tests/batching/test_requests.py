@@ -133,6 +133,21 @@ def test_no_stop_strings(
     assert first != second and found == [text, text[:2]]
 
 
+def test_stop_strings_of_the_model(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manager and a warm-up need no tokenizer; requests bring it along."""
+    tokenizer, text = tiny_tokenizer(), text_alone(target, PROMPTS[0], max_new_tokens=20)
+    monkeypatch.setattr(target.generation_config, "stop_strings", [tokenizer.decode([text[6]])])
+    options = {"tokenizer": tokenizer, "max_new_tokens": 20, "do_sample": False}
+    with target.init_continuous_batching(
+        assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
+    ) as manager:
+        assert len(manager._requests_of_nobody(2, do_sample=True)) == 2
+        name = manager.add_request(PROMPTS[0], **options)
+        assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[0], **options)
+        with pytest.raises(ValueError, match="tokenizer"):
+            manager.add_request(PROMPTS[0], max_new_tokens=20)
+
+
 class EndsWith(TokenCriterion):
     def __init__(self, token: int):
         self.token, self.seen = token, []
