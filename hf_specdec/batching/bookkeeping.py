@@ -37,12 +37,14 @@ class Bookkeeping:
         """Appends tokens to a request until it ends; returns how many were appended."""
         if request.is_over:
             return 0
-        try:
-            for number, token in enumerate(tokens, start=1):
-                if request.append(token):
-                    return number
-        except Exception as error:  # an error of a user's criterion fails only its request
-            request.fail(error)
+        for number, token in enumerate(tokens, start=1):
+            try:
+                ends = request.append(token)
+            except Exception as error:  # an error of a user's criterion fails only its request
+                request.fail(error)
+                ends = True
+            if ends:
+                return number
         return len(tokens)
 
     def append_last(self, requests: list[Request], walk: Walk) -> None:
@@ -63,7 +65,7 @@ class Bookkeeping:
             request.metrics.add_draft(drafted, accepted)
             self.metrics.add_draft(drafted, accepted)
 
-    def spare(self, spoiled: list[tuple[Request, int]]) -> None:
+    def refuse_spoiled(self, spoiled: list[tuple[Request, int]]) -> None:
         """
         Removes NaN from what target and draft keep of spoiled requests, given with the number of their draft tokens,
         which count as refused.
@@ -79,16 +81,16 @@ class Bookkeeping:
             for metrics in (request.metrics, self.metrics):
                 metrics.add_draft(drafted, 0)
 
-    def soil(self, requests: list[Request]) -> None:
+    def mark_nan(self, requests: list[Request]) -> None:
         """Takes note that K/V and features of some requests may have NaN."""
         of_draft, features = self._drafting.cache, self._drafting.features
         for request in requests:
-            self._cache.soil(request.table)
+            self._cache.mark_nan(request.table)
             if of_draft is not None:
-                of_draft.soil(request.table)
+                of_draft.mark_nan(request.table)
             if features is not None:
-                features.soil(request)
+                features.mark_nan(request)
 
-    def soil_failed(self, requests: list[Request]) -> None:
+    def mark_nan_of_failed(self, requests: list[Request]) -> None:
         """Takes note that K/V of those requests that have failed may have NaN."""
-        self.soil([request for request in requests if request.error is not None])
+        self.mark_nan([request for request in requests if request.error is not None])

@@ -75,13 +75,13 @@ class Engine:
         self.scheduler = Scheduler(
             pool,
             self.target.cache,
-            max_requests,
-            chunk_size,
-            self.drafting.forget,
-            self.target.widths,
-            busy_at,
-            self.device_steps.prompts.can_read,
-            self.books.soil,
+            max_requests=max_requests,
+            chunk_size=chunk_size,
+            busy_at=busy_at,
+            widths=self.target.widths,
+            pads=self.device_steps.prompts.can_read,
+            on_release=self.drafting.forget,
+            on_nan=self.books.mark_nan,
         )
         device_steps = self.device_steps
         self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: device_steps.works)
@@ -148,7 +148,7 @@ class Engine:
         """
         self.scheduler.admit()
         yield from self._read_prompts()
-        yield from self._decode(self.scheduler.running)
+        yield from self._decode(self.scheduler.decoding)
 
     def _read_prompts(self) -> Iterator[list[Request]]:
         """Runs the step's prefill chunks. Yields requests whose prefill has ended, each with its first new token."""
@@ -194,18 +194,18 @@ class Engine:
         self.device_steps.meanwhile()
         self.drafting.observe_prompts(requests, nodes)
         self.num_tokens_read += sum(counts)
-        rows = self.scheduler.read(requests)
+        rows = self.scheduler.note_read(requests)
         begun = [requests[row] for row in rows]
         if begun:
             walk = self._accept(begun, DraftTree.empty(len(rows), self.target.device), [], logits[rows, None])
             self.books.append_last(begun, walk)
-            self.books.soil_failed(begun)
+            self.books.mark_nan_of_failed(begun)
         return begun
 
     def _launched(self, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
         """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""
         self.num_tokens_read += sum(chunk.counts)
-        rows = self.scheduler.read(chunk.requests)
+        rows = self.scheduler.note_read(chunk.requests)
         return [LaunchedPrompts([chunk.requests[row] for row in rows], rows, report)] if rows else []
 
     def _begin(self, launched: list[LaunchedPrompts]) -> list[Request]:
@@ -213,7 +213,7 @@ class Engine:
         for reading in launched:
             self.books.append_last(reading.requests, reading.walk())
         begun = [request for reading in launched for request in reading.requests]
-        self.books.soil_failed(begun)
+        self.books.mark_nan_of_failed(begun)
         return begun
 
     def _decode(self, requests: list[Request]) -> Iterator[list[Request]]:
@@ -224,7 +224,7 @@ class Engine:
         phase = self.metrics.phase
         for request in requests:
             self.scheduler.make_room(request)
-        requests = self.scheduler.running  # without those that were just preempted
+        requests = self.scheduler.decoding  # without those that were just preempted
         if not requests:
             return
         before = dict(self.metrics.seconds)
@@ -317,11 +317,11 @@ class Engine:
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
             self.choices.end_device_step(trees, paths, seconds, outcome.only_read, outcome.was_put_off)
-        self.books.soil_failed(requests)
+        self.books.mark_nan_of_failed(requests)
         # What goes on was wiped after this run had been launched.
-        self.books.soil([requests[row] for row in outcome.soiled if requests[row].is_over])
+        self.books.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])
         if outcome.spoiled:
-            self.books.spare([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
+            self.books.refuse_spoiled([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
@@ -379,7 +379,7 @@ class Engine:
     ) -> Walk:
         distributions = RowDistributions(requests, logits, self.ranks.agree)
         spoiled = self._spoiled_rows(requests, draft, logits)
-        self.books.spare([(requests[row], draft.num_valid(row)) for row in spoiled])
+        self.books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
         walk = Walk.start(len(requests), [])
         for group in groups if draft.num_nodes > 0 else ():
@@ -411,7 +411,7 @@ class Engine:
                 self.books.count(request, len(path), draft.num_valid(row) if row in drafted else None)
         self.target.cache.keep(walk.paths)
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        self.books.soil_failed(requests)
+        self.books.mark_nan_of_failed(requests)
 
 
 def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:

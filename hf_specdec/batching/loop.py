@@ -352,7 +352,7 @@ class RequestLoop:
             for request in left:
                 request.fail(error)
                 with suppress(Exception):  # an error of the device lasts, and must not keep results back
-                    self.engine.books.soil([request])
+                    self.engine.books.mark_nan([request])
                     self.engine.end(request)
         return outputs + [request.to_generation_output() for request in left]
 

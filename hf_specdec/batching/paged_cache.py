@@ -223,7 +223,7 @@ class PagedCache(TreeCache):
         self._lengths_of.pop(table, None)
         self._cleaned.pop(table, None)
 
-    def soil(self, table: BlockTable) -> None:
+    def mark_nan(self, table: BlockTable) -> None:
         """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""
         self.clean_blocks.difference_update(table.blocks, [WASTE_BLOCK])
         self._cleaned.pop(table, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -54,40 +53,40 @@ class Scheduler:
         cache (`PagedCache`): the target's cache, which knows how much of a text has been forwarded.
         max_requests (`int`): most requests that run at once.
         chunk_size (`int`): most prompt tokens per step.
+        busy_at (`int`): number of prompt tokens whose forward takes the device longer than its launches take the host;
+            so many tokens are forwarded without a graph.
+        widths (`Callable`): returns the chunk widths in tokens, rising, for which there are CUDA graphs; empty without
+            graphs.
+        pads (`Callable`): returns whether the chunks of a request may end in padding.
         on_release (`Callable`): called with a request that releases its blocks.
-        widths (`Callable`, *optional*): returns the chunk widths in tokens, rising, for which there are CUDA graphs;
-            empty without graphs.
-        busy_at (`int`, *optional*): number of prompt tokens whose forward takes the device longer than its launches
-            take the host; so many tokens are forwarded without a graph.
-        pads (`Callable`, *optional*): returns whether the chunks of a request may end in padding.
-        soil (`Callable`, *optional*): called with requests that end before their prefill does, whose K/V may have NaN.
+        on_nan (`Callable`): called with requests that end before their prefill does, whose K/V may have NaN.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         cache: PagedCache,
+        *,
         max_requests: int,
         chunk_size: int,
+        busy_at: int,
+        widths: Callable[[], tuple[int, ...]],
+        pads: Callable[[Request], bool],
         on_release: Callable[[Request], None],
-        widths: Callable[[], tuple[int, ...]] = tuple,
-        busy_at: int = sys.maxsize,
-        pads: Callable[[Request], bool] = lambda request: False,
-        soil: Callable[[list[Request]], None] = lambda requests: None,
+        on_nan: Callable[[list[Request]], None],
     ):
         self.pool, self.cache = pool, cache
-        self.max_requests, self.chunk_size, self.on_release = max_requests, chunk_size, on_release
-        self._widths, self.busy_at, self._pads = widths, busy_at, pads
+        self.max_requests, self.chunk_size, self.busy_at = max_requests, chunk_size, busy_at
+        self._widths, self._pads, self._on_release, self._on_nan = widths, pads, on_release, on_nan
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         """Requests that have blocks, the oldest first."""
         self._prefilling: set[Request] = set()
         """Requests in `active` of whose prompts the last token has not been read."""
-        self._soil = soil
         self.num_preemptions = 0
 
     @property
-    def running(self) -> list[Request]:
+    def decoding(self) -> list[Request]:
         """Requests whose prefill has ended: all of their text but the root is in the cache."""
         return [request for request in self.active if request.status == RequestStatus.DECODING]
 
@@ -194,7 +193,7 @@ class Scheduler:
         unread, pads = self._num_unread(request), self._pads(request)
         return (*(padded_chunk(unread, widths) if pads else next_chunk(request.length, unread, widths)), pads)
 
-    def read(self, requests: list[Request]) -> list[int]:
+    def note_read(self, requests: list[Request]) -> list[int]:
         """Takes note that a chunk of `requests` was forwarded. Returns the rows whose prefill has ended."""
         ended = [row for row, r in enumerate(requests) if self.cache.length_of(r.table) == r.length]
         for row in ended:
@@ -228,7 +227,7 @@ class Scheduler:
             self.waiting.remove(request)
         if request in self._prefilling:  # nobody has looked for NaN yet
             self._prefilling.remove(request)
-            self._soil([request])
-        self.on_release(request)
+            self._on_nan([request])
+        self._on_release(request)
         self.cache.forget(request.table)
         self.pool.release(request.table)

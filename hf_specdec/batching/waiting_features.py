@@ -52,7 +52,7 @@ class WaitingFeatures:
         """The features, `[places, capacity, size]`."""
         self._places: dict[Request, Place] = {}
         self._free = list(range(2, 2 + num_requests))
-        self._soiled: set[int] = set()
+        self._with_nan: set[int] = set()
         """Places that may hold NaN. Slots after a request's features may be read, and must hold none."""
 
     @classmethod
@@ -108,16 +108,16 @@ class WaitingFeatures:
         place = self._places.get(request)
         if place is None:
             self._places[request] = place = Place(self._free.pop())
-            if place.number in self._soiled:
-                self._soiled.remove(place.number)
+            if place.number in self._with_nan:
+                self._with_nan.remove(place.number)
                 self.held[place.number] = 0.0
         return place.number
 
-    def soil(self, request: Request) -> None:
+    def mark_nan(self, request: Request) -> None:
         """Takes note that the request's place may hold NaN: the next request that gets it finds it zeroed."""
         place = self._places.get(request)
         if place is not None:
-            self._soiled.add(place.number)
+            self._with_nan.add(place.number)
 
     def wipe(self, request: Request, first: int | None = None) -> None:
         """Zeroes a request's place from its slot `first` on; by default, after the features that wait there."""

@@ -112,7 +112,7 @@ def _run(engine: Engine, requests: list[Request]) -> None:
             if request.is_over:
                 engine.end(request)
     if drafting.has_part and drafting.features is None:  # a draft model catches up by forwards from the host
-        drafting.lags([one for one in scheduler.running if drafting.knows(one)], 1)
+        drafting.lags([one for one in scheduler.decoding if drafting.knows(one)], 1)
     for request in requests:
         if not request.is_over:
             engine.end(request)

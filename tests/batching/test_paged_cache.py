@@ -114,16 +114,16 @@ def test_what_is_cleaned() -> None:
     for layer in cache.layers:
         layer.update(*torch.ones(2, 3, HEADS, 2 * SIZE, DIM))
         layer.keys[WASTE_BLOCK] = layer.values[WASTE_BLOCK] = torch.nan
-    soiled, shared, other = tables
-    cache.soil(soiled)
+    with_nan, shared, other = tables
+    cache.mark_nan(with_nan)
     cache.clean([shared])
     expected = torch.ones(BLOCKS + NUM_RESERVED)
     expected[[ZERO_BLOCK, WASTE_BLOCK]] = 0.0
     used = [block for table in tables for block in table.blocks]
-    for blocks in ([], soiled.blocks):
+    for blocks in ([], with_nan.blocks):
         expected[blocks] = 0.0
         for layer in cache.layers:
             for states in (layer.keys, layer.values):
                 for block in (ZERO_BLOCK, WASTE_BLOCK, *used):
                     assert states[block].eq(expected[block]).all()
-        cache.clean([soiled, other])
+        cache.clean([with_nan, other])

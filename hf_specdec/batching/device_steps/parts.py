@@ -86,7 +86,7 @@ class Outcome:
             tokens.
         left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
             before it: nothing is taken from them.
-        soiled (`set[int]`): those of them whose K/V may have NaN now.
+        left_with_nan (`set[int]`): those of them whose K/V may have NaN now.
         launched_at (`float`): when the step was launched (`time.perf_counter`).
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
@@ -100,7 +100,7 @@ class Outcome:
     errors: dict[int, str] = field(default_factory=dict)
     spoiled: dict[int, int] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
-    soiled: set[int] = field(default_factory=set)
+    left_with_nan: set[int] = field(default_factory=set)
     launched_at: float = 0.0
     captured: bool = False
     only_read: bool = False
@@ -116,7 +116,7 @@ class Outcome:
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             if row in self.left_out:
                 if is_nan:
-                    self.soiled.add(row)
+                    self.left_with_nan.add(row)
                 continue
             path, tokens = rest[:new], rest[new : 2 * new]
             error = error_of(accepted, is_nan)
