@@ -1,8 +1,9 @@
 """In-flight batching with speculation: many requests that start and end independently of each other."""
 
 from .limits import Limits
-from .manager import ManagerState, SpeculativeBatchingManager
+from .manager import SpeculativeBatchingManager
 from .request import SpeculativeGenerationOutput
+from .state import ManagerState
 
 
 __all__ = ["Limits", "ManagerState", "SpeculativeBatchingManager", "SpeculativeGenerationOutput"]

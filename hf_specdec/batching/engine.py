@@ -159,7 +159,7 @@ class Engine:
                 report = self.device_steps.prompts.launch(chunk, self.target.widths())
                 begun = self._read(chunk) if report is None else []
             if report is not None:
-                self.device_steps.meanwhile()
+                self.device_steps.deliver_results()
                 launched += self._launched(chunk, report)
             if begun:
                 yield begun
@@ -191,7 +191,7 @@ class Engine:
         requests, counts = chunk.requests, chunk.counts
         nodes = self.target.nodes_of(chunk)
         logits = self.target.read(chunk)
-        self.device_steps.meanwhile()
+        self.device_steps.deliver_results()
         self.drafting.observe_prompts(requests, nodes)
         self.num_tokens_read += sum(counts)
         rows = self.scheduler.note_read(requests)
@@ -270,7 +270,7 @@ class Engine:
         phase, seconds = self.metrics.phase, self.metrics.seconds
         self.num_steps += 1
         self._last_end = None
-        self.device_steps.meanwhile()
+        self.device_steps.deliver_results()
         with phase("propose"):
             draft = self._propose(requests, groups)
         with phase("score"):
@@ -313,7 +313,7 @@ class Engine:
         seconds = self._seconds_of_step(outcome)
         if self.speculates:
             ran = outcome.drafted.keys() | outcome.left_out | outcome.spoiled.keys()
-            of_groups = {row: group.request.plan.tree for group in groups for row in group.rows}
+            of_groups = {row: group.asked.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
             self.choices.end_device_step(trees, paths, seconds, outcome.only_read, outcome.was_put_off)
@@ -365,7 +365,7 @@ class Engine:
     def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:
         parts = []
         for group in groups:
-            draft = self.drafting.propose([requests[row] for row in group.rows], group.request)
+            draft = self.drafting.propose([requests[row] for row in group.rows], group.asked)
             if draft is not None:
                 parts.append((group.rows, draft))
         if not parts:
@@ -385,7 +385,7 @@ class Engine:
         for group in groups if draft.num_nodes > 0 else ():
             rows = [row for row in group.rows if row in left and requests[row].options.plan.uses_rejection]
             if rows:
-                observe = self._temperatures.observer(group.request.temperature)
+                observe = self._temperatures.observer(group.asked.temperature)
                 _take_over(walk, walk_by_rejection(draft, distributions, rows, observe), rows)
                 left -= set(rows)
         self._temperatures.end_step()

@@ -219,7 +219,7 @@ class RequestLoop:
     def _run(self) -> None:
         device = self.engine.target.device
         is_numbered = device.type == "cuda" and device.index is not None
-        self.engine.device_steps.meanwhile, self.engine.has_news = self._tell, self._news.is_set
+        self.engine.device_steps.deliver_results, self.engine.has_news = self._tell, self._news.is_set
         try:
             while True:
                 with torch.cuda.device(device) if is_numbered else nullcontext(), self.engine.running():
@@ -239,7 +239,7 @@ class RequestLoop:
             self.fail_all(f"The manager has ended with an error: {type(error).__name__}: {error}")
         finally:
             # No reference cycle: K/V must be freed with the manager.
-            self.engine.device_steps.meanwhile, self.engine.has_news = lambda: None, lambda: False
+            self.engine.device_steps.deliver_results, self.engine.has_news = lambda: None, lambda: False
             self.results.close()
 
     def _prepare(self, prepare: Callable[[], None]) -> None:

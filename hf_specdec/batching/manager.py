@@ -7,7 +7,6 @@ import itertools
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
@@ -17,7 +16,6 @@ from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.chunks import busy_at
 from ..forwards.models import execution_device
-from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from .admission import Admission, with_own_objects
 from .blocks import BlockPool
@@ -28,6 +26,7 @@ from .loop import STOPPED, RequestLoop
 from .policy import LoadPolicy
 from .request import Request
 from .request import SpeculativeGenerationOutput as Output
+from .state import ManagerState
 from .warming_up import warm_up
 
 
@@ -36,31 +35,6 @@ logger = logging.get_logger(__name__)
 WARM_UP_PROMPT = 4
 WARM_UP_TOKENS = 24
 _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
-
-
-@dataclass(frozen=True)
-class ManagerState:
-    """
-    A snapshot of a manager's load and counts.
-
-    Args:
-        num_running (`int`), num_waiting (`int`): requests in the batch, and requests waiting for a place in it.
-        speculates (`bool`): whether the `LoadPolicy` lets requests speculate at the present load.
-        num_free_blocks (`int`), num_blocks (`int`): K/V blocks that are free, and in all.
-        num_preemptions (`int`): how often a request has lost its K/V to an older one.
-        num_prompt_tokens (`int`), num_generation_tokens (`int`): prompt tokens read and tokens generated so far.
-        speculation (`SpeculationMetrics`): speculation counts of all requests so far.
-    """
-
-    num_running: int
-    num_waiting: int
-    speculates: bool
-    num_free_blocks: int
-    num_blocks: int
-    num_preemptions: int
-    num_prompt_tokens: int
-    num_generation_tokens: int
-    speculation: SpeculationMetrics = field(repr=False)
 
 
 class SpeculativeBatchingManager:
@@ -470,20 +444,4 @@ class SpeculativeBatchingManager:
     @property
     def state(self) -> ManagerState:
         """The manager's present load and counts. Dummy requests of a warm-up do not count."""
-        engine, scheduler, num_open = self.engine, self.engine.scheduler, self._loop.num_open
-        if self._loop.is_preparing:
-            blocks, speculates = engine.pool.num_blocks, engine.policy.speculates(0, num_open)
-            return ManagerState(0, num_open, speculates, blocks, blocks, 0, 0, 0, SpeculationMetrics())
-        num_running = len(scheduler.active)
-        num_waiting = max(num_open - num_running, 0)
-        return ManagerState(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            speculates=engine.policy.speculates(num_running, num_waiting),
-            num_free_blocks=engine.pool.num_free,
-            num_blocks=engine.pool.num_blocks,
-            num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=engine.num_tokens_read,
-            num_generation_tokens=engine.num_tokens_generated,
-            speculation=engine.metrics.copy(),
-        )
+        return ManagerState.of(self.engine, self._loop.num_open, self._loop.is_preparing)

@@ -49,7 +49,7 @@ def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> d
 def free_memory(device: torch.device) -> int:
     """Free bytes on a device; on a GPU, memory cached by torch and of dropped managers is freed first."""
     if device.type == "cuda":
-        gc.collect()  # dropped managers are reference cycles
+        gc.collect()  # whatever was dropped and is part of a reference cycle
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:

@@ -162,7 +162,7 @@ def _destroy_kept_manager(model: PreTrainedModel) -> None:
     manager = let_go(model)
     if manager is not None:
         del manager
-        gc.collect()  # its parts may refer to each other
+        gc.collect()  # the caller wants its memory now, even if something of it is in a reference cycle
 
 
 METHODS: dict[str, Callable[..., Any]] = {

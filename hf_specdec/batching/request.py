@@ -139,11 +139,6 @@ class Request:
         return len(self.tokens)
 
     @property
-    def num_generated(self) -> int:
-        """Number of tokens generated so far."""
-        return len(self.tokens) - len(self.prompt)
-
-    @property
     def room(self) -> int:
         """Most draft tokens that a step can use: the step's bonus token takes the last place."""
         return self.max_length - len(self.tokens) - 1

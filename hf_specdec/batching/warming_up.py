@@ -111,8 +111,8 @@ def _run(engine: Engine, requests: list[Request]) -> None:
         for request in chain.from_iterable(engine.step()):
             if request.is_over:
                 engine.end(request)
-    if drafting.has_part and drafting.features is None:  # a draft model catches up by forwards from the host
-        drafting.lags([one for one in scheduler.decoding if drafting.knows(one)], 1)
+    if drafting.can_be_captured and drafting.features is None:  # a draft model catches up by forwards from the host
+        drafting.catch_up([one for one in scheduler.decoding if drafting.knows(one)], 1)
     for request in requests:
         if not request.is_over:
             engine.end(request)

@@ -58,7 +58,7 @@ def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None
         text_alone(target, prompt, max_new_tokens=40) for prompt in prompts
     ]
     assert len(runs) >= manager.engine.num_steps - 4 > 4
-    assert tree is None or sum(step.part.drafter is not None for step in runs) > 2
+    assert tree is None or sum(step.draft.drafter is not None for step in runs) > 2
     assert_nothing_left(manager)
 
 
@@ -78,12 +78,12 @@ def test_custom_processors_and_drafters_run_on_the_host(runs: list[InFlightStep]
         (Mine(draft), {}),
         (NgramDraft(min_ngram=1), {}),
     ):
-        before = [step for step in runs if step.part.drafter is not None]
+        before = [step for step in runs if step.draft.drafter is not None]
         call = {"assistant_model": assistant, "tree": CHAIN, "continuous_batching_config": limits()}
         outputs = target.generate_batch(prompts, max_new_tokens=20, **call, **options)
         for prompt, output in zip(prompts, outputs.values(), strict=True):
             assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20, **options)
-        assert [step for step in runs if step.part.drafter is not None] == before
+        assert [step for step in runs if step.draft.drafter is not None] == before
 
 
 def test_a_users_criterion_ends_a_text_within_a_step(runs: list[InFlightStep]) -> None:

@@ -65,7 +65,8 @@ def test_a_temperature_that_leaves_nothing(
     bad = {"input_ids": PROMPTS[1], "do_sample": True, "temperature": temperature, "seed": seed, **warper}
     result = check_others(manager, target, bad)
     assert result.status == RequestStatus.FAILED
-    assert ("Categorical" if warper else "`temperature`") in result.error
+    # `torch.compile`, in an earlier test perhaps, turns off the checks that `Categorical` makes.
+    assert "`temperature`" in result.error or (warper and "Categorical" in result.error)
 
 
 def poison(model: PreTrainedModel, value: float) -> None:

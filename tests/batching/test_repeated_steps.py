@@ -22,7 +22,7 @@ from transformers import StoppingCriteriaList
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching.blocks import BlockPool
 from hf_specdec.batching.device_steps import DeviceSteps, Outcome
-from hf_specdec.batching.device_steps.drafts import InFlightModelPart
+from hf_specdec.batching.device_steps.drafts import CapturedDraftModel
 from hf_specdec.batching.device_steps.parts import StepPart
 from hf_specdec.batching.device_steps.repeats import Repeats
 from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
@@ -336,14 +336,14 @@ def test_a_spoiled_row_rests_in_the_run_on_the_way(monkeypatch: pytest.MonkeyPat
     draft = copy.deepcopy(target)
     target.get_input_embeddings().weight.data[token] = torch.nan
     calls = noted_calls(monkeypatch)
-    propose = InFlightModelPart.propose
+    propose = CapturedDraftModel.propose
 
-    def proposes_it(self: InFlightModelPart, warp: Any) -> DraftTree:
+    def proposes_it(self: CapturedDraftModel, warp: Any) -> DraftTree:
         drafted = propose(self, warp)
         drafted.tokens.fill_(token)
         return drafted
 
-    monkeypatch.setattr(InFlightModelPart, "propose", proposes_it)
+    monkeypatch.setattr(CapturedDraftModel, "propose", proposes_it)
     found = target.generate_batch(
         prompts, assistant_model=draft, tree=CHAIN, max_new_tokens=40, continuous_batching_config=limits(100)
     )
@@ -364,15 +364,15 @@ def test_drafting_goes_on_after_a_spoiled_step(times: int, monkeypatch: pytest.M
     token = next(one for one in range(3, target.config.vocab_size) if one not in prompt + text)
     draft = copy.deepcopy(target)
     target.get_input_embeddings().weight.data[token] = torch.nan
-    calls, propose, spoils = noted_calls(monkeypatch), InFlightModelPart.propose, []
+    calls, propose, spoils = noted_calls(monkeypatch), CapturedDraftModel.propose, []
 
-    def proposes_it(self: InFlightModelPart, warp: Any) -> DraftTree:
+    def proposes_it(self: CapturedDraftModel, warp: Any) -> DraftTree:
         drafted = propose(self, warp)
         if spoils.pop() if spoils else False:
             drafted.tokens.fill_(token)
         return drafted
 
-    monkeypatch.setattr(InFlightModelPart, "propose", proposes_it)
+    monkeypatch.setattr(CapturedDraftModel, "propose", proposes_it)
     with target.init_continuous_batching(
         assistant_model=draft, tree=CHAIN, continuous_batching_config=limits(200)
     ) as manager:

@@ -466,7 +466,7 @@ def test_the_first_token_is_told_before_the_others_go_on(target: PreTrainedModel
         with manager.engine.running():
             for _ in range(2):
                 seen += [
-                    (request.request_id, request.num_generated, len(forwards))
+                    (request.request_id, request.length - len(request.prompt), len(forwards))
                     for requests in manager.engine.step()
                     for request in requests
                 ]

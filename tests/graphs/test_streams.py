@@ -17,7 +17,7 @@ from support.heads import trained_head
 from support.models import tiny_model
 
 from hf_specdec.batching.device_steps import prompts
-from hf_specdec.batching.device_steps.drafts import InFlightHeadPart
+from hf_specdec.batching.device_steps.drafts import CapturedHead
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.graphs import Branch, GraphPool, record_cuda_graph
 from hf_specdec.graphs.streams import own_stream
@@ -64,14 +64,14 @@ def test_heads_read_prompts_in_a_branch(monkeypatch: pytest.MonkeyPatch) -> None
                 yield
             told.append("done")
 
-    read = InFlightHeadPart.read
+    read = CapturedHead.read
 
-    def noted(self: InFlightHeadPart, *args: Any, **options: Any) -> Any:
+    def noted(self: CapturedHead, *args: Any, **options: Any) -> Any:
         told.append("read")
         return read(self, *args, **options)
 
     monkeypatch.setattr(prompts, "Branch", Noted)
-    monkeypatch.setattr(InFlightHeadPart, "read", noted)
+    monkeypatch.setattr(CapturedHead, "read", noted)
     target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
     manager = target.init_continuous_batching(
         assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_batch_tokens=512)

@@ -223,7 +223,7 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine_process, "load", load)
     monkeypatch.setattr(engine_process, "let_steps_go_first", lambda: done.append("let_steps_go_first"))
-    monkeypatch.setattr(engine_process, "_while_the_server_lives", nullcontext)
+    monkeypatch.setattr(engine_process, "_while_the_parent_lives", nullcontext)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     with pytest.raises(KeyboardInterrupt):
         engine_process._run(options(), None)
@@ -317,10 +317,10 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
 
 SERVER_THAT_LOADS = """
 import multiprocessing, time
-from hf_specdec.serving.engine.process import _while_the_server_lives
+from hf_specdec.serving.engine.process import _while_the_parent_lives
 
 def load():
-    with _while_the_server_lives():
+    with _while_the_parent_lives():
         print("loading", flush=True)
         time.sleep(100)
 

@@ -1,4 +1,4 @@
-"""The draft's part of a captured step: catching up with accepted tokens, and growing trees."""
+"""The draft within a captured step: catching up with accepted tokens, and growing trees."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..drafting import Drafting
 
 
-class InFlightPart(ABC):
+class CapturedDraft(ABC):
     """
-    A draft's part of a captured step.
+    The draft within a captured step.
 
     Args:
         drafting (`Drafting`): the draft.
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
         rows (`InFlightRows`): the step's rows.
-        request (`DraftRequest`, *optional*): options of the draft; None without a tree.
+        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
     drafter: Any = None
@@ -39,7 +39,7 @@ class InFlightPart(ABC):
         drafting: Drafting,
         tree: TokenTree | DynamicTree | None,
         rows: InFlightRows,
-        request: DraftRequest | None,
+        asked: DraftRequest | None,
     ):
         self.rows = rows
 
@@ -48,22 +48,22 @@ class InFlightPart(ABC):
         """Grows the trees of all rows. `warp` makes the scores that children are drawn from, if drawn; see `grow`."""
 
 
-class NoPart(InFlightPart):
-    """The part of a step without drafts, which does nothing."""
+class NoDraft(CapturedDraft):
+    """What stands for the draft in a step without drafts; does nothing."""
 
-    def __init__(self, drafting: Drafting, tree: None, rows: InFlightRows, request: None):
-        super().__init__(drafting, tree, rows, request)
+    def __init__(self, drafting: Drafting, tree: None, rows: InFlightRows, asked: None):
+        super().__init__(drafting, tree, rows, asked)
         self.held = Topology.of_tree(None, rows.device)
 
     def propose(self, warp: Warp | None) -> DraftTree:
         return DraftTree.empty(self.rows.size.rows, self.rows.device)
 
 
-class _GrowingPart(InFlightPart):
-    """The part of a draft with a cache, which grows trees level by level."""
+class _GrowingDraft(CapturedDraft):
+    """A draft with a cache, which grows trees level by level."""
 
-    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, request: Any):
-        super().__init__(drafting, tree, rows, request)
+    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: Any):
+        super().__init__(drafting, tree, rows, asked)
         self.tree, drafter = tree, drafting.drafter
         self.cache = DevicePagedCache(drafting.cache, rows.tables)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
@@ -71,8 +71,8 @@ class _GrowingPart(InFlightPart):
         # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
         self.held = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
         self.drafter = copy.copy(drafter)
-        if request is not None:
-            self.drafter.ask(request)
+        if asked is not None:
+            self.drafter.ask(asked)
         self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, None, self.first_slots)
 
     def _grown(self, root_logits: torch.Tensor, warp: Warp | None) -> DraftTree:
@@ -80,8 +80,8 @@ class _GrowingPart(InFlightPart):
         return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)
 
 
-class InFlightModelPart(_GrowingPart):
-    """The part of a draft model, after which its cache has all tokens, root included."""
+class CapturedDraftModel(_GrowingDraft):
+    """A draft model, whose cache has all tokens after the step, root included."""
 
     def propose(self, warp: Warp | None) -> DraftTree:
         rows = self.rows
@@ -92,14 +92,14 @@ class InFlightModelPart(_GrowingPart):
         return self._grown(logits[last], warp)
 
 
-class InFlightHeadPart(_GrowingPart):
+class CapturedHead(_GrowingDraft):
     """
-    The part of an EAGLE head, after which its cache has a row for every token but the first, each read with the
-    feature of the token before it. Without a tree the head only catches up.
+    An EAGLE head, whose cache has a row for every token but the first after the step, each read with the feature of
+    the token before it. Without a tree the head only catches up.
     """
 
-    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, request: Any):
-        super().__init__(drafting, tree, rows, request)
+    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: Any):
+        super().__init__(drafting, tree, rows, asked)
         drafter = self.drafter
         self._waiting = drafting.features.held[:, : rows.size.lag]
         self.held = [self.held, drafter.held_rows, getattr(drafter, "target_ids", None)]

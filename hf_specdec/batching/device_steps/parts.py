@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,13 +15,14 @@ from .walks import error_of
 
 if TYPE_CHECKING:
     from ...drafters import DraftRequest
+    from .step import StepKey
 
 
 @dataclass(eq=False)
 class DraftGroup:
     """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
 
-    request: DraftRequest
+    asked: DraftRequest
     rows: list[int] = field(default_factory=list)
 
 
@@ -37,7 +38,7 @@ class StepPart:
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
         was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
-        wanted (`tuple`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
+        wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
     """
 
     tree: TokenTree | DynamicTree | None = None
@@ -46,7 +47,12 @@ class StepPart:
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
     was_put_off: bool = False
-    wanted: Any = None
+    wanted: StepKey | None = None
+
+    @property
+    def depth(self) -> int:
+        """Levels of the tree."""
+        return 0 if self.tree is None else self.tree.depth
 
     @property
     def drafted(self) -> list[int]:
@@ -56,7 +62,7 @@ class StepPart:
     @property
     def draft_temperature(self) -> list[float]:
         """The draft temperature of every row at present; 1 in rows without drafts."""
-        values = [group.request.temperature.value for group in self.groups for _ in group.rows]
+        values = [group.asked.temperature.value for group in self.groups for _ in group.rows]
         return values + [1.0] * len(self.plain)
 
     @property
@@ -136,7 +142,7 @@ class Outcome:
     def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:
         """Lets the draft temperatures of groups learn from the reported overlaps of rows with a result."""
         for group in groups:
-            temperature = group.request.temperature
+            temperature = group.asked.temperature
             own = [overlaps[row] for row in group.rows if row in self.drafted]
             if own and temperature not in self.learnt and temperature.begin_step():
                 temperature.learn(mean_overlaps(own))

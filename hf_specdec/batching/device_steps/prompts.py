@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..drafting import Drafting
     from ..scheduler import Chunk
     from ..target import InFlightTarget
-    from .drafts import InFlightHeadPart
+    from .drafts import CapturedHead
     from .runner import DeviceSteps
 
 MOST_PROMPT_STEPS = 64
@@ -52,8 +52,8 @@ class PromptStep(CapturedStep):
         self.compiles = compiles
         self._drafting = drafting
         self._walks = RowWalks(self.rows, ALL_KINDS)
-        part: Any = drafting.part
-        self._head: InFlightHeadPart | None = part(drafting, None, self.rows, None) if has_head else None
+        head: Any = drafting.captured_draft
+        self._head: CapturedHead | None = head(drafting, None, self.rows, None) if has_head else None
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
@@ -84,7 +84,7 @@ class PromptStep(CapturedStep):
 
     def _read_by_head(
         self,
-        head: InFlightHeadPart,
+        head: CapturedHead,
         starts: torch.Tensor,
         watched: Features,
         depths: torch.Tensor,
@@ -152,7 +152,7 @@ class DevicePrompts:
 
     def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
         # No reference cycle: K/V must be freed with the manager.
-        self._all: DeviceSteps = weakref.proxy(steps)
+        self._decoding_steps: DeviceSteps = weakref.proxy(steps)
         self._target, self._drafting = target, drafting
         self._steps: dict[StepSize, PromptStep] = {}
         self._seen: set[StepSize] = set()
@@ -191,9 +191,9 @@ class DevicePrompts:
         is_new = step is None
         if step is None:
             has_head = self._target.forward.features is not None
-            step = PromptStep(self._target, self._drafting, size, has_head, self._all.compiles)
+            step = PromptStep(self._target, self._drafting, size, has_head, self._decoding_steps.compiles)
         step.load(chunk.requests, *self._values(chunk, ends))
-        if is_new and not self._all.capture(step):
+        if is_new and not self._decoding_steps.capture(step):
             return None
         self._steps[size] = step  # last: the most recently used
         while len(self._steps) > MOST_PROMPT_STEPS:
@@ -207,11 +207,11 @@ class DevicePrompts:
     def can_read(self, request: Request) -> bool:
         """Whether captured steps can do all that prefill of a request needs."""
         target, drafting = self._target, self._drafting
-        if self._failed or not self._all.works or not target.cache.has_memory:
+        if self._failed or not self._decoding_steps.works or not target.cache.has_memory:
             return False
         if not target.forward.takes_logits_to_keep or request.options.device_warpers is None:
             return False
-        return target.forward.features is None or (drafting.features is not None and drafting.has_part)
+        return target.forward.features is None or (drafting.features is not None and drafting.can_be_captured)
 
     def _values(self, chunk: Chunk, ends: list[int]) -> tuple[RowValues, list[int]]:
         """Values of a chunk's rows, and the place in its text where each row begins; see `InFlightRows.load`."""

@@ -102,51 +102,51 @@ class InFlightRows:
         }
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, pin_memory=device.type == "cuda")
-        self._told = torch.zeros_like(self._staged, device=device)
-        self._was_told = torch.cuda.Event() if device.type == "cuda" else None
+        self._on_device = torch.zeros_like(self._staged, device=device)
+        self._was_copied = torch.cuda.Event() if device.type == "cuda" else None
         self._first_fixed = sum(sizes[name] for name in moving)
         """Place in the buffer of the first value that `advance` does not change."""
-        staged, told, start = {}, {}, 0
+        staged, on_device, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
             is_real = name in ("temperature", "top_p", "draft_temperature", "numbers")
-            values = self._told[part].view(torch.float64) if is_real else self._told[part]
+            values = self._on_device[part].view(torch.float64) if is_real else self._on_device[part]
             staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
-            told[name] = values.view(shape)
+            on_device[name] = values.view(shape)
             start = part.stop
         self._host = staged
         self._loaded: list[tuple[BlockTable, int]] = []
         """Block table of each row as last loaded, with its `num_changes` at that time."""
-        self.lengths: torch.Tensor = told["lengths"]
+        self.lengths: torch.Tensor = on_device["lengths"]
         """Tokens of every row, root included, `[rows]` int64."""
-        self.room: torch.Tensor = told["room"]
+        self.room: torch.Tensor = on_device["room"]
         """Levels of draft tokens that each row can use, `[rows]` int64."""
-        self.kinds: torch.Tensor = told["kinds"]
+        self.kinds: torch.Tensor = on_device["kinds"]
         """The `WalkKind` of each row, `[rows]` int64."""
-        self.counts: torch.Tensor = told["counts"]
+        self.counts: torch.Tensor = on_device["counts"]
         """Tokens of each row that the draft has not read, root included, or in a prefill chunk; `[rows]` int64."""
-        self.places: torch.Tensor = told["places"]
+        self.places: torch.Tensor = on_device["places"]
         """Place of each row's features in `WaitingFeatures`, `[rows]` int64."""
-        self.slots: torch.Tensor = told["slots"]
+        self.slots: torch.Tensor = on_device["slots"]
         """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
-        self.slot_steps: torch.Tensor = told["slot_steps"]
+        self.slot_steps: torch.Tensor = on_device["slot_steps"]
         """
         Slots by which a new token moves `slots` on, `[rows]` int64: 1 in rows whose features wait, 0 in rows whose
         features an EAGLE head reads in every step, and in rows without a place.
         """
-        self.tail: torch.Tensor = told["tail"]
+        self.tail: torch.Tensor = on_device["tail"]
         """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
-        self.temperature: torch.Tensor = told["temperature"]
+        self.temperature: torch.Tensor = on_device["temperature"]
         """Sampling temperature of each row, `[rows]` float64; 1 for none."""
-        self.top_k: torch.Tensor = told["top_k"]
+        self.top_k: torch.Tensor = on_device["top_k"]
         """Top-k of each row, `[rows]` int64; 0 for none."""
-        self.top_p: torch.Tensor = told["top_p"]
+        self.top_p: torch.Tensor = on_device["top_p"]
         """Top-p of each row, `[rows]` float64; 1 for none."""
-        self.draft_temperature: torch.Tensor = told["draft_temperature"]
+        self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
         """Draft temperature of each row, `[rows]` float64; see `Drawing`."""
-        self._numbers, self._numbers_from = told["numbers"], told["numbers_from"]
+        self._numbers, self._numbers_from = on_device["numbers"], on_device["numbers_from"]
         self._depths = torch.arange(new, device=device)
-        self.tables: torch.Tensor = told["tables"]
+        self.tables: torch.Tensor = on_device["tables"]
         """Block table of each row, `[rows, blocks]` int64."""
         self._clear(0)
 
@@ -169,8 +169,8 @@ class InFlightRows:
         Copies the rows of a step to the device. With `starts`, as in prefill, a row's text counts only up to `starts +
         counts`, and its tail begins at its start and is filled with as many tokens as it has room for.
         """
-        if self._was_told is not None:
-            self._was_told.synchronize()  # the last copy has left the staging buffer
+        if self._was_copied is not None:
+            self._was_copied.synchronize()  # the last copy has left the staging buffer
         host, number, counts = self._host, len(requests), values.counts
         if starts is None:
             starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
@@ -189,27 +189,27 @@ class InFlightRows:
         host["numbers_from"][:number] = host["lengths"][:number]
         self._load_tables(requests)
         self._clear(number)
-        self._tell(0)
+        self._copy_from(0)
 
     def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
         """
         Copies what has changed in the loaded rows, besides the values that `advance` moves on, to the device, for
         another run of the step: block tables, draft temperatures, and the random numbers of seeds.
         """
-        if self._was_told is not None:
-            self._was_told.synchronize()
+        if self._was_copied is not None:
+            self._was_copied.synchronize()
         before = self._host["draft_temperature"][: len(requests)]
         have_changed = [not np.array_equal(before, draft_temperature)]
         have_changed += [self._load_tables(requests), self._load_numbers(requests)]
         if any(have_changed):
             before[:] = draft_temperature
-            self._tell(self._first_fixed)
+            self._copy_from(self._first_fixed)
 
-    def _tell(self, first: int) -> None:
+    def _copy_from(self, first: int) -> None:
         """Copies the staged values from the place `first` on to the device."""
-        self._told[first:].copy_(self._staged[first:], non_blocking=True)
-        if self._was_told is not None:
-            self._was_told.record()
+        self._on_device[first:].copy_(self._staged[first:], non_blocking=True)
+        if self._was_copied is not None:
+            self._was_copied.record()
 
     def _load_numbers(self, requests: list[Request]) -> bool:
         """

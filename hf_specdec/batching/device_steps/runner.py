@@ -22,7 +22,7 @@ from .parts import DraftGroup, Outcome, StepPart
 from .prompts import DevicePrompts
 from .repeats import Repeats
 from .rows import RowValues, StepSize
-from .step import InFlightStep, StepKind
+from .step import InFlightStep, StepKey, StepKind
 from .stored import CapturedSteps
 from .walks import kind_of, kinds_among
 
@@ -46,7 +46,7 @@ class DeviceSteps:
 
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
-        wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
+        cuda_graphs (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
         pool (`GraphPool`, *optional*): memory that all graphs of the engine share.
         compiles (`bool`): whether forwards are compiled before the capture; if that fails, they are only captured.
     """
@@ -55,17 +55,17 @@ class DeviceSteps:
         self,
         target: InFlightTarget,
         drafting: Drafting,
-        wanted: bool | Literal["auto"] = False,
+        cuda_graphs: bool | Literal["auto"] = False,
         pool: GraphPool | None = None,
         compiles: bool = False,
     ):
         self.compiles = compiles
         """Whether forwards are compiled before the capture."""
-        self._target, self._drafting, self._wanted, self._pool = target, drafting, wanted, pool
+        self._target, self._drafting, self._cuda_graphs, self._pool = target, drafting, cuda_graphs, pool
         self._steps = CapturedSteps()
         self._fingerprint: Any = None
         self._failed = False
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.deliver_results: Callable[[], None] = lambda: None
         """Called by the engine's thread while the device runs a step, and before a capture, which takes long."""
         self.works = False
         """Whether steps can be captured; see `renew`."""
@@ -84,7 +84,7 @@ class DeviceSteps:
         models = (self._target.model, *self._drafting.models)
         forward = self._target.forward
         self.works = (
-            self._wanted is not False
+            self._cuda_graphs is not False
             and not self._failed
             and kernels_are_installed()
             and all(obstacle_to_graphs(model, "auto") is None for model in models)
@@ -163,7 +163,8 @@ class DeviceSteps:
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
-        can_go_on = repeats.step.can_repeat and self._steps.may_repeat(repeats.part.wanted)
+        wanted = repeats.part.wanted
+        can_go_on = wanted is not None and repeats.step.can_repeat and self._steps.may_repeat(wanted)
         if not can_go_on or not repeats.has_room() or not goes_on():
             return False
         repeats.launch()
@@ -179,8 +180,8 @@ class DeviceSteps:
             return None
         parts: dict[Any, StepPart] = {}
         for group in groups:
-            plan: Any = group.request.plan
-            if not self._drafting.has_part:
+            plan: Any = group.asked.plan
+            if not self._drafting.can_be_captured:
                 return None
             if plan.tree.depth > self._drafting.most_levels:
                 return None
@@ -205,46 +206,45 @@ class DeviceSteps:
             store: Any = self._drafting.features
             lag = store.width_for(max(self.read_width, *waits))
         own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
-        depth = 0 if part.tree is None else part.tree.depth
-        of_plain = [0] * len(part.plain)
-        kinds = [kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)]
-        room = [self._drafting.room(one) for one in drafted] + of_plain
-        read = set(part.drafted + part.reading)
-        readers = [requests[row] for row in part.rows if row in read]
-        lags = dict(zip(readers, self._drafting.lags(readers, lag) if readers else [], strict=True))
-        places, slots = self._features_of(own, lags, waits, depth + 1)
-        counts = [lags.get(one, 1) for one in own]
-        values = RowValues(
-            kinds,
-            room,
-            counts,
-            places,
-            slots,
-            slot_steps=[0 if one in lags or one.options.plan is None else 1 for one in own],
-            draft_temperature=part.draft_temperature,
-        )
+        values = self._row_values(requests, part, lag, waits)
         kind = StepKind(
             tree=part.tree,
-            kinds=kinds_among(kinds, part.draws),
+            kinds=kinds_among(values.kinds, part.draws),
             draws=part.draws,
             is_filtered=part.draws and any(_is_filtered(one) for one in drafted),
             reads=bool(part.reading),
             compiles=self.compiles,
         )
-        size = StepSize.of(own, depth, lag)
-        part.wanted = kind, size
-        step = self._step_for(kind, size, part, own, values)
+        part.wanted = StepKey(kind, StepSize.of(own, part.depth, lag))
+        step = self._step_for(part.wanted, part, own, values)
         if step is not None:
             step.launch()
         return step
 
+    def _row_values(self, requests: list[Request], part: StepPart, lag: int, waits: list[int]) -> RowValues:
+        """Values of the part's rows. The draft catches up with rows of more than `lag` unread tokens first."""
+        own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
+        read = set(part.drafted + part.reading)
+        readers = [requests[row] for row in part.rows if row in read]
+        self._drafting.catch_up(readers, lag)
+        lags = dict(zip(readers, self._drafting.lags(readers) if readers else [], strict=True))
+        places, slots = self._features_of(own, lags, waits, part.depth + 1)
+        return RowValues(
+            kinds=[kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)],
+            room=[self._drafting.room(one) for one in drafted] + [0] * len(part.plain),
+            counts=[lags.get(one, 1) for one in own],
+            places=places,
+            slots=slots,
+            slot_steps=[0 if one in lags or one.options.plan is None else 1 for one in own],
+            draft_temperature=part.draft_temperature,
+        )
+
     def _lag_of(self, requests: list[Request], part: StepPart) -> int:
         """Most unread tokens per row, root included, that the draft reads in a step with the part's tree."""
-        depth = 0 if part.tree is None else part.tree.depth
         # An earlier tree of the request may have been deeper, as with a schedule.
         plans = [requests[row].options.plan for row in part.drafted]
-        deepest = max([depth, *(plan.tree.depth for plan in plans if plan is not None)])
-        return 1 + max(depth, min(deepest, MOST_LAG))
+        deepest = max([part.depth, *(plan.tree.depth for plan in plans if plan is not None)])
+        return 1 + max(part.depth, min(deepest, MOST_LAG))
 
     def _waiting(self, requests: list[Request], part: StepPart) -> list[int]:
         """Number of waiting features of each of the part's rows; 0 without an EAGLE head."""
@@ -254,7 +254,7 @@ class DeviceSteps:
     def _reads_first(self, part: StepPart, lag: int, waits: list[int]) -> bool:
         """Whether an EAGLE head must read before it can draft, or because a row has no room for more features."""
         most = max(waits)
-        if most == 0 or not self._drafting.has_part:
+        if most == 0 or not self._drafting.can_be_captured:
             return False
         is_too_far = max(waits[: len(part.drafted)], default=0) > lag
         store: Any = self._drafting.features
@@ -284,30 +284,29 @@ class DeviceSteps:
                 slots[row] = store.first_slot(places[row]) + waiting
         return places, slots
 
-    def _step_for(
-        self, kind: StepKind, wanted: StepSize, part: StepPart, own: list[Request], values: RowValues
-    ) -> InFlightStep | None:
-        """The captured step for a kind and size, with `own` requests loaded; None if its capture failed."""
-        kind, size = self._steps.chosen(kind, wanted)
-        step = self._steps.get(kind, size)
+    def _step_for(self, wanted: StepKey, part: StepPart, own: list[Request], values: RowValues) -> InFlightStep | None:
+        """A captured step for rows of a kind and size, with `own` requests loaded; None if its capture failed."""
+        key = self._steps.chosen(wanted)
+        step = self._steps.get(key)
         is_new = step is None
         if step is None:
-            request = part.groups[0].request if part.groups else None
-            step = InFlightStep(self._target, self._drafting, kind, size, request)
+            asked = part.groups[0].asked if part.groups else None
+            step = InFlightStep(self._target, self._drafting, key, asked)
         step.load(own, values)
         if is_new:
             step.rows.keep_no_features()  # a capture may run the step twice, and features are read first
             if not self.capture(step):
-                if not kind.compiles:
+                if not key.kind.compiles:
                     return None
-                return self._step_for(replace(kind, compiles=False), wanted, part, own, values)
+                plain = wanted._replace(kind=replace(wanted.kind, compiles=False))
+                return self._step_for(plain, part, own, values)
             step.load(own, values)
-            self._steps.add(kind, size, step)
+            self._steps.add(key, step)
         return step
 
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
-        self.meanwhile()  # results would have to wait for the capture
+        self.deliver_results()  # results would have to wait for the capture
         compiles = step.compiles
         if compiles and self._captures == 0:
             name = type(self._target.model).__name__
@@ -343,7 +342,7 @@ class DeviceSteps:
         """
         Waits for the report of a part's step and adds it to `outcome`. The host reports earlier results meanwhile.
         """
-        self.meanwhile()
+        self.deliver_results()
         outcome.take(part, step.report(), step.rows.size.depth)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,7 +13,7 @@ from ...device_steps import Reports
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, new_tokens, rows_with_nan
 from .captured import CapturedStep
-from .drafts import InFlightPart, NoPart
+from .drafts import CapturedDraft, NoDraft
 from .rows import RowValues, StepSize, WalkKind
 from .walks import RowWalks
 
@@ -52,26 +52,32 @@ class StepKind:
         return (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
 
 
+class StepKey(NamedTuple):
+    """What is fixed at a capture."""
+
+    kind: StepKind
+    size: StepSize
+
+
 class InFlightStep(CapturedStep):
     """
     A captured decoding step: the draft, the target's forward, the walk, and the commit.
 
     Args:
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
-        kind (`StepKind`): tree and kinds of verification of the step.
-        size (`StepSize`): number of rows, and of blocks, levels and tokens per row, for which the step has room.
-        request (`DraftRequest`, *optional*): options of the draft; None without a tree.
+        key (`StepKey`): tree and kinds of verification of the step, and its size: the number of rows, and of blocks,
+            levels and tokens per row, for which it has room.
+        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
     """
 
-    def __init__(
-        self, target: InFlightTarget, drafting: Drafting, kind: StepKind, size: StepSize, request: DraftRequest | None
-    ):
+    def __init__(self, target: InFlightTarget, drafting: Drafting, key: StepKey, asked: DraftRequest | None):
+        kind, size = key
         super().__init__(target, drafting, size)
         self.kind, device = kind, target.device
-        part = drafting.part if kind.reads or kind.tree is not None else NoPart
-        assert part is not None  # only drafts with a part are asked for trees
-        self.part: InFlightPart = part(drafting, kind.tree, self.rows, request)
-        self._walks = RowWalks(self.rows, kind.kinds, self.part.drafter if kind.draws else None, kind.is_filtered)
+        draft = drafting.captured_draft if kind.reads or kind.tree is not None else NoDraft
+        assert draft is not None  # only drafts that can be captured are asked for trees
+        self.draft: CapturedDraft = draft(drafting, kind.tree, self.rows, asked)
+        self._walks = RowWalks(self.rows, kind.kinds, self.draft.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         self._levels = torch.arange(size.depth + 1, device=device)
@@ -93,10 +99,10 @@ class InFlightStep(CapturedStep):
 
     def _run(self) -> list[torch.Tensor]:
         forward, cache = self._forward, self._cache
-        if self.part.drafter is not None:
-            self._compile(self.part.drafter.forward)
+        if self.draft.drafter is not None:
+            self._compile(self.draft.drafter.forward)
         rows, depth = self.rows, self.rows.size.depth
-        draft = self.part.propose(None if self._drawing is None else self._drawing.warp)
+        draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
         usable = draft.usable(rows.room)
         # Nodes without room and invalid ones get the root's token: the drafted one may be any token.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .rows import StepSize
-    from .step import InFlightStep, StepKind
+    from .step import InFlightStep, StepKey
 
 MOST_STEPS = 512
 """Most captured steps that are kept; the least recently used is dropped first."""
 MOST_SEEN = 1024
-"""Most pairs of kind and size whose occurrences are counted."""
+"""Most keys whose occurrences are counted."""
 PATIENCE = 256
 """
 Occurrences of a size after which it gets a graph of its own, even if a larger one can run it. (A capture takes as long
@@ -26,14 +25,14 @@ LARGEST_DETOUR = 4
 
 
 class CapturedSteps:
-    """Captured decoding steps by kind and size. Iterates over the pairs of kind and size."""
+    """Captured decoding steps by kind and size. Iterates over the keys."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[StepKind, StepSize], InFlightStep] = {}
-        self._seen: Counter[tuple[StepKind, StepSize]] = Counter()
+        self._steps: dict[StepKey, InFlightStep] = {}
+        self._seen: Counter[StepKey] = Counter()
         self._patience = PATIENCE
 
-    def __iter__(self) -> Iterator[tuple[StepKind, StepSize]]:
+    def __iter__(self) -> Iterator[StepKey]:
         return iter(self._steps)
 
     def __len__(self) -> int:
@@ -48,50 +47,50 @@ class CapturedSteps:
         finally:
             self._patience = PATIENCE
 
-    def chosen(self, kind: StepKind, wanted: StepSize) -> tuple[StepKind, StepSize]:
+    def chosen(self, wanted: StepKey) -> StepKey:
         """
-        Kind and size of the step that is to run rows of a kind that want a size: these, or those of a captured step
-        with room for more that stands in until the rows' own size has come `PATIENCE` times.
+        The step that is to run rows of a kind and size: their own, or a captured one with room for more that stands in
+        until their own size has come `PATIENCE` times.
         """
-        if (kind, wanted) in self._steps or not self._may_stand_in(kind, wanted):
-            return kind, wanted
-        kinds = kind.done_by
+        if wanted in self._steps or not self._may_stand_in(wanted):
+            return wanted
+        kinds, size = wanted.kind.done_by, wanted.size
         able = [
-            (other_kind, other)
-            for other_kind, other in self._steps
-            if other_kind in kinds
-            and wanted.lag <= other.lag
-            and wanted.rows <= other.rows <= LARGEST_DETOUR * wanted.rows
-            and wanted.blocks <= other.blocks <= LARGEST_DETOUR * wanted.blocks
+            key
+            for key in self._steps
+            if key.kind in kinds
+            and size.lag <= key.size.lag
+            and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
+            and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
         ]
         if not able:
-            return kind, wanted
-        return min(able, key=lambda one: (one[1].rows, one[1].blocks, one[1].lag, one[0] != kind))
+            return wanted
+        return min(able, key=lambda key: (key.size.rows, key.size.blocks, key.size.lag, key.kind != wanted.kind))
 
-    def may_repeat(self, wanted: tuple[StepKind, StepSize]) -> bool:
+    def may_repeat(self, wanted: StepKey) -> bool:
         """
-        Whether rows that want this kind and size may stay in the graph that runs them: their own, or a larger one as
-        long as that may stand in.
+        Whether rows of this kind and size may stay in the graph that runs them: their own, or a larger one as long as
+        that may stand in.
         """
-        return wanted in self._steps or self._may_stand_in(*wanted)
+        return wanted in self._steps or self._may_stand_in(wanted)
 
-    def _may_stand_in(self, kind: StepKind, wanted: StepSize) -> bool:
-        """Counts an occurrence of a size without a graph. Returns whether a larger graph may still run it."""
+    def _may_stand_in(self, wanted: StepKey) -> bool:
+        """Counts an occurrence of a key without a graph. Returns whether a larger graph may still run it."""
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
-        self._seen[kind, wanted] += 1
-        return self._seen[kind, wanted] < self._patience
+        self._seen[wanted] += 1
+        return self._seen[wanted] < self._patience
 
-    def get(self, kind: StepKind, size: StepSize) -> InFlightStep | None:
+    def get(self, key: StepKey) -> InFlightStep | None:
         """The step of a kind and size, which is now the most recently used one; None if there is none."""
-        step = self._steps.pop((kind, size), None)
+        step = self._steps.pop(key, None)
         if step is not None:
-            self._steps[kind, size] = step
+            self._steps[key] = step
         return step
 
-    def add(self, kind: StepKind, size: StepSize, step: InFlightStep) -> None:
+    def add(self, key: StepKey, step: InFlightStep) -> None:
         """Keeps a captured step. Drops the least recently used ones if there are too many."""
-        self._steps[kind, size] = step
+        self._steps[key] = step
         while len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
 

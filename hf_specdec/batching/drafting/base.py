@@ -18,7 +18,7 @@ from ..waiting_features import WaitingFeatures
 
 
 if TYPE_CHECKING:
-    from ..device_steps.drafts import InFlightPart
+    from ..device_steps.drafts import CapturedDraft
     from ..target import InFlightTarget
 
 
@@ -52,7 +52,7 @@ class Drafting(ABC):
         return True
 
     @abstractmethod
-    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         """Proposes a tree for each of `requests`, whose blocks have room for it; None for no trees at all."""
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
@@ -72,27 +72,30 @@ class Drafting(ABC):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    part: type[InFlightPart] | None = None
-    """Class of the draft's part of a captured step; None if the draft cannot be captured."""
+    captured_draft: type[CapturedDraft] | None = None
+    """Class of the draft within a captured step; None if the draft cannot be captured."""
 
     @property
-    def has_part(self) -> bool:
-        """Whether the draft can be part of a captured step now."""
+    def can_be_captured(self) -> bool:
+        """Whether a step can be captured with the draft in it now."""
         return False
 
     def room(self, request: Request) -> int:
         """Levels of draft tokens that a request can use in a step."""
         return request.room
 
-    def lags(self, requests: list[Request], most: int) -> list[int]:
+    def catch_up(self, requests: list[Request], most: int) -> None:
+        """Lets the draft read from the host what it has not read of requests with more than `most` unread tokens."""
+        return
+
+    def lags(self, requests: list[Request]) -> list[int]:
         """
-        Number of tokens of each request that the draft has not read, root included. Requests with more than `most`
-        unread tokens catch up first. Only for drafts with a `part`.
+        Number of tokens of each request that the draft has not read, root included.
 
         Raises:
-            NotImplementedError: for a draft without a `part`.
+            NotImplementedError: for a draft that cannot be captured.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no part in steps on the device.")
+        raise NotImplementedError(f"{type(self).__name__} cannot be captured.")
 
     most_levels = sys.maxsize
     """Most levels of a tree that the draft can grow in a captured step."""
@@ -108,7 +111,7 @@ class Drafting(ABC):
         return
 
     def note_proposed(self, requests: list[Request]) -> None:
-        """Takes note that the draft's part of a captured step has read all tokens of these requests."""
+        """Takes note that the draft within a captured step has read all tokens of these requests."""
         return
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:

@@ -13,7 +13,7 @@ from ...forwards.node_inputs import causal_chain
 from ...graphs import GraphPool
 from ...trees import DraftTree
 from ..blocks import BlockPool
-from ..device_steps.drafts import InFlightModelPart
+from ..device_steps.drafts import CapturedDraftModel
 from ..graphs import PagedGraphs
 from ..paged_cache import PagedCache
 from ..request import Request
@@ -50,32 +50,34 @@ class DraftModelDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
-    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        self.drafter.ask(request)
-        self.lags(requests, MOST_UNREAD_TOKENS)
-        self.cache.seat([row.table for row in requests])
-        starts = [min(seen, row.length - 1) for seen, row in zip(self.cache.lengths, requests, strict=True)]
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(asked)
+        self.catch_up(requests, MOST_UNREAD_TOKENS)
+        self.cache.seat([request.table for request in requests])
+        starts = [min(seen, request.length - 1) for seen, request in zip(self.cache.lengths, requests, strict=True)]
         return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
 
     def _read(self, requests: list[Request]) -> None:
         """Forwards all tokens of some requests that the draft has not read, except the roots."""
         device, forward = self.drafter.device, self.drafter.forward
-        while left := [row for row in requests if self.cache.length_of(row.table) < row.length - 1]:
-            own = _fitting(left, [row.length - 1 - self.cache.length_of(row.table) for row in left])
-            starts = [self.cache.length_of(row.table) for row in own]
-            ends = [min(row.length - 1, start + LONGEST_FORWARD) for row, start in zip(own, starts, strict=True)]
+        while left := [request for request in requests if self.cache.length_of(request.table) < request.length - 1]:
+            own = _fitting(left, [request.length - 1 - self.cache.length_of(request.table) for request in left])
+            starts = [self.cache.length_of(request.table) for request in own]
+            ends = [
+                min(request.length - 1, start + LONGEST_FORWARD) for request, start in zip(own, starts, strict=True)
+            ]
             most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
-            parts = [row.tokens[start:end] for row, start, end in zip(own, starts, ends, strict=True)]
-            # Rows with fewer tokens repeat their last one after it, at its position.
+            parts = [request.tokens[start:end] for request, start, end in zip(own, starts, ends, strict=True)]
+            # Rows with fewer tokens repeat their last request after it, at its position.
             tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
             last = torch.tensor([len(part) - 1 for part in parts], device=device)[:, None]
             depths = torch.arange(most, device=device).minimum(last)
-            self.cache.seat([row.table for row in own])
+            self.cache.seat([request.table for request in own])
             forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1)
             self.cache.set_lengths(ends)
 
     def _width(self, most: int) -> int:
-        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without one."""
+        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without request."""
         graphs = self.cache.graphs
         widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
         return min((width for width in widths if width >= most), default=most)
@@ -85,23 +87,25 @@ class DraftModelDrafting(Drafting):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    part = InFlightModelPart
+    captured_draft = CapturedDraftModel
 
     @property
-    def has_part(self) -> bool:
+    def can_be_captured(self) -> bool:
         return type(self.drafter) is DraftModelDrafter and can_be_captured(self.drafter.forward)
 
     def room(self, request: Request) -> int:
         most = self.drafter.max_positions
         return request.room if most is None else min(request.room, most - request.length)
 
-    def lags(self, requests: list[Request], most: int) -> list[int]:
-        self._read([row for row in requests if row.length - self.cache.length_of(row.table) > most])
-        return [row.length - min(self.cache.length_of(row.table), row.length - 1) for row in requests]
+    def catch_up(self, requests: list[Request], most: int) -> None:
+        self._read([request for request in requests if request.length - self.cache.length_of(request.table) > most])
+
+    def lags(self, requests: list[Request]) -> list[int]:
+        return [request.length - min(self.cache.length_of(request.table), request.length - 1) for request in requests]
 
     def note_proposed(self, requests: list[Request]) -> None:
-        for row in requests:
-            self.cache.note_length(row.table, row.length)
+        for request in requests:
+            self.cache.note_length(request.table, request.length)
 
 
 def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:

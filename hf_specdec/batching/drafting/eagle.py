@@ -13,7 +13,7 @@ from ...forwards.models import execution_device
 from ...graphs import GraphPool
 from ...trees import DraftTree
 from ..blocks import BlockPool
-from ..device_steps.drafts import InFlightHeadPart
+from ..device_steps.drafts import CapturedHead
 from ..graphs import PagedGraphs
 from ..paged_cache import PagedCache
 from ..request import Request
@@ -71,7 +71,7 @@ class EagleDrafting(Drafting):
             return
         assert self.features is not None
         counts = [len(nodes) for nodes in kept]
-        ends = [self.cache.length_of(row.table) + count for row, count in zip(own, counts, strict=True)]
+        ends = [self.cache.length_of(request.table) + count for request, count in zip(own, counts, strict=True)]
         # The last feature of a prompt waits for the next token, with which it is read.
         begin = [row for row, (request, end) in enumerate(zip(own, ends, strict=True)) if end == request.length]
         self._read(own, features, kept, ends)
@@ -116,28 +116,29 @@ class EagleDrafting(Drafting):
             features = features[rows]
         return features, [requests[row] for row in rows], [kept[row] for row in rows]
 
-    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        self.drafter.ask(request)
-        counts = self.lags(requests, MOST_UNREAD_TOKENS)
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(asked)
+        self.catch_up(requests, MOST_UNREAD_TOKENS)
+        counts = self.lags(requests)
         assert self.features is not None
-        self.cache.seat([one.table for one in requests])
+        self.cache.seat([request.table for request in requests])
         rows = StepRows(requests, self.drafter.device, self.cache.lengths)
         draft = self.drafter.propose_from(rows, self.features.of(requests, max(counts)), counts)
         if draft is not None:
-            for row in requests:
-                self.features.set_count(row, 0)
+            for request in requests:
+                self.features.set_count(request, 0)
         return draft
 
     def _num_waiting(self, request: Request) -> int:
         return 0 if self.features is None else self.features.count(request)
 
-    def _catch_up(self, requests: list[Request]) -> None:
+    def _read_waiting(self, requests: list[Request]) -> None:
         """Lets the head read all waiting features of some requests but the last, which stays for the next tree."""
         if not requests:
             return
         assert self.features is not None
-        counts = [self._num_waiting(row) for row in requests]
-        ends = [self.cache.length_of(row.table) + count for row, count in zip(requests, counts, strict=True)]
+        counts = [self._num_waiting(request) for request in requests]
+        ends = [self.cache.length_of(request.table) + count for request, count in zip(requests, counts, strict=True)]
         features = self.features.of(requests, self.features.width_for(max(counts)))
         self._read(requests, features, [list(range(count)) for count in counts], [end - 1 for end in ends])
         self.features.keep_last(requests)
@@ -149,17 +150,19 @@ class EagleDrafting(Drafting):
         one fewer than its text has tokens, because no token is after the last one.
         """
         width, device = features.shape[1], self.drafter.device
-        starts = [self.cache.length_of(row.table) - new[0] for row, new in zip(requests, nodes, strict=True)]
+        starts = [self.cache.length_of(request.table) - new[0] for request, new in zip(requests, nodes, strict=True)]
         last = torch.tensor([new[-1] for new in nodes], device=device)[:, None]
         depths = torch.arange(width, device=device).minimum(last)
-        parts = [row.tokens[start + 1 : start + 1 + width] for row, start in zip(requests, starts, strict=True)]
+        parts = [
+            request.tokens[start + 1 : start + 1 + width] for request, start in zip(requests, starts, strict=True)
+        ]
         tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
-        self.cache.seat([row.table for row in requests])
+        self.cache.seat([request.table for request in requests])
         for first in range(0, width, LONGEST_FORWARD):
             self.cache.set_lengths([start + first for start in starts])
             piece = slice(first, first + LONGEST_FORWARD)
             self.drafter.cache_features(tokens[:, piece], features[:, piece], depths[:, piece] - first)
-        self.cache.set_lengths([min(end, row.length - 1) for end, row in zip(ends, requests, strict=True)])
+        self.cache.set_lengths([min(end, request.length - 1) for end, request in zip(ends, requests, strict=True)])
 
     def forget(self, request: Request) -> None:
         if self.features is not None:
@@ -168,36 +171,38 @@ class EagleDrafting(Drafting):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    part = InFlightHeadPart
+    captured_draft = CapturedHead
     most_levels = WaitingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property
-    def has_part(self) -> bool:
+    def can_be_captured(self) -> bool:
         return type(self.drafter) is EagleDrafter and can_be_captured(self.drafter.forward)
 
-    def lags(self, requests: list[Request], most: int) -> list[int]:
-        self._catch_up([row for row in requests if self._num_waiting(row) > most])
-        return [self._num_waiting(row) for row in requests]
+    def catch_up(self, requests: list[Request], most: int) -> None:
+        self._read_waiting([request for request in requests if self._num_waiting(request) > most])
+
+    def lags(self, requests: list[Request]) -> list[int]:
+        return [self._num_waiting(request) for request in requests]
 
     def make_room(self, requests: list[Request], count: int) -> None:
         store = self.features
         if store is not None and max(store.counts(requests), default=0) + count > store.capacity:
             most = min(store.capacity // 2, store.capacity - count)  # rows that will soon be full catch up as well
-            self._catch_up([row for row in requests if store.count(row) > most])
+            self._read_waiting([request for request in requests if store.count(request) > most])
 
     def note_features(self, requests: list[Request], counts: list[int]) -> None:
         store: Any = self.features  # requests that do not speculate have no place in it
         store.add(requests, counts)
 
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
-        for row, end in zip(requests, ends, strict=True):
-            if row.options.plan is not None:
-                self.cache.note_length(row.table, min(end, row.length - 1))
-                if end == row.length and self.features is not None:
-                    self.features.set_count(row, 1)
+        for request, end in zip(requests, ends, strict=True):
+            if request.options.plan is not None:
+                self.cache.note_length(request.table, min(end, request.length - 1))
+                if end == request.length and self.features is not None:
+                    self.features.set_count(request, 1)
 
     def note_proposed(self, requests: list[Request]) -> None:
         assert self.features is not None
-        for row in requests:
-            self.features.set_count(row, 0)
-            self.cache.note_length(row.table, row.length - 1)
+        for request in requests:
+            self.features.set_count(request, 0)
+            self.cache.note_length(request.table, request.length - 1)

@@ -44,10 +44,10 @@ class MedusaDrafting(Drafting):
             if nodes:
                 self._last[request] = last[row]
 
-    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        self.drafter.ask(request)
-        starts = [row.length - 1 for row in requests]
-        last = torch.cat([self._last[row] for row in requests])
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(asked)
+        starts = [request.length - 1 for request in requests]
+        last = torch.cat([self._last[request] for request in requests])
         return self.drafter.propose_from(StepRows(requests, self.drafter.device, starts), last)
 
     def forget(self, request: Request) -> None:

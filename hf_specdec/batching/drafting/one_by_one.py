@@ -28,42 +28,42 @@ class OneByOneDrafting(Drafting):
     def models(self) -> tuple[PreTrainedModel, ...]:
         return self.drafter.models
 
-    def propose(self, requests: list[Request], request: DraftRequest) -> DraftTree | None:
-        drafts = [self._propose(row, request) for row in requests]
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        drafts = [self._propose(request, asked) for request in requests]
         parts = [([row], draft) for row, draft in enumerate(drafts) if draft is not None]
         return join_drafts(parts, len(requests), self.device) if parts else None
 
-    def _propose(self, row: Request, request: DraftRequest) -> DraftTree | None:
+    def _propose(self, request: Request, asked: DraftRequest) -> DraftTree | None:
         try:
-            drafter, sequences = self._of(row, request)
-            drafter.request = request
-            sequences.extend(0, row.tokens[sequences.lengths[0] :])
+            drafter, sequences = self._of(request, asked)
+            drafter.request = asked
+            sequences.extend(0, request.tokens[sequences.lengths[0] :])
             draft = drafter.propose(sequences)
             if draft is None:
                 return None
-            check_proposal(draft, drafter, request)
-            return draft.within([row.room])
+            check_proposal(draft, drafter, asked)
+            return draft.within([request.room])
         except Exception as error:  # an error of a user's drafter fails only its request
-            row.fail(error)
+            request.fail(error)
             return None
 
-    def _of(self, row: Request, request: DraftRequest) -> tuple[Drafter, Sequences]:
-        if row not in self._drafters:
+    def _of(self, request: Request, asked: DraftRequest) -> tuple[Drafter, Sequences]:
+        if request not in self._drafters:
             drafter = self.drafter.for_call(self.target)
-            sequences = Sequences(torch.tensor([row.tokens], device=self.device), max_length=row.max_length)
-            drafter.start(sequences, request)
-            self._drafters[row] = drafter, sequences
-        return self._drafters[row]
+            sequences = Sequences(torch.tensor([request.tokens], device=self.device), max_length=request.max_length)
+            drafter.start(sequences, asked)
+            self._drafters[request] = drafter, sequences
+        return self._drafters[request]
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
-        for row, nodes in zip(requests, kept, strict=True):
-            if row not in self._drafters:
+        for request, nodes in zip(requests, kept, strict=True):
+            if request not in self._drafters:
                 continue
             try:
-                self._drafters[row][0].commit([nodes[1:] if nodes else None])
+                self._drafters[request][0].commit([nodes[1:] if nodes else None])
             except Exception as error:  # an error of a user's drafter; a finished request stays finished
-                if not row.is_over:
-                    row.fail(error)
+                if not request.is_over:
+                    request.fail(error)
 
     def forget(self, request: Request) -> None:
         self._drafters.pop(request, None)

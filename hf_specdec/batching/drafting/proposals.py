@@ -8,9 +8,9 @@ from ...drafters import Drafter, DraftRequest
 from ...trees import DraftTree
 
 
-def check_proposal(draft: DraftTree, drafter: Drafter, request: DraftRequest) -> None:
+def check_proposal(draft: DraftTree, drafter: Drafter, asked: DraftRequest) -> None:
     """Raises `TypeError` or `ValueError` for a draft that would fail the whole step: all its requests would end."""
-    name, most = f"`{type(drafter).__name__}.propose`", request.tree.num_nodes
+    name, most = f"`{type(drafter).__name__}.propose`", asked.tree.num_nodes
     if not isinstance(draft, DraftTree):
         raise TypeError(f"{name} returned {type(draft).__name__}. Return a DraftTree, or None.")
     tokens, topology = draft.tokens, draft.topology
@@ -33,14 +33,14 @@ def check_proposal(draft: DraftTree, drafter: Drafter, request: DraftRequest) ->
             "no more than `tree_within(room)` has, or ask for a larger `tree`."
         )
     counted = draft.tokens if draft.valid is None else draft.tokens[draft.valid]
-    foreign = counted[(counted < 0) | (counted >= request.vocab_size)].tolist()
+    foreign = counted[(counted < 0) | (counted >= asked.vocab_size)].tolist()
     if foreign:
         raise ValueError(
-            f"{name} returned token {foreign[0]}, but the target knows {request.vocab_size} from 0. Mark nodes that "
+            f"{name} returned token {foreign[0]}, but the target knows {asked.vocab_size} from 0. Mark nodes that "
             "are not to count in `valid`."
         )
-    if request.plan.uses_rejection:
-        _check_scores(draft, name, request.vocab_size)
+    if asked.plan.uses_rejection:
+        _check_scores(draft, name, asked.vocab_size)
 
 
 def _check_scores(draft: DraftTree, name: str, vocab_size: int) -> None:

@@ -118,7 +118,7 @@ def _run(options: EngineOptions, connection: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     try:
         # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
-        with _while_the_server_lives(), ThreadPoolExecutor(max_workers=1) as loader:
+        with _while_the_parent_lives(), ThreadPoolExecutor(max_workers=1) as loader:
             manager, tokenizer = loader.submit(load, options).result()
     except StartError as error:
         connection.send(NotServed(error.option, error.reason))
@@ -142,13 +142,13 @@ def let_steps_go_first() -> None:
 
 
 @contextmanager
-def _while_the_server_lives() -> Iterator[None]:
-    """A context in which the process ends with the server's process, which nothing else watches meanwhile."""
-    has_left, server = threading.Event(), multiprocessing.parent_process()
-    assert server is not None
+def _while_the_parent_lives() -> Iterator[None]:
+    """A context in which the process ends with the process that answers HTTP, which nothing else watches meanwhile."""
+    has_left, parent = threading.Event(), multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        server.join()
+        parent.join()
         if not has_left.is_set():
             os._exit(1)
 
