@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from support.goldens import trained_prompts, trained_target
 from support.heads import GOLDENS, trained_head
+from support.merges import noted_merges
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.forwards import merged_linears
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -110,11 +110,7 @@ def test_compiled_steps(
     Inductor rounds otherwise: what counts is that nearly all tokens of a trained target come out the same. In half
     precision linear layers are merged.
     """
-    merged: list[int] = []
-    merge = merged_linears._merge
-    monkeypatch.setattr(
-        merged_linears, "_merge", lambda graph, calls: (merged.append(len(calls)), merge(graph, calls))
-    )
+    merged = noted_merges(monkeypatch, on_cpu=False)
     target = copy.deepcopy(trained_target()).to("cuda", dtype)
     draft = (noisy_copy(trained_target(), 0.02) if kind == "model" else trained_head()).to("cuda", dtype)
     config = hf_specdec.SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", compile=True)

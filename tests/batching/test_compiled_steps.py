@@ -13,6 +13,7 @@ from support.batches import limits, ragged_prompts, text_alone
 from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
 from support.heads import trained_head
+from support.merges import noted_merges
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
@@ -20,14 +21,19 @@ from torch._dynamo.utils import counters
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching.device_steps.prompts import PromptStep
 from hf_specdec.batching.graphs import PagedGraphs
-from hf_specdec.forwards import compiling, merged_linears
+from hf_specdec.forwards import compiling
 from hf_specdec.forwards.compiling import compiled_layers
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of calls in each merge of linear layers."""
+    return noted_merges(monkeypatch)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[StandIn]:
     monkeypatch.setattr(compiling, "COMPILER", "eager")
-    monkeypatch.setattr(merged_linears, "DTYPES", {"cpu": (torch.float32,)})
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
@@ -41,12 +47,12 @@ def compiled(**options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
-def test_draft_models(family: str, stand_in: StandIn, recwarn: pytest.WarningsRecorder) -> None:
+def test_draft_models(family: str, stand_in: StandIn, merged: list[int], recwarn: pytest.WarningsRecorder) -> None:
     target, prompts = tiny_model(family, dtype=torch.float32), ragged_prompts((5, 6))
     outputs = target.generate_batch(prompts, assistant_model=noisy_copy(target, 0.05), **compiled())
     for prompt, output in zip(prompts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
-    assert counters["stats"]["unique_graphs"] >= 4 and stand_in.replays > 3
+    assert counters["stats"]["unique_graphs"] >= 4 and stand_in.replays > 3 and {2, 3} <= set(merged)
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 

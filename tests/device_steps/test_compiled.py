@@ -10,20 +10,26 @@ import torch
 from support.device_steps import Steps, install
 from support.goldens import trained_prompts, trained_target
 from support.heads import trained_head
+from support.merges import noted_merges
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
-from hf_specdec.forwards import compiling, merged_linears
+from hf_specdec.forwards import compiling
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of calls in each merge of linear layers."""
+    return noted_merges(monkeypatch)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Steps]:
     pytest.importorskip("triton", reason="the kernels need triton")
     monkeypatch.setattr(compiling, "COMPILER", "eager")
-    monkeypatch.setattr(merged_linears, "DTYPES", {"cpu": (torch.float32,)})
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
@@ -38,7 +44,7 @@ def compiled(tree: Any = IRREGULAR) -> SpeculativeConfig:
 @pytest.mark.parametrize(
     "family", ["llama", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3", "gemma3_text", "gpt2"))]
 )
-def test_draft_models(family: str, steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
+def test_draft_models(family: str, steps: Steps, merged: list[int], recwarn: pytest.WarningsRecorder) -> None:
     target = tiny_model(family, dtype=torch.float32)
     draft = noisy_copy(target, 0.05)
     for length in (9, 14):
@@ -48,6 +54,7 @@ def test_draft_models(family: str, steps: Steps, recwarn: pytest.WarningsRecorde
         assert torch.equal(plain, target.generate(**inputs, **options, speculative_config=compiled()))
     # The target's shape, and the draft's: levels, and catching up.
     assert counters["stats"]["unique_graphs"] >= 4 and steps.captures == 1
+    assert {2, 3} <= set(merged) or family == "gpt2"  # which has no `linear` for queries, keys and values
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.merges import noted_merges
 from support.models import tiny_model
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -23,18 +24,9 @@ IDS = torch.tensor([[5, 9, 7, 12, 5, 30, 4]])
 def merged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Merges on the CPU, too; notes the number of calls in each merge."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    sizes: list[int] = []
-    merge = merged_linears._merge
-
-    def noted(graph: torch.fx.Graph, calls: list[torch.fx.Node]) -> None:
-        sizes.append(len(calls))
-        merge(graph, calls)
-
-    monkeypatch.setattr(merged_linears, "_merge", noted)
-    monkeypatch.setattr(merged_linears, "DTYPES", {"cpu": (torch.float32,)})
     monkeypatch.setattr(compiling, "COMPILER", "eager")
     torch._dynamo.reset()
-    yield sizes
+    yield noted_merges(monkeypatch)
     torch._dynamo.reset()
 
 
