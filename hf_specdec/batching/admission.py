@@ -96,10 +96,13 @@ class Admission:
             ValueError, TypeError: if a request with these options cannot be served, be it because of the target or the
                 draft.
         """
-        # Stop strings need a tokenizer, which only requests have.
-        options = {"max_new_tokens": 1, "stop_strings": []}
-        self.request("check", [0], options, generation_config=generation_config)
+        before = self.generation_config, self._ends
         self.generation_config, self._ends = _plain(generation_config), _ends(generation_config)
+        try:  # stop strings need a tokenizer, which only requests have
+            self.request("check", [0], {"max_new_tokens": 1, "stop_strings": []})
+        except BaseException:
+            self.generation_config, self._ends = before
+            raise
 
     @property
     def most_tokens(self) -> int:

@@ -66,7 +66,7 @@ class RowDistributions:
 
     def _processed(self, rows: list[int], walk: Walk) -> torch.Tensor:
         index = torch.tensor([rows, [walk.node(row) for row in rows]], device=self._logits.device)
-        scores = self._logits[index[0], index[1]].to(torch.float32, copy=True)
+        scores = self._raw(index)
         places: dict[Hashable, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(self._groups[row], []).append(place)
@@ -75,19 +75,21 @@ class RowDistributions:
             if not processors:
                 continue
             if isinstance(group, tuple):
-                own = scores.clone() if len(members) == len(rows) else scores[members]
                 try:
-                    own = processors(None, own)
-                except Exception:  # because of scores of one of them: each alone, so that the others do not fail
-                    pass
-                else:
                     if len(members) == len(rows):
-                        return own
-                    scores[members] = own
+                        return processors(None, scores)
+                    scores[members] = processors(None, scores[members])
                     continue
+                except Exception:  # because of scores of one of them: each alone, so that the others do not fail
+                    if len(members) == len(rows):
+                        scores = self._raw(index)  # processors may have begun in place
             for place in members:
                 self._process_alone(rows[place], processors, scores[place : place + 1])
         return scores
+
+    def _raw(self, index: torch.Tensor) -> torch.Tensor:
+        """Logits at pairs of row and node (`[2, rows]`), `[rows, vocab]` float32, which may be overwritten."""
+        return self._logits[index[0], index[1]].to(torch.float32, copy=True)
 
     def _process_alone(self, row: int, processors: LogitsProcessorList, scores: torch.Tensor) -> None:
         """Processes the scores (`[1, vocab]`, in place) of a request whose processors look at its history."""

@@ -42,11 +42,11 @@ class Chunk:
 
 class Scheduler:
     """
-    Schedules requests first come, first served. A request is admitted when there are blocks for its text so far; later
-    it takes one block at a time. When no block is left, the youngest request is preempted: it releases all of its
-    blocks and waits again, first in the queue. Its text is kept, and only its K/V are computed anew. (Blocks reserved
-    for the longest possible text would seldom be used, because texts end early.) The oldest request is never preempted
-    for another, so that all requests finish in the end.
+    Schedules requests first come, first served. A request is admitted when there are blocks for its text so far, those
+    included that others have only for their trees; later it takes one block at a time. When no block is left, the
+    youngest request is preempted: it releases all of its blocks and waits again, first in the queue. Its text is kept,
+    and only its K/V are computed anew. (Blocks reserved for the longest possible text would seldom be used, because
+    texts end early.) The oldest request is never preempted for another, so that all requests finish in the end.
 
     Args:
         pool (`BlockPool`): the K/V blocks.

@@ -69,14 +69,20 @@ class DraftRequest:
     def _warp(self, logits: torch.Tensor) -> torch.Tensor:
         """
         Scores of q, float32, from logits `[…, vocab]`, by the warpers and the draft temperature. NaN, from which
-        nothing is drawn, if a warper refuses the logits.
+        nothing is drawn, where a warper refuses the logits.
         """
-        scores = logits.reshape(-1, logits.shape[-1]).to(torch.float32, copy=True)
+        raw = logits.reshape(-1, logits.shape[-1]).float()
         try:
-            scores = self.warpers(None, scores)
+            scores = self.warpers(None, raw.clone())
         except ValueError:  # some warpers take no NaN and no infinity; drafts are not worth an error
-            scores = torch.full_like(scores, torch.nan)
+            scores = torch.cat([self._warp_or_nan(row[None]) for row in raw])
         return self.temperature.apply(scores).view(logits.shape)
+
+    def _warp_or_nan(self, scores: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.warpers(None, scores.clone())
+        except ValueError:
+            return torch.full_like(scores, torch.nan)
 
 
 class Drafter(CandidateGenerator):

@@ -104,6 +104,24 @@ def test_infinite_logits(
         assert result.error is None and len(result.generated_tokens) == 20
 
 
+def test_infinite_logits_beside_others_with_the_same_warpers(target: PreTrainedModel) -> None:
+    """Scores of all three are processed together, at their first tokens: the warper refuses all or none."""
+    poisoned = copy.deepcopy(target)
+    poison(poisoned, torch.inf)
+    prompts, texts = ([4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, POISONED]), []
+    for model in (target, poisoned):
+        manager = make(model, NgramDraft())
+        names = [
+            manager.add_request(prompt, seed=5, do_sample=True, top_h=0.9, max_new_tokens=20) for prompt in prompts
+        ]
+        with manager:
+            *others, last = [manager.get_result(name, timeout=60) for name in names]
+        assert manager.background_thread_status.fatal_error is None
+        texts.append([other.generated_tokens for other in others])
+    assert last.status == RequestStatus.FAILED and not last.generated_tokens
+    assert texts[0] == texts[1] and POISONED not in sum(texts[0], []) and [len(text) for text in texts[0]] == [20, 20]
+
+
 # ----------------------------------------------------------------------------------------------------- users' drafters
 
 
@@ -164,15 +182,24 @@ def test_a_fault_in_a_users_drafter(target: PreTrainedModel, how: str, words: st
     assert result.status == RequestStatus.FAILED and words in result.error
 
 
+CHAIN = Topology.of_tree(TokenTree.chain(2), torch.device("cpu"))
 WRONG_DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
     "no scores": ({"scores": None}, "no `scores`"),
     "no index": ({"score_index": None}, "`score_index`"),
+    "an index of floats": ({"score_index": torch.tensor([[0.0, 1.0, -1.0]])}, "torch.float32"),
     "no distribution of a parent": ({"score_index": [[0, -1, -1]]}, "children of node 1"),
     "scores over another vocabulary": ({"scores": torch.zeros(1, 2, 50)}, "for 50 tokens"),
+    "a vocabulary of other columns": ({"vocabulary": torch.arange(50), "vocab_size": 61}, "61 columns"),
+    "a vocabulary beyond": ({"vocabulary": torch.arange(1, 62), "vocab_size": 61}, "61 columns"),
     "NaN": ({"scores": torch.full((1, 2, 61), torch.nan)}, "are NaN"),
     "infinity": ({"scores": torch.zeros(1, 2, 61).index_fill(2, torch.tensor(4), torch.inf)}, "infinite"),
     "another topology": ({"topology": Topology.of_tree(TokenTree.chain(1), torch.device("cpu"))}, "2 `tokens`"),
+    "parents beyond": ({"topology": replace(CHAIN, parents=torch.tensor([[0, 0, 7]]))}, "[0, 0, 7]"),
+    "parents after": ({"topology": replace(CHAIN, parents=torch.tensor([[0, 2, 0]]))}, "[0, 2, 0]"),
+    "int32 parents": ({"topology": replace(CHAIN, parents=torch.tensor([[0, 0, 1]]).int())}, "torch.int32"),
+    "ancestors of others": ({"topology": replace(CHAIN, ancestors=CHAIN.ancestors[:, 1:, 1:])}, "3 nodes"),
     "valid of another shape": ({"valid": torch.ones(1, 3, dtype=torch.bool)}, "`valid`"),
+    "valid of integers": ({"valid": torch.ones(1, 2, dtype=torch.long)}, "torch.int64"),
     "float tokens": ({"tokens": torch.full((1, 2), 5.0)}, "torch.float32"),
     "int32 tokens": ({"tokens": torch.full((1, 2), 5).int()}, "torch.int32"),
     "three dimensions": ({"tokens": torch.full((1, 2, 1), 5)}, "3 dimensions"),
@@ -188,6 +215,20 @@ def test_a_fault_in_what_a_users_drafter_draws(target: PreTrainedModel, name: st
     assert result.status == RequestStatus.FAILED and words in result.error
     learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
     assert all(map(math.isfinite, learnt))
+
+
+NOTHING: dict[str, dict[str, Any]] = {
+    "no nodes": vars(DraftTree.empty(1, torch.device("cpu"))),
+    "no valid nodes": {"valid": torch.zeros(1, 2, dtype=torch.bool), "scores": None, "score_index": None},
+}
+
+
+@pytest.mark.parametrize("nothing", NOTHING.values(), ids=NOTHING)
+def test_a_users_drafter_that_draws_nothing(target: PreTrainedModel, nothing: dict[str, Any]) -> None:
+    """It is no fault: there is nothing whose distribution were missing."""
+    bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": True}
+    result = check_others(make(target, Draws(**nothing), tree="[(0,), (0, 0)]"), target, bad)
+    assert result.error is None and len(result.generated_tokens) == 20
 
 
 # ------------------------------------------------------------------------------------- what comes at the wrong moment

@@ -155,6 +155,12 @@ def test_a_refused_call_changes_nothing(made: list[Any]) -> None:
         with kept:
             kept.get_result(kept.add_request([4, 5, 6], max_new_tokens=3), timeout=20)
         kept.stop(keep_for_next_session=True)
+    kept.renew(GenerationConfig(num_beams=1))
+    model.generation_config.num_beams = 4
+    with pytest.raises(ValueError, match="beam"):
+        kept.renew(None)  # the model's own
+    model.generation_config.num_beams = None
+    kept.renew(None)
     assert generate(model, draft) == alone(model) and len(made) == 1
 
 

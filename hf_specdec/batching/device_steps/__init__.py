@@ -5,7 +5,7 @@ up and its trees, the target's forward, the walk and the commit; the host loads 
 - `rows`: the inputs of a captured step, per row.
 - `walks`: verification of the rows, each in its own way.
 - `captured`: the base class of captured steps.
-- `drafts`: the draft's part of a step.
+- `drafts`: the draft within a step.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.
 - `parts`: the parts of a step, and what comes of them.

@@ -68,7 +68,7 @@ class DraftModelDrafting(Drafting):
             ]
             most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
             parts = [request.tokens[start:end] for request, start, end in zip(own, starts, ends, strict=True)]
-            # Rows with fewer tokens repeat their last request after it, at its position.
+            # Rows with fewer tokens repeat their last one after it, at its position.
             tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=device)
             last = torch.tensor([len(part) - 1 for part in parts], device=device)[:, None]
             depths = torch.arange(most, device=device).minimum(last)
@@ -77,7 +77,7 @@ class DraftModelDrafting(Drafting):
             self.cache.set_lengths(ends)
 
     def _width(self, most: int) -> int:
-        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without request."""
+        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without one."""
         graphs = self.cache.graphs
         widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
         return min((width for width in widths if width >= most), default=most)
