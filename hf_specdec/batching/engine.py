@@ -19,11 +19,11 @@ from ..graphs import GraphPool
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..verification import DraftTemperature, Walk, rows_with_nan, walk_by_rejection, walk_target
+from ..verification import DraftTemperature, Walk
+from .accepting import Acceptance
 from .blocks import BlockPool
 from .bookkeeping import Bookkeeping
 from .device_steps import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
-from .distribution import NAN_LOGITS, RowDistributions
 from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy
 from .request import Request
@@ -92,6 +92,7 @@ class Engine:
         """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
+        self._acceptance = Acceptance(self.ranks, self.books, self._temperatures)
         self._num_runs = 0
         self.present_run: int | None = None
         """Number of the present `running` context, inside which nobody changes the models; None outside."""
@@ -122,6 +123,7 @@ class Engine:
     def forget_temperatures(self) -> None:
         """Lets draft temperatures be learnt from the start."""
         self._temperatures = DraftTemperatures()
+        self._acceptance = Acceptance(self.ranks, self.books, self._temperatures)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -197,7 +199,8 @@ class Engine:
         rows = self.scheduler.note_read(requests)
         begun = [requests[row] for row in rows]
         if begun:
-            walk = self._accept(begun, DraftTree.empty(len(rows), self.target.device), [], logits[rows, None])
+            no_draft = DraftTree.empty(len(rows), self.target.device)
+            walk = self._acceptance.accept(begun, no_draft, [], logits[rows, None])
             self.books.append_last(begun, walk)
             self.books.mark_nan_of_failed(begun)
         return begun
@@ -232,8 +235,8 @@ class Engine:
         some_rest = any(request.draft_backoff.left for request in requests)
         with phase("propose"):
             groups = self._groups(requests) if self.speculates else []
+        ran = False
         with self._keeping_blocks():
-            num_steps = self.num_steps
             outcomes = self.device_steps.run(requests, groups, lambda: not some_rest and self._may_repeat(requests))
             while True:
                 with phase("steps"):
@@ -242,8 +245,9 @@ class Engine:
                         break
                     told = [request for request in requests if not request.is_over]
                     self._take_outcome(requests, groups, outcome)
+                    ran = True
                 yield told
-        if self.num_steps == num_steps:
+        if not ran:
             self._decode_from_the_host(requests, groups, before)
             yield requests
 
@@ -276,7 +280,7 @@ class Engine:
         with phase("score"):
             outputs = self.target.score(requests, draft)
         with phase("accept"):
-            walk = self._accept(requests, draft, groups, outputs.logits)
+            walk = self._acceptance.accept(requests, draft, groups, outputs.logits)
         with phase("commit"):
             self._commit(requests, draft, groups, walk)
         if self.speculates:
@@ -372,36 +376,7 @@ class Engine:
             return DraftTree.empty(len(requests), self.target.device)
         return self.ranks.agree_on_draft(join_drafts(parts, len(requests), self.target.device))
 
-    # -------------------------------------------------------------------------------------------- accept and commit
-
-    def _accept(
-        self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
-    ) -> Walk:
-        distributions = RowDistributions(requests, logits, self.ranks.agree)
-        spoiled = self._spoiled_rows(requests, draft, logits)
-        self.books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
-        left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
-        walk = Walk.start(len(requests), [])
-        for group in groups if draft.num_nodes > 0 else ():
-            rows = [row for row in group.rows if row in left and requests[row].options.plan.uses_rejection]
-            if rows:
-                observe = self._temperatures.observer(group.asked.temperature)
-                _take_over(walk, walk_by_rejection(draft, distributions, rows, observe), rows)
-                left -= set(rows)
-        self._temperatures.end_step()
-        for do_sample in (False, True):
-            rows = sorted(row for row in left if requests[row].options.do_sample == do_sample)
-            if rows:
-                _take_over(walk, walk_target(draft, distributions, rows, do_sample), rows)
-        return walk
-
-    def _spoiled_rows(self, requests: list[Request], draft: DraftTree, logits: torch.Tensor) -> set[int]:
-        """Rows that a draft token may have spoiled (`rows_with_nan`); requests with NaN and no draft tokens fail."""
-        rows = {row for row, has_nan in enumerate(rows_with_nan(logits).tolist()) if has_nan}
-        for row in [row for row in rows if draft.num_valid(row) == 0]:
-            requests[row].fail(NAN_LOGITS)
-            rows.remove(row)
-        return rows
+    # -------------------------------------------------------------------------------------------------------- commit
 
     def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
         drafted = {row for group in groups for row in group.rows}
@@ -412,8 +387,3 @@ class Engine:
         self.target.cache.keep(walk.paths)
         self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
         self.books.mark_nan_of_failed(requests)
-
-
-def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:
-    for row in rows:
-        walk.paths[row], walk.tokens[row] = part.paths[row], part.tokens[row]
