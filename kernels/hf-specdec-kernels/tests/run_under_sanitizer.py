@@ -18,10 +18,14 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "torch-ext")]
 
 from test_kv_compaction import test_against_naive as check_compaction  # noqa: E402
+from test_merged_linear import SMALL as SMALL_TILES  # noqa: E402
+from test_merged_linear import compare as check_linear  # noqa: E402
+from test_merged_linear import random as random_matrix  # noqa: E402
 from test_rejection_sampling import DRAFTED, FILTERED, room  # noqa: E402
 from test_tree_attention import SMALL, compare  # noqa: E402
 from walk_cases import draft_arguments, filter_arguments, tree_arguments, uniforms  # noqa: E402
 
+from hf_specdec_kernels import draft_tokens  # noqa: E402
 from hf_specdec_kernels.rejection_sampling import triton as launches  # noqa: E402
 
 
@@ -37,6 +41,7 @@ def main() -> None:
     for page_size in (None, 4):
         check_compaction(40, 37, 16, page_size, torch.bfloat16, device)
     print("compaction")
+    linears_and_draft_tokens(device)
     for name, case in (FILTERED | DRAFTED).items():
         tree = tree_arguments(case, device)
         draft = draft_arguments(case, device, tree)
@@ -46,6 +51,19 @@ def main() -> None:
             launches.launch_rejection_walk(**draft, **arguments, **room(case, tree, device)._asdict())
         print("walks:", name)
     torch.cuda.synchronize()
+
+
+def linears_and_draft_tokens(device: torch.device) -> None:
+    for rows, features, sizes in ((1, 64, (40, 16, 24)), (9, 70, (48, 5)), (37, 96, (33,))):
+        matrices = [random_matrix(number, features, dtype=torch.float16, device=device) for number in (rows, *sizes)]
+        for tiles in (SMALL_TILES, None):
+            check_linear(matrices[0], matrices[1:], tiles)
+    print("linear layers")
+    for vocab in (97, 5000):
+        logits, temperature = torch.randn(2, 3, vocab, device=device), torch.tensor([0.5, 1.0], device=device)
+        for noise in (None, torch.rand_like(logits)):
+            draft_tokens(logits, 8, temperature=temperature, noise=noise)
+    print("draft tokens")
 
 
 if __name__ == "__main__":
