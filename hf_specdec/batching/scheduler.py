@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from transformers.generation.continuous_batching.requests import RequestStatus
@@ -110,9 +110,11 @@ class Scheduler:
             request.status = RequestStatus.PREFILLING
             self._prefilling.add(request)
 
-    def num_admissible(self, requests: Iterable[Request]) -> int:
+    def num_admissible(self, requests: Collection[Request]) -> int:
         """Number of these requests, in their order, for which there are places and blocks at present."""
         num_active, number = len(self.active), 0
+        if not requests or num_active >= self.max_requests:
+            return 0  # as in most steps, which ask before they run again
         of_trees = (len(one.table.blocks) - self.pool.blocks_for(one.length) for one in self.active)
         free = self.pool.num_free + sum(of_trees)
         for request in requests:

@@ -71,18 +71,21 @@ class DraftRequest:
         Scores of q, float32, from logits `[…, vocab]`, by the warpers and the draft temperature. NaN, from which
         nothing is drawn, where a warper refuses the logits.
         """
-        raw = logits.reshape(-1, logits.shape[-1]).float()
+        rows = logits.reshape(-1, logits.shape[-1])
         try:
-            scores = self.warpers(None, raw.clone())
+            scores = self._warped(rows)
         except ValueError:  # some warpers take no NaN and no infinity; drafts are not worth an error
-            scores = torch.cat([self._warp_or_nan(row[None]) for row in raw])
+            scores = torch.cat([self._warped_or_nan(row) for row in rows.split(1)])
         return self.temperature.apply(scores).view(logits.shape)
 
-    def _warp_or_nan(self, scores: torch.Tensor) -> torch.Tensor:
+    def _warped(self, logits: torch.Tensor) -> torch.Tensor:
+        return self.warpers(None, logits.to(torch.float32, copy=True))
+
+    def _warped_or_nan(self, logits: torch.Tensor) -> torch.Tensor:
         try:
-            return self.warpers(None, scores.clone())
+            return self._warped(logits)
         except ValueError:
-            return torch.full_like(scores, torch.nan)
+            return torch.full_like(logits, torch.nan, dtype=torch.float32)
 
 
 class Drafter(CandidateGenerator):

@@ -16,7 +16,7 @@ from .naive import LARGEST_NUM_WEIGHTS
 
 
 LARGEST_ROWS = 64
-"""Most rows of the input; with more, the tensor cores decide, and cuBLAS is faster."""
+"""Most rows of the input, as in the sweep that chose the tiles; cuBLAS multiplies more."""
 
 
 @dataclass(frozen=True)
