@@ -245,7 +245,7 @@ def speculative_decoding(
         stack.enter_context(draws_undone_on_error(execution_device(model)))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
-        loans = stack.enter_context(graph_loans(plan.cuda_graphs))
+        loans = stack.enter_context(graph_loans(plan.cuda_graphs, takes_larger=plan.compile))
         return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
 
 

@@ -144,6 +144,12 @@ class _Shelf:
     stores: dict[_Key, GraphStore] = field(default_factory=dict)
     lent: set[_Key] = field(default_factory=set)
 
+    def idle_of_at_least(self, wanted: _Key) -> _Key | None:
+        """The smallest store at hand, of this capacity or more and else alike; None if there is none."""
+        rows, capacity, mode = wanted
+        fit = [key for key in self.stores if (key[0], key[2]) == (rows, mode) and key[1] >= capacity]
+        return min((key for key in fit if key not in self.lent), default=None)
+
 
 _lock = threading.Lock()
 _shelves: weakref.WeakKeyDictionary[nn.Module, _Shelf] = weakref.WeakKeyDictionary()
@@ -155,10 +161,12 @@ class GraphLoans:
 
     Args:
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where the model can be captured.
+        takes_larger (`bool`, *optional*, defaults to `False`): whether a larger store that is there already will do:
+            for calls whose graphs take long to make.
     """
 
-    def __init__(self, wanted: bool | Literal["auto"]):
-        self.wanted = wanted
+    def __init__(self, wanted: bool | Literal["auto"], takes_larger: bool = False):
+        self.wanted, self.takes_larger = wanted, takes_larger
         self._lent: list[tuple[_Shelf, _Key, GraphStore, torch.device]] = []
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
@@ -176,11 +184,12 @@ class GraphLoans:
         num_slots += NODES_PER_WORD  # padding nodes after those of a step, to which no query attends
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         # Tensors made in inference mode cannot be used outside of it.
-        key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
+        smallest, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
         with _lock:
             shelf = _shelves.get(model)
             if shelf is None or shelf.fingerprint != fingerprint:
                 shelf = _shelves[model] = _Shelf(fingerprint)
+            key = (self.takes_larger and shelf.idle_of_at_least(smallest)) or smallest
             if key in shelf.lent:
                 return None
             if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
@@ -208,9 +217,9 @@ class GraphLoans:
 
 
 @contextmanager
-def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
-    """Context with the loans of one call, given back at its end."""
-    loans = GraphLoans(wanted)
+def graph_loans(wanted: bool | Literal["auto"], takes_larger: bool = False) -> Iterator[GraphLoans]:
+    """Context with the loans of one call, see `GraphLoans`, given back at its end."""
+    loans = GraphLoans(wanted, takes_larger)
     try:
         yield loans
     finally:

@@ -83,6 +83,22 @@ def test_models_that_cannot_be_traced(steps: Steps) -> None:
     assert steps.captures == 1
 
 
+def test_shorter_texts_are_not_compiled_for(steps: Steps) -> None:
+    """Steps for longer texts serve them."""
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    for num_tokens, captures in ((60, 1), (12, 1), (250, 2), (60, 2)):
+        options = {**prompts(1, 9), "max_new_tokens": num_tokens, "do_sample": False}
+        text = target.generate(**options, assistant_model=draft, speculative_config=compiled())
+        assert torch.equal(text, target.generate(**options))
+        assert steps.captures == captures
+    target.generate(**options, assistant_model=draft, speculative_config=SpeculativeConfig(tree=IRREGULAR))
+    target.generate(
+        **options | {"max_new_tokens": 12}, assistant_model=draft, speculative_config=SpeculativeConfig(tree=IRREGULAR)
+    )
+    assert steps.captures == 4  # what is not compiled is captured within a second
+
+
 def test_calls_whose_steps_are_not_whole(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
     options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.1}

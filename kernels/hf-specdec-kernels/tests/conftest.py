@@ -39,6 +39,7 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch):
     """Fills new memory with NaN (integers with a large negative number), so that an unwritten result shows."""
     new_empty, empty = torch.Tensor.new_empty, torch.empty
 
+    @torch.no_grad()  # torch's compiler makes parameters, too
     def poison(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.fill_(torch.nan if tensor.is_floating_point() else -(2**30))
 
