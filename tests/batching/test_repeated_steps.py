@@ -187,7 +187,7 @@ def test_a_text_that_ends_on_the_way(repeats: list[Repeats], monkeypatch: pytest
 
     def noted(self: Repeats, outcome: Any) -> set[int]:
         left = leavers(self, outcome)
-        kept.extend(len(self._requests[row].table.blocks) for row in left)
+        kept.extend(len(self.part.requests[row].table.blocks) for row in left)
         return left
 
     monkeypatch.setattr(Repeats, "leavers", noted)

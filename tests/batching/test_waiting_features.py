@@ -54,7 +54,7 @@ def test_dropped_steps_leave_features_that_they_have_not_read() -> None:
         store.held[store.place(request), 5:7] = torch.nan
     steps = DeviceSteps.__new__(DeviceSteps)
     steps._drafting = SimpleNamespace(features=store)
-    steps._drop_features(requests, [SimpleNamespace(rows=[0, 1], drafted=[0], reading=[])])
+    steps._drop_features([SimpleNamespace(requests=requests, rows=[0, 1], drafted=[0], reading=[])])
     assert not store.of([drafted], 64).any()
     assert store.of([plain], 64).sum() == 5
 

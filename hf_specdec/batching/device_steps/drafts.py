@@ -17,31 +17,13 @@ from .rows import InFlightRows
 
 if TYPE_CHECKING:
     from ...drafters import DraftRequest
-    from ..drafting import Drafting
 
 
 class CapturedDraft(ABC):
-    """
-    The draft within a captured step.
-
-    Args:
-        drafting (`Drafting`): the draft.
-        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
-        rows (`InFlightRows`): the step's rows.
-        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
-    """
+    """The draft within a captured step."""
 
     drafter: Any = None
     """The drafter whose forwards run in the step; None if there are none."""
-
-    def __init__(
-        self,
-        drafting: Drafting,
-        tree: TokenTree | DynamicTree | None,
-        rows: InFlightRows,
-        asked: DraftRequest | None,
-    ):
-        self.rows = rows
 
     @abstractmethod
     def propose(self, warp: Warp | None) -> DraftTree:
@@ -51,20 +33,29 @@ class CapturedDraft(ABC):
 class NoDraft(CapturedDraft):
     """What stands for the draft in a step without drafts; does nothing."""
 
-    def __init__(self, drafting: Drafting, tree: None, rows: InFlightRows, asked: None):
-        super().__init__(drafting, tree, rows, asked)
+    def __init__(self, rows: InFlightRows):
+        self.rows = rows
         self.held = Topology.of_tree(None, rows.device)
 
     def propose(self, warp: Warp | None) -> DraftTree:
         return DraftTree.empty(self.rows.size.rows, self.rows.device)
 
 
-class _GrowingDraft(CapturedDraft):
-    """A draft with a cache, which grows trees level by level."""
+class GrowingDraft(CapturedDraft):
+    """
+    A draft with a cache, which grows trees level by level.
 
-    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: Any):
-        super().__init__(drafting, tree, rows, asked)
-        self.tree, drafter = tree, drafting.drafter
+    Args:
+        drafting (`Drafting`): the draft.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
+        rows (`InFlightRows`): the step's rows.
+        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+    """
+
+    def __init__(
+        self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
+    ):
+        self.rows, self.tree, drafter = rows, tree, drafting.drafter
         self.cache = DevicePagedCache(drafting.cache, rows.tables)
         self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
         self.chain = causal_chain(rows.size.lag, rows.device)
@@ -80,7 +71,7 @@ class _GrowingDraft(CapturedDraft):
         return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)
 
 
-class CapturedDraftModel(_GrowingDraft):
+class CapturedDraftModel(GrowingDraft):
     """A draft model, whose cache has all tokens after the step, root included."""
 
     def propose(self, warp: Warp | None) -> DraftTree:
@@ -92,13 +83,15 @@ class CapturedDraftModel(_GrowingDraft):
         return self._grown(logits[last], warp)
 
 
-class CapturedHead(_GrowingDraft):
+class CapturedHead(GrowingDraft):
     """
     An EAGLE head, whose cache has a row for every token but the first after the step, each read with the feature of
     the token before it. Without a tree the head only catches up.
     """
 
-    def __init__(self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: Any):
+    def __init__(
+        self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
+    ):
         super().__init__(drafting, tree, rows, asked)
         drafter = self.drafter
         self._waiting = drafting.features.held[:, : rows.size.lag]

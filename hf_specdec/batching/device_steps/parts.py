@@ -15,7 +15,8 @@ from .walks import error_of
 
 if TYPE_CHECKING:
     from ...drafters import DraftRequest
-    from .step import StepKey
+    from ..request import Request
+    from .step import InFlightStep, StepKey
 
 
 @dataclass(eq=False)
@@ -32,6 +33,7 @@ class StepPart:
     Rows of a step that share a forward.
 
     Args:
+        requests (`list[Request]`): the requests of the whole step; a row is a place in this list.
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
         draws (`bool`): whether children are drawn.
         groups (`list[DraftGroup]`): the rows that are drafted for.
@@ -39,8 +41,10 @@ class StepPart:
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
         was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
         wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
+        step (`InFlightStep`, *optional*): the captured step that was launched for them.
     """
 
+    requests: list[Request]
     tree: TokenTree | DynamicTree | None = None
     draws: bool = False
     groups: list[DraftGroup] = field(default_factory=list)
@@ -48,6 +52,16 @@ class StepPart:
     reading: list[int] = field(default_factory=list)
     was_put_off: bool = False
     wanted: StepKey | None = None
+    step: InFlightStep | None = None
+
+    def of(self, rows: list[int]) -> list[Request]:
+        """The requests of some of its rows."""
+        return [self.requests[row] for row in rows]
+
+    @property
+    def own(self) -> list[Request]:
+        """The requests of all its rows."""
+        return self.of(self.rows)
 
     @property
     def depth(self) -> int:
@@ -113,12 +127,10 @@ class Outcome:
     was_put_off: bool = False
     learnt: set[DraftTemperature] = field(default_factory=set)
 
-    def take(self, part: StepPart, report: list[list[int]], depth: int) -> None:
-        """
-        Adds the report of a part's step, whose tree has `depth` levels; see `InFlightStep.report`. Draft temperatures
-        learn from it.
-        """
-        new, were_drafted = depth + 1, set(part.drafted)
+    def take(self, part: StepPart) -> None:
+        """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
+        assert part.step is not None
+        report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             if row in self.left_out:
                 if is_nan:

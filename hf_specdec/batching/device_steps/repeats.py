@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..request import Request
 from .parts import Outcome, StepPart
 from .step import InFlightStep
 
@@ -20,23 +19,15 @@ class Repeats:
     moved on by the tokens of the run before; the host adds blocks for as many tokens as there may be.
 
     Args:
-        requests (`list[Request]`): the requests of the step.
         part (`StepPart`): the only part of the step.
-        step (`InFlightStep`): the step.
+        step (`InFlightStep`): the captured step that runs it.
         target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
     """
 
-    def __init__(
-        self,
-        requests: list[Request],
-        part: StepPart,
-        step: InFlightStep,
-        target: InFlightTarget,
-        drafting: Drafting,
-    ):
+    def __init__(self, part: StepPart, step: InFlightStep, target: InFlightTarget, drafting: Drafting):
         self.part, self.step = part, step
-        self._requests, self._target, self._drafting = requests, target, drafting
-        self._own = [requests[row] for row in part.rows]
+        self._target, self._drafting = target, drafting
+        self._own = part.own
         self._most_new = step.rows.size.depth + 1
 
     def has_room(self) -> bool:
@@ -44,8 +35,7 @@ class Repeats:
         Whether there is room for the tokens of the next run, while one is on its way: in memory, in the step's size,
         and for waiting features.
         """
-        part, store = self.part, self._drafting.features
-        plain = [self._requests[row] for row in part.plain]
+        store, plain = self._drafting.features, self.part.of(self.part.plain)
         if store is not None and max(store.counts(plain), default=0) + 2 * self._most_new > store.capacity:
             return False
         pool, most, ends = self._target.cache.pool, self.step.rows.size.blocks - 1, self._ends()
@@ -73,9 +63,9 @@ class Repeats:
         """Counts a run's drafts, with which rows go on that have been spoiled before; see `DraftBackoff`."""
         for row in self.part.drafted:
             if row not in outcome.left_out:
-                self._requests[row].draft_backoff.takes_step()
+                self.part.requests[row].draft_backoff.takes_step()
 
     def leavers(self, outcome: Outcome) -> set[int]:
         """Rows of which nothing is taken from the run on its way, after the outcome of the run before it."""
-        over = {row for row in self.part.rows if self._requests[row].is_over}
+        over = {row for row in self.part.rows if self.part.requests[row].is_over}
         return over | outcome.spoiled.keys() | outcome.left_out

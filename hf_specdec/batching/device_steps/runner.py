@@ -128,38 +128,36 @@ class DeviceSteps:
             return
         captures = self._captures
         outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
-        steps: list[InFlightStep] = []
-        for part in parts:
-            step = self._launch(requests, part)
+        for number, part in enumerate(parts):
+            step = part.step = self._launch(part)
             if step is None:
-                self._drop_features(requests, parts[: len(steps)])
+                self._drop_features(parts[:number])
                 return
             outcome.launched_at = outcome.launched_at or step.launched_at
             if len(parts) == 1:
-                repeats = Repeats(requests, part, step, self._target, self._drafting)
+                repeats = Repeats(part, step, self._target, self._drafting)
                 is_ahead = self._launch_ahead(repeats, goes_on)
-            self._take(part, step, outcome)
-            steps.append(step)
-        for part, step in zip(parts, steps, strict=True):
-            self._note(requests, part, step, outcome)
+            self._take(part, outcome)
+        for part in parts:
+            self._note(part, outcome)
         outcome.captured = captures != self._captures
         yield outcome
         while repeats is not None and is_ahead:
             left_out = repeats.leavers(outcome)
             outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.step.launched_at)
             is_ahead = self._launch_ahead(repeats, goes_on)
-            self._take(repeats.part, repeats.step, outcome)
-            self._note(requests, repeats.part, repeats.step, outcome)
+            self._take(repeats.part, outcome)
+            self._note(repeats.part, outcome)
             repeats.count_drafts(outcome)
             yield outcome
 
-    def _drop_features(self, requests: list[Request], parts: list[StepPart]) -> None:
+    def _drop_features(self, parts: list[StepPart]) -> None:
         """Zeroes the new features, NaN perhaps, that these parts have written and of which nothing is taken."""
         if self._drafting.features is not None:
             for part in parts:
                 read = {*part.drafted, *part.reading}
                 for row in part.rows:  # those that were not read have new features after their waiting ones
-                    self._drafting.features.wipe(requests[row], 0 if row in read else None)
+                    self._drafting.features.wipe(part.requests[row], 0 if row in read else None)
 
     def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
         """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
@@ -185,7 +183,8 @@ class DeviceSteps:
                 return None
             if plan.tree.depth > self._drafting.most_levels:
                 return None
-            part = parts.setdefault((plan.tree, plan.draws_children), StepPart(plan.tree, plan.draws_children))
+            key = plan.tree, plan.draws_children
+            part = parts.setdefault(key, StepPart(requests, *key))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
         plain = [row for row in range(len(requests)) if row not in drafted]
@@ -193,39 +192,38 @@ class DeviceSteps:
         if plain and found and len(plain) <= len(found[0].drafted):
             found[0].plain = plain
         elif plain:
-            found.append(StepPart(plain=plain))
+            found.append(StepPart(requests, plain=plain))
         return found if len(found) <= MOST_PARTS else None
 
     # ------------------------------------------------------------------------------------------------------- one part
 
-    def _launch(self, requests: list[Request], part: StepPart) -> InFlightStep | None:
+    def _launch(self, part: StepPart) -> InFlightStep | None:
         """Starts the step of a part's rows and returns it; None if its capture failed."""
-        lag, waits = self._lag_of(requests, part), self._waiting(requests, part)
+        lag, waits = self._lag_of(part), self._waiting(part)
         if self._reads_first(part, lag, waits):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
             store: Any = self._drafting.features
             lag = store.width_for(max(self.read_width, *waits))
-        own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
-        values = self._row_values(requests, part, lag, waits)
+        values = self._row_values(part, lag, waits)
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(values.kinds, part.draws),
             draws=part.draws,
-            is_filtered=part.draws and any(_is_filtered(one) for one in drafted),
+            is_filtered=part.draws and any(map(_is_filtered, part.of(part.drafted))),
             reads=bool(part.reading),
             compiles=self.compiles,
         )
-        part.wanted = StepKey(kind, StepSize.of(own, part.depth, lag))
-        step = self._step_for(part.wanted, part, own, values)
+        part.wanted = StepKey(kind, StepSize.of(part.own, part.depth, lag))
+        step = self._step_for(part.wanted, part, values)
         if step is not None:
             step.launch()
         return step
 
-    def _row_values(self, requests: list[Request], part: StepPart, lag: int, waits: list[int]) -> RowValues:
+    def _row_values(self, part: StepPart, lag: int, waits: list[int]) -> RowValues:
         """Values of the part's rows. The draft catches up with rows of more than `lag` unread tokens first."""
-        own, drafted = [requests[row] for row in part.rows], [requests[row] for row in part.drafted]
+        own, drafted = part.own, part.of(part.drafted)
         read = set(part.drafted + part.reading)
-        readers = [requests[row] for row in part.rows if row in read]
+        readers = part.of([row for row in part.rows if row in read])
         self._drafting.catch_up(readers, lag)
         lags = dict(zip(readers, self._drafting.lags(readers) if readers else [], strict=True))
         places, slots = self._features_of(own, lags, waits, part.depth + 1)
@@ -239,17 +237,17 @@ class DeviceSteps:
             draft_temperature=part.draft_temperature,
         )
 
-    def _lag_of(self, requests: list[Request], part: StepPart) -> int:
+    def _lag_of(self, part: StepPart) -> int:
         """Most unread tokens per row, root included, that the draft reads in a step with the part's tree."""
         # An earlier tree of the request may have been deeper, as with a schedule.
-        plans = [requests[row].options.plan for row in part.drafted]
+        plans = [request.options.plan for request in part.of(part.drafted)]
         deepest = max([part.depth, *(plan.tree.depth for plan in plans if plan is not None)])
         return 1 + max(part.depth, min(deepest, MOST_LAG))
 
-    def _waiting(self, requests: list[Request], part: StepPart) -> list[int]:
+    def _waiting(self, part: StepPart) -> list[int]:
         """Number of waiting features of each of the part's rows; 0 without an EAGLE head."""
         store = self._drafting.features
-        return [0] * len(part.rows) if store is None else store.counts(requests[row] for row in part.rows)
+        return [0] * len(part.rows) if store is None else store.counts(part.own)
 
     def _reads_first(self, part: StepPart, lag: int, waits: list[int]) -> bool:
         """Whether an EAGLE head must read before it can draft, or because a row has no room for more features."""
@@ -284,9 +282,9 @@ class DeviceSteps:
                 slots[row] = store.first_slot(places[row]) + waiting
         return places, slots
 
-    def _step_for(self, wanted: StepKey, part: StepPart, own: list[Request], values: RowValues) -> InFlightStep | None:
-        """A captured step for rows of a kind and size, with `own` requests loaded; None if its capture failed."""
-        key = self._steps.chosen(wanted)
+    def _step_for(self, wanted: StepKey, part: StepPart, values: RowValues) -> InFlightStep | None:
+        """A captured step of a kind and size, with the part's requests loaded; None if its capture failed."""
+        key, own = self._steps.chosen(wanted), part.own
         step = self._steps.get(key)
         is_new = step is None
         if step is None:
@@ -299,7 +297,7 @@ class DeviceSteps:
                 if not key.kind.compiles:
                     return None
                 plain = wanted._replace(kind=replace(wanted.kind, compiles=False))
-                return self._step_for(plain, part, own, values)
+                return self._step_for(plain, part, values)
             step.load(own, values)
             self._steps.add(key, step)
         return step
@@ -329,21 +327,21 @@ class DeviceSteps:
         self._captures += 1
         return True
 
-    def _note(self, requests: list[Request], part: StepPart, step: InFlightStep, outcome: Outcome) -> None:
+    def _note(self, part: StepPart, outcome: Outcome) -> None:
         """Takes note of what the draft has read in a part's step."""
-        if step.features is not None:  # a copy, because the next replay overwrites it
-            outcome.features.append((part.rows, step.features[: len(part.rows)].clone()))
+        if part.step is not None and part.step.features is not None:  # a copy: the next replay overwrites it
+            outcome.features.append((part.rows, part.step.features[: len(part.rows)].clone()))
         read = [row for row in part.drafted + part.reading if row not in outcome.left_out]
-        self._drafting.note_proposed([requests[row] for row in read])
+        self._drafting.note_proposed(part.of(read))
         outcome.was_put_off |= part.was_put_off
         outcome.only_read |= bool(part.reading)
 
-    def _take(self, part: StepPart, step: InFlightStep, outcome: Outcome) -> None:
+    def _take(self, part: StepPart, outcome: Outcome) -> None:
         """
-        Waits for the report of a part's step and adds it to `outcome`. The host reports earlier results meanwhile.
+        Waits for the report of a part's step and adds it to `outcome`. The host delivers earlier results meanwhile.
         """
         self.deliver_results()
-        outcome.take(part, step.report(), step.rows.size.depth)
+        outcome.take(part)
 
 
 def _is_filtered(request: Request) -> bool:

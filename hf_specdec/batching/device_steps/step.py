@@ -74,9 +74,10 @@ class InFlightStep(CapturedStep):
         kind, size = key
         super().__init__(target, drafting, size)
         self.kind, device = kind, target.device
-        draft = drafting.captured_draft if kind.reads or kind.tree is not None else NoDraft
-        assert draft is not None  # only drafts that can be captured are asked for trees
-        self.draft: CapturedDraft = draft(drafting, kind.tree, self.rows, asked)
+        self.draft: CapturedDraft = NoDraft(self.rows)
+        if kind.reads or kind.tree is not None:
+            assert drafting.captured_draft is not None  # only drafts that can be captured are asked for trees
+            self.draft = drafting.captured_draft(drafting, kind.tree, self.rows, asked)
         self._walks = RowWalks(self.rows, kind.kinds, self.draft.drafter if kind.draws else None, kind.is_filtered)
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place

@@ -18,7 +18,7 @@ from ..waiting_features import WaitingFeatures
 
 
 if TYPE_CHECKING:
-    from ..device_steps.drafts import CapturedDraft
+    from ..device_steps.drafts import GrowingDraft
     from ..target import InFlightTarget
 
 
@@ -72,7 +72,7 @@ class Drafting(ABC):
 
     # ----------------------------------------------------------------- in steps that run on the device as a whole
 
-    captured_draft: type[CapturedDraft] | None = None
+    captured_draft: type[GrowingDraft] | None = None
     """Class of the draft within a captured step; None if the draft cannot be captured."""
 
     @property
