@@ -212,10 +212,13 @@ class Admission:
         except TypeError:
             prompt = []
         if not prompt:
-            raise ValueError(f"`input_ids` must be a list of one token or more, but is {_shorten(given)}.")
+            raise ValueError(
+                f"`input_ids` must be a list of one token or more, which are integers, but is {_shorten(given)}."
+            )
         if min(prompt) < 0 or max(prompt) >= self.num_embeddings:
             raise ValueError(
-                f"`input_ids` names tokens beyond the {self.num_embeddings} that the model knows: {_shorten(prompt)}."
+                f"`input_ids` must be tokens from 0 to {self.num_embeddings - 1}, which the model knows, but is "
+                f"{_shorten(prompt)}."
             )
         return prompt
 
@@ -223,10 +226,22 @@ class Admission:
         """The options that are not None."""
         unknown = sorted(set(options) - self._known_options)
         if unknown:
+            given = repr(options[unknown[0]])
             raise ValueError(
-                f"`{unknown[0]}={options[unknown[0]]!r}` is not known here. A request takes the options of a "
-                f"`GenerationConfig`, {', '.join(f'`{name}`' for name in _OBJECTS)}."
+                f"`{unknown[0]}={given if len(given) <= 80 else type(options[unknown[0]]).__name__}` is not known "
+                f"here. A request takes the options of a `GenerationConfig`, "
+                f"{', '.join(f'`{name}`' for name in _OBJECTS)}."
             )
+        for name in ("max_new_tokens", "max_length"):
+            value = options.get(name)
+            if value is not None and not hasattr(value, "__index__"):
+                raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
+        ends = options.get("eos_token_id")
+        if ends is not None and not isinstance(ends, (int, list, tuple, torch.Tensor)):
+            raise TypeError(f"`eos_token_id` must be a token, or a list of tokens, but is {ends!r}.")
+        for name in ("logits_processor", "stopping_criteria"):
+            if options.get(name) is not None and not isinstance(options[name], (list, tuple)):
+                raise TypeError(f"`{name}` must be a list, but is {type(options[name]).__name__}. Put it into one.")
         return {name: value for name, value in options.items() if value is not None}
 
     def _check_config(self, config: GenerationConfig) -> None:
@@ -315,6 +330,11 @@ def _plain(generation_config: GenerationConfig | None) -> GenerationConfig | Non
     """A copy of a config without speculation, from which `generate` prepares a plain call."""
     if generation_config is None:
         return None
+    if not isinstance(generation_config, GenerationConfig):
+        raise TypeError(
+            f"`generation_config` must be a GenerationConfig, but is {type(generation_config).__name__}. Give its "
+            "options by name, or `GenerationConfig(**options)`."
+        )
     plain = copy.deepcopy(generation_config)
     plain.tree = plain.speculative_config = None
     if plain.eos_token_id == -1:

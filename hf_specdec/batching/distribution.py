@@ -103,15 +103,18 @@ class RowDistributions:
 
     def _drawable(self, rows: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
-        Replaces scores without a softmax by zeros in rows that draw, because a draw from them would fail for all rows.
-        Returns the scores `[rows, vocab]` and which rows were replaced, `[rows]` bool, or None if no row draws.
+        Replaces scores without a softmax by zeros in rows that draw, because a draw from them would fail for all rows;
+        and processed scores that are NaN or all -inf in greedy rows. Returns the scores `[rows, vocab]` and which rows
+        were replaced, `[rows]` bool, or None if none can be.
         """
-        draws = [self.requests[row].options.do_sample for row in rows]
-        if not any(draws):
+        own = [self.requests[row].options for row in rows]
+        draws = [options.do_sample for options in own]
+        if not any(draws) and not any(options.processors for options in own):
             return scores, None
-        hopeless = ~scores.amax(dim=-1).isfinite()
+        highest = scores.amax(dim=-1)
+        hopeless = ~highest.isfinite()
         if not all(draws):
-            hopeless &= torch.tensor(draws, device=scores.device)
+            hopeless &= torch.tensor(draws, device=scores.device) | ~(highest > -torch.inf)
         return scores.masked_fill(hopeless[:, None], 0.0), hopeless
 
     def _fail(self, rows: list[int], hopeless: list[bool]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 
@@ -22,6 +24,21 @@ logger = logging.get_logger(__name__)
 
 STOPPED = "The manager was stopped before the request was done."
 """Error of requests that a stop at once has ended."""
+
+
+_started: weakref.WeakSet[RequestLoop] = weakref.WeakSet()
+SECONDS_AT_EXIT = 10.0
+"""Seconds that each thread has to end when the program does."""
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends the threads that still run when the program ends: in the midst of a step they would abort it."""
+    running = [loop for loop in list(_started) if loop.is_running]
+    for loop in running:
+        loop.stop(at_once=True)
+    for loop in running:
+        loop.join(SECONDS_AT_EXIT)
 
 
 class RequestLoop:
@@ -84,6 +101,7 @@ class RequestLoop:
                 return False
             self._open(thread)
             thread.start()
+        _started.add(self)
         return True
 
     def run_here(self, listener: Callable[[list[Output]], None]) -> None:

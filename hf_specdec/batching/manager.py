@@ -421,8 +421,20 @@ class SpeculativeBatchingManager:
                 yield result
 
     def register_result_handler(self, request_id: str, callback: Callable[[Output], None]) -> None:
-        """Registers a callback that gets every result of a request, called in the running event loop."""
-        self._loop.results.register(request_id, callback, asyncio.get_running_loop())
+        """
+        Registers a callback that gets every result of a request, called in the running event loop.
+
+        Raises:
+            RuntimeError: if no event loop runs in the calling thread.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "`register_result_handler` is for coroutines: it calls the callback in the running event loop, and "
+                "there is none. Elsewhere use `get_result`, or iterate over the manager."
+            ) from error
+        self._loop.results.register(request_id, callback, loop)
 
     def unregister_result_handler(self, request_id: str) -> None:
         """Removes a request's result handler, if there is one. (The request's last result removes it as well.)"""

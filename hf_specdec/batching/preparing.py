@@ -170,6 +170,14 @@ def prepare_options(
     for name in _OF_THE_MANAGER:
         if getattr(model.generation_config, name) is not None:
             options[name] = None  # overrides the model's own
+    if generation_config is not None:  # what is set goes into the config: beside it, transformers warns of both
+        own = {
+            name: options.pop(name)
+            for name in set(options) & set(vars(generation_config))
+            if options[name] is not None
+        }
+        generation_config = copy.copy(generation_config)
+        generation_config.update(**own)
     ids = torch.tensor([prompt], device=execution_device(model))
     # With an explicit mask of ones, padding tokens in the prompt count as tokens.
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import math
 import os
 import queue
 import signal
@@ -17,7 +19,14 @@ from support.batches import assert_nothing_left, limits, ragged_prompts, text_al
 from support.calls import RecordingProcessor
 from support.exact import FrequencyPenalty
 from support.tokenizer import tiny_tokenizer
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.stopping_criteria import StopStringCriteria
 
@@ -303,6 +312,41 @@ def test_a_fault_in_a_criterion_is_its_requests_own(
     assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[1], max_new_tokens=20)
 
 
+class Spoils(LogitsProcessor):
+    """From the fifth token on, all scores are `value`."""
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores if input_ids.shape[1] < len(PROMPTS[0]) + 4 else torch.full_like(scores, self.value)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_scores_with_nothing_to_choose(
+    manager: SpeculativeBatchingManager, target: PreTrainedModel, value: float, do_sample: bool
+) -> None:
+    bad = manager.add_request(
+        PROMPTS[0], max_new_tokens=20, do_sample=do_sample, logits_processor=[Spoils(value)], seed=5
+    )
+    name = manager.add_request(PROMPTS[1], max_new_tokens=20, do_sample=False)
+    result = manager.get_result(bad)
+    assert result.error.startswith("There is nothing to choose from") and len(result.generated_tokens) == 4
+    assert manager.get_result(name).generated_tokens == text_alone(target, PROMPTS[1], max_new_tokens=20)
+
+
+def test_scores_that_are_infinite(manager: SpeculativeBatchingManager) -> None:
+    """A greedy token with the score inf is the best one."""
+
+    class Wants(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores.index_fill(1, torch.tensor([7]), math.inf)
+
+    name = manager.add_request(PROMPTS[0], max_new_tokens=5, do_sample=False, logits_processor=[Wants()])
+    assert manager.get_result(name).generated_tokens == [7] * 5
+
+
 @pytest.mark.parametrize("assistant", ["draft", "ngram"])
 def test_logits_that_are_not_numbers(target: PreTrainedModel, assistant: str) -> None:
     """A token whose embedding is NaN poisons the K/V of its request; whoever gets those blocks next is unharmed."""
@@ -479,9 +523,57 @@ def test_the_first_token_is_told_before_the_others_go_on(target: PreTrainedModel
     assert len(forwards) == 4
 
 
-@pytest.mark.parametrize("option, value", [("speculate", "no"), ("speculate", 0), ("request_id", 5)])
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("speculate", "no"),
+        ("speculate", 0),
+        ("request_id", 5),
+        ("max_new_tokens", "3"),
+        ("max_new_tokens", 2.5),
+        ("eos_token_id", "a"),
+    ],
+)
 def test_arguments_of_the_wrong_type(target: PreTrainedModel, draft: PreTrainedModel, option: str, value: Any) -> None:
     manager = target.init_continuous_batching(assistant_model=draft, tree="[(0,)]")
     with pytest.raises(TypeError, match=f"`{option}`.*{value!r}"):
         manager.add_request([5, 6], **{option: value})
     assert manager.state.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"generation_config": {"max_new_tokens": 3}}, "`generation_config` must be a GenerationConfig, but is dict"),
+        ({"logits_processor": print}, "`logits_processor` must be a list"),
+        ({"stopping_criteria": print}, "`stopping_criteria` must be a list"),
+        ({"assistant_model": torch.nn.Linear(99, 99)}, "`assistant_model=Linear.*` is not known here"),
+        ({"input_ids": [1.5, 2]}, "`input_ids`.*integers"),
+        ({"input_ids": [1, -1]}, "`input_ids` must be tokens from 0 to"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_other_wrong_arguments(
+    target: PreTrainedModel, draft: PreTrainedModel, options: dict[str, Any], message: str
+) -> None:
+    manager = target.init_continuous_batching(assistant_model=draft, tree="[(0,)]")
+    with pytest.raises((ValueError, TypeError), match=message):
+        manager.add_request(**{"input_ids": [5, 6]} | options)
+    with pytest.raises(RuntimeError, match="`register_result_handler` is for coroutines"):
+        manager.register_result_handler("one", print)
+
+
+def test_a_config_beside_options_is_not_warned_of(
+    target: PreTrainedModel, draft: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers warns of both in one call, and nobody but this library makes that call."""
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        config = GenerationConfig(max_new_tokens=4, do_sample=False)
+        found = target.generate_batch([PROMPTS[0]], generation_config=config, assistant_model=draft, tree="[(0,)]")
+    finally:
+        logger.removeHandler(caplog.handler)
+    (output,) = found.values()
+    assert output.generated_tokens == text_alone(target, PROMPTS[0], max_new_tokens=4)
+    assert "generation_config" not in caplog.text

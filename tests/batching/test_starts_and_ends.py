@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from queue import Full
 from typing import Any
 
@@ -288,3 +292,30 @@ def test_a_queue_that_fills_while_a_request_is_prepared(monkeypatch: pytest.Monk
     with pytest.raises(Full):
         manager.add_request(PROMPT, max_new_tokens=3)
     assert manager._loop.num_open == 2
+
+
+ENDS_WITHOUT_STOPPING = """
+from support.batches import limits
+from support.models import tiny_model
+import hf_specdec
+
+manager = tiny_model().init_continuous_batching(
+    assistant_model=hf_specdec.NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
+)
+manager.start()
+manager.add_request([1, 2], max_new_tokens=200)
+print("the end")
+"""
+
+
+def test_a_program_that_ends_without_stopping() -> None:
+    """Its thread is ended first: killed in the midst of a step, it would abort the program."""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", ENDS_WITHOUT_STOPPING],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0 and done.stdout == "the end\n", done.stderr
