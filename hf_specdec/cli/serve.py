@@ -94,6 +94,7 @@ def serve(
 
     from ..serving.app import build_app
     from ..serving.engine import EngineOptions, StartError, running_engine
+    from ..serving.http_server import HttpServer
 
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
@@ -126,6 +127,6 @@ def serve(
     try:
         with running_engine(options) as engine:
             app = build_app(engine, tokenizer, model_name or target or loading.SMOLLM2)
-            uvicorn.Server(uvicorn.Config(app, host=host, port=port)).run()
+            HttpServer(uvicorn.Config(app, host=host, port=port), engine).run()
     except StartError as error:
         raise typer.BadParameter(error.reason, param_hint=error.option) from error

@@ -10,9 +10,11 @@ from contextvars import ContextVar
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
@@ -20,7 +22,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
-from .bodies import check_input, check_options, checked_messages, chosen_tools, sequence_bias
+from .bodies import check_input, check_numbers, check_options, checked_messages, chosen_tools, sequence_bias
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
@@ -79,6 +81,7 @@ class _OwnRequests:
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
         check_options(body)
+        check_numbers(body)
         response = await handler.handle_request(chosen_tools(body), request_id)
         for request in asked_for.get() or ():
             await request.begun()
@@ -181,6 +184,8 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     app.add_exception_handler(TemplateError, _refused)  # a chat template's own check of the messages
     app.add_exception_handler(queue.Full, _busy)
     app.add_exception_handler(RequestFailed, _failed)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _refused_by_transformers)
     app.add_middleware(CancelOnDisconnect)
     return app
 
@@ -215,6 +220,21 @@ def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:
 
 def _refused(request: Request, error: Exception) -> JSONResponse:
     return _error(400, "invalid_request_error", str(error))
+
+
+def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+    """The answer to a body that is no JSON object."""
+    reasons = [str(one.get("msg")) for one in error.errors()] or [str(error)]
+    return _error(400, "invalid_request_error", f"The body must be a JSON object: {reasons[0]}.")
+
+
+def _refused_by_transformers(request: Request, error: HTTPException) -> JSONResponse:
+    """transformers' own refusals and unknown paths, in the form of all other errors."""
+    status, reason = (400 if error.status_code == 422 else error.status_code), str(error.detail)
+    if reason.startswith("Unexpected fields"):
+        reason += ". Options of `generate` go into `generation_config`, as JSON."
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return _error(status, kind, reason)
 
 
 def _busy(request: Request, error: Exception) -> JSONResponse:

@@ -39,6 +39,31 @@ def check_options(body: dict[str, Any]) -> None:
         raise ValueError(f"`text.format={format_!r}` is not supported by this server. Leave it out.")
 
 
+_RANGES = {"temperature": (0, float("inf")), "top_p": (0, 1)}
+_COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def check_numbers(body: dict[str, Any]) -> None:
+    """
+    Checks lengths and sampling options, some of which transformers would cut or leave out.
+
+    Raises:
+        TypeError, ValueError: if one is no number, or out of range.
+    """
+    for name, (least, most) in _RANGES.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"`{name}` must be a number, but is {shortened(value)}.")
+        if not least <= value <= most:
+            raise ValueError(f"`{name}` must be at least {least} and at most {most}, but is {value}.")
+    for name in _COUNTS:
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"`{name}` must be an integer, but is {shortened(value)}.")
+
+
 def chosen_tools(body: dict[str, Any]) -> dict[str, Any]:
     """
     The body, without its tools if `tool_choice` is "none".

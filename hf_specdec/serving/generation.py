@@ -80,6 +80,28 @@ class SpeculativeState(GenerationState):
         """Does nothing: the engine is ended by its caller."""
 
 
+def check_length(prompt_length: int, config: GenerationConfig, context: int | None) -> None:
+    """
+    Checks that a text stays within the model's context, beyond which it would be meaningless.
+
+    Raises:
+        ValueError: if not.
+    """
+    new = config.max_new_tokens
+    length = (config.max_length or 0) if new is None else prompt_length + new
+    if context is None or max(length, prompt_length) <= context:
+        return
+    if prompt_length >= context:
+        raise ValueError(
+            f"The prompt has {prompt_length} tokens, but the model's context is {context}, the answer included. "
+            "Shorten it."
+        )
+    raise ValueError(
+        f"`max_tokens={length - prompt_length}` with a prompt of {prompt_length} tokens is longer than the model's "
+        f"context of {context}. Ask for {context - prompt_length} at most, or shorten the prompt."
+    )
+
+
 class Generation(BaseGenerateManager):
     """
     Generation for one request: transformers' `CBGenerateManager` streams and decodes, in front of the engine, which
@@ -119,10 +141,12 @@ class Generation(BaseGenerateManager):
     def _frontend(
         self, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[CBGenerateManager, OneRequest]:
+        model, length = self._engine.model, len(inputs["input_ids"])
         if gen_config.max_new_tokens is None and gen_config.max_length is None:
-            model, prompt = self._engine.model, inputs["input_ids"]
             wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
-            gen_config.max_new_tokens = max(min(wanted, model.most_tokens - len(prompt)), 1)
+            most = min(model.most_tokens, model.most_tokens if model.context is None else model.context)
+            gen_config.max_new_tokens = max(min(wanted, most - length), 1)
+        check_length(length, gen_config, model.context)
         frontend, request = CBGenerateManager(), OneRequest(self._engine, gen_config, request_id)
         frontend._cb = request
         asked = asked_for.get()

@@ -44,7 +44,9 @@ def client() -> Iterator[TestClient]:
     tokenizer.chat_template = TEMPLATE
     options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
     with (
-        tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager,
+        tiny_model(max_position_embeddings=4096).init_continuous_batching(
+            assistant_model=NgramDraft(), **options
+        ) as manager,
         engine_over(manager, tokenizer) as engine,
         TestClient(build_app(engine, tokenizer, "some/tiny"), raise_server_exceptions=False) as client,
     ):
@@ -128,6 +130,21 @@ def test_length_by_default(client: TestClient, path: str) -> None:
         assert answer["usage"]["total_tokens"] == NUM_TOKENS
         assert answer["choices"][0]["finish_reason"] == "length"
     assert "never fit" in refusal(client, path, PATHS[path] | {"max_tokens": NUM_TOKENS})
+
+
+@pytest.mark.parametrize("body", ["{", "[1]", "", '"text"'])
+def test_bodies_that_are_no_objects(client: TestClient, body: str) -> None:
+    response = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("The body must be a JSON object: ")
+
+
+def test_unknown_paths_are_answered_alike(client: TestClient) -> None:
+    assert client.get("/v1/nothing").json()["error"] | {"message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "code": 404,
+    }
 
 
 def test_completion_tokens_by_their_other_name(client: TestClient) -> None:

@@ -36,7 +36,8 @@ class Both:
 @pytest.fixture
 def both() -> Iterator[Both]:
     options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    with tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager:
+    target = tiny_model(max_position_embeddings=2**21)
+    with target.init_continuous_batching(assistant_model=NgramDraft(), **options) as manager:
         with engine_over(manager, tiny_tokenizer()) as engine:
             yield Both(manager, engine)
             assert not engine._open and not engine._handlers
@@ -79,6 +80,31 @@ def test_a_refused_request_leaves_no_handler(both: Both) -> None:
     for number in range(3):
         with pytest.raises(ValueError, match="never fit"):
             asyncio.run(answer(both.engine, [5, 6, 7], 10**6, f"request-{number}"))
+
+
+def test_texts_stay_within_the_context() -> None:
+    """Of 256 tokens: without a length they end there, and longer ones are refused, though there is memory."""
+    options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
+    inputs, tokenizer = {"input_ids": [5, 6, 7]}, tiny_tokenizer()
+
+    async def length_of(engine: EngineClient, **config: Any) -> int:
+        asked = GenerationConfig(eos_token_id=-1, do_sample=False, **config)
+        _, length, tokens = await Generation(engine).generate_non_streaming(
+            engine.model, tokenizer, inputs, asked, "one"
+        )
+        return length + len(tokens)
+
+    with tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager:
+        assert manager.most_tokens > 256
+        with engine_over(manager, tokenizer) as engine:
+            for config in ({}, {"max_new_tokens": 253}, {"max_length": 256}):
+                assert asyncio.run(length_of(engine, **config)) == 256
+            for config in ({"max_new_tokens": 254}, {"max_length": 257}):
+                with pytest.raises(ValueError, match="`max_tokens=254` .*context of 256. Ask for 253 at most"):
+                    asyncio.run(length_of(engine, **config))
+            inputs["input_ids"] = [5] * 256
+            with pytest.raises(ValueError, match="prompt has 256 tokens, but the model's context is 256"):
+                asyncio.run(length_of(engine))
 
 
 async def until_the_client_leaves(work: Callable[[], Awaitable[Any]], leaves: asyncio.Event) -> None:

@@ -220,7 +220,12 @@ def test_a_client_that_leaves_before_its_answer(address: str, client: Any) -> No
     [
         ({"model": "another"}, "another"),
         ({"prompt": ""}, "`input_ids`"),
-        ({"max_tokens": 100_000}, "never fit"),
+        ({"max_tokens": 100_000}, "`max_tokens=100000` .* context of 8192"),
+        ({"prompt": "word " * 9000}, "prompt has 900. tokens, but the model's context is 8192"),
+        ({"top_p": 2.0}, "`top_p` must be at least 0 and at most 1"),
+        ({"max_tokens": 2.5}, "`max_tokens` must be an integer"),
+        ({"extra_body": {"top_k": 5}}, "top_k.*`generation_config`"),
+        ({"prompt": [5, 6]}, "prompt must be a string"),
         ({"temperature": -1.0}, "temperature"),
         ({"stop": [""]}, "`stop`.*empty"),
         ({"stop": 5}, "`stop`.*list of strings"),

@@ -54,7 +54,8 @@ class EngineClient:
         """Config and generation config of the model, which are all that the HTTP server needs of it."""
         self.fatal_error: Exception | None = None
         """The error because of which the engine takes no more requests; None while it runs."""
-        self._is_gone = False
+        self.is_gone = False
+        """Whether the engine has ended, or no longer matters because the server ends."""
         self._connection = connection
         self._open: dict[str, _OpenRequest] = {}
         self._handlers: dict[str, Handler] = {}
@@ -81,7 +82,7 @@ class EngineClient:
         """
         number, answer = next(self._numbers), Future[ManagerState]()
         with self._lock:  # an end of the engine is seen here, or fails the answer (`_end`)
-            if self._is_gone:
+            if self.is_gone:
                 self._check_alive()
             self._states[number] = answer
         self._outbox.put(AskState(number))
@@ -89,6 +90,10 @@ class EngineClient:
             return answer.result(SECONDS_FOR_STATE)
         finally:
             self._states.pop(number, None)
+
+    def fail_open(self) -> None:
+        """Fails open requests, and refuses further ones, because the server ends."""
+        self._end("The server is shutting down.")
 
     def close(self) -> None:
         """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
@@ -187,7 +192,7 @@ class EngineClient:
 
     def _end(self, reason: str) -> None:
         with self._lock:
-            self._is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
+            self.is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
             left, states = list(self._open), list(self._states.values())
         failed = (Progress(name, [], RequestStatus.FAILED, f"The engine has ended. {reason}") for name in left)
         self._in_their_loops(self._progress, ((part.request_id, part) for part in failed))

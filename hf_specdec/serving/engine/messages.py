@@ -60,12 +60,14 @@ class Served:
 
     Args:
         config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
-        most_tokens (`int`): most tokens of a text, its prompt included.
+        most_tokens (`int`): most tokens of a text, its prompt included, for which there is memory.
+        context (`int`, *optional*): most tokens of a text that the model has been trained for.
     """
 
     config: PreTrainedConfig
     generation_config: GenerationConfig
     most_tokens: int
+    context: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from ..stop_strings import StopStringCriterion
@@ -15,6 +15,11 @@ from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Prog
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Seconds between checks whether the manager has ended with an error, while no message comes."""
+
+
+def _context_of(model: PreTrainedModel) -> int | None:
+    """Tokens that the model has been trained to see at once, by its config; None if the config does not say."""
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 class EngineServer:
@@ -41,7 +46,7 @@ class EngineServer:
         model = self._manager.model
         self._manager.listen(self._tell)
         try:
-            self._send(Served(model.config, model.generation_config, self._manager.most_tokens))
+            self._send(Served(model.config, model.generation_config, self._manager.most_tokens, _context_of(model)))
             while True:
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()
