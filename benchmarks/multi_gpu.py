@@ -111,7 +111,7 @@ def measure(args: argparse.Namespace, dtype: torch.dtype, prompts: list[EncodedP
     prompts = [EncodedPrompt(prompt.task, prompt.inputs.to(target.device)) for prompt in prompts]
     differ = ranks_differ = 0
     seconds: dict[str, list[float]] = {"plain": [], "tree": []}
-    tokens, lengths = 0, []
+    tokens, lengths = {"plain": 0, "tree": 0}, []
     for round_ in range(args.rounds + 1):  # the first one does not count
         for prompt in prompts:
             expected, of_plain = generate(target, plain, prompt, **options)
@@ -120,10 +120,12 @@ def measure(args: argparse.Namespace, dtype: torch.dtype, prompts: list[EncodedP
                 differ += text != expected
                 ranks_differ += any(other != text for other in gathered(text))
                 continue
-            tokens += len(text)
+            tokens["plain"] += len(expected)
+            tokens["tree"] += len(text)
             lengths.append(metrics_of_last_call().mean_acceptance_length)
             seconds["plain"].append(of_plain)
             seconds["tree"].append(of_tree)
+    speeds = {name: count / sum(seconds[name]) for name, count in tokens.items()}
     return {
         "devices": sorted({str(value.device) for value in target.parameters()}),
         "ranks": dist.get_world_size() if IS_PARALLEL else 1,
@@ -131,9 +133,9 @@ def measure(args: argparse.Namespace, dtype: torch.dtype, prompts: list[EncodedP
         "differ": differ,
         "ranks_differ": ranks_differ,
         "tokens_per_step": round(statistics.mean(lengths), 2),
-        "plain_tokens_per_second": round(tokens / sum(seconds["plain"]), 1),
-        "tree_tokens_per_second": round(tokens / sum(seconds["tree"]), 1),
-        "speed_up": round(sum(seconds["plain"]) / sum(seconds["tree"]), 2),
+        "plain_tokens_per_second": round(speeds["plain"], 1),
+        "tree_tokens_per_second": round(speeds["tree"], 1),
+        "speed_up": round(speeds["tree"] / speeds["plain"], 2),
     }
 
 

@@ -59,10 +59,9 @@ class SpeculativeConfig:
         compile (`bool`, *optional*, defaults to `False`):
             Whether the forwards of steps that run entirely on the device (on CUDA: greedy calls, or sampling with at
             most temperature, top-k and top-p) are compiled before they are captured. In `generate`, compiling takes up
-            to a minute or two per model, batch size and tree, and again when texts become longer than any before (with
-            their prompts about 512 tokens, 1,024, …; so begin with the longest); other calls run uncompiled, with a
-            warning. In `generate_batch` and its manager, layers are compiled once, for all numbers of requests and all
-            trees.
+            to a minute or two per model, batch size and tree, and again when texts outgrow those before (with their
+            prompts about 512 tokens, 1,024, …; so begin with the longest); other calls run uncompiled, with a warning.
+            In `generate_batch` and its manager, layers are compiled once, for all numbers of requests and all trees.
 
     Raises:
         ValueError: for a value that is not listed here, for `"greedy"` with `"rejection"`, and for an invalid tree.

@@ -237,7 +237,7 @@ class Admission:
             if value is not None and not hasattr(value, "__index__"):
                 raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
         ends = options.get("eos_token_id")
-        if ends is not None and not isinstance(ends, (int, list, tuple, torch.Tensor)):
+        if isinstance(ends, str):
             raise TypeError(f"`eos_token_id` must be a token, or a list of tokens, but is {ends!r}.")
         for name in ("logits_processor", "stopping_criteria"):
             if options.get(name) is not None and not isinstance(options[name], (list, tuple)):

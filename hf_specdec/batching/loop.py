@@ -38,7 +38,8 @@ def _end_threads() -> None:
     for loop in running:
         loop.stop(at_once=True)
     for loop in running:
-        loop.join(SECONDS_AT_EXIT)
+        if not loop.pauses.are_wanted:  # a thread that rests aborts nothing, and would not end
+            loop.join(SECONDS_AT_EXIT)
 
 
 class RequestLoop:
@@ -101,7 +102,6 @@ class RequestLoop:
                 return False
             self._open(thread)
             thread.start()
-        _started.add(self)
         return True
 
     def run_here(self, listener: Callable[[list[Output]], None]) -> None:
@@ -140,6 +140,7 @@ class RequestLoop:
         self.fatal_error = self._ends_here = None
         self._thread, self._stops = thread, stops
         self.results.open()
+        _started.add(self)
 
     def stop(self, at_once: bool) -> None:
         """Asks the thread to end, at once or when all requests are done. Does not wait for it."""

@@ -177,7 +177,8 @@ def prepare_options(
             if options[name] is not None
         }
         generation_config = copy.copy(generation_config)
-        generation_config.update(**own)
+        for name, value in own.items():  # `generate` checks them, with the model's defaults
+            setattr(generation_config, name, value)
     ids = torch.tensor([prompt], device=execution_device(model))
     # With an explicit mask of ones, padding tokens in the prompt count as tokens.
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -145,10 +145,18 @@ class _Shelf:
     lent: set[_Key] = field(default_factory=set)
 
     def idle_of_at_least(self, wanted: _Key) -> _Key | None:
-        """The smallest store at hand, of this capacity or more and else alike; None if there is none."""
+        """
+        The smallest usable store at hand, of this capacity or more and else alike, if possible one with captured
+        steps; None if there is none.
+        """
         rows, capacity, mode = wanted
-        fit = [key for key in self.stores if (key[0], key[2]) == (rows, mode) and key[1] >= capacity]
-        return min((key for key in fit if key not in self.lent), default=None)
+        fit = [
+            (not store.steps, key)
+            for key, store in self.stores.items()
+            if (key[0], key[2]) == (rows, mode) and key[1] >= capacity and key not in self.lent
+            if store.works and store.compiles_steps
+        ]
+        return min(fit)[1] if fit else None
 
 
 _lock = threading.Lock()

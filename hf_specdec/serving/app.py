@@ -234,7 +234,9 @@ def _refused_by_transformers(request: Request, error: HTTPException) -> JSONResp
     if reason.startswith("Unexpected fields"):
         reason += ". Options of `generate` go into `generation_config`, as JSON."
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return _error(status, kind, reason)
+    response = _error(status, kind, reason)
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _busy(request: Request, error: Exception) -> JSONResponse:

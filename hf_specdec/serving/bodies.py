@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 
@@ -39,7 +40,7 @@ def check_options(body: dict[str, Any]) -> None:
         raise ValueError(f"`text.format={format_!r}` is not supported by this server. Leave it out.")
 
 
-_RANGES = {"temperature": (0, float("inf")), "top_p": (0, 1)}
+_RANGES = {"temperature": (0, sys.float_info.max), "top_p": (0, 1)}
 _COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 

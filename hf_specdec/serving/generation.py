@@ -18,6 +18,7 @@ from transformers.cli.serving.utils import (
 
 from ..batching import SpeculativeGenerationOutput
 from ..batching.distribution import NOTHING_TO_CHOOSE
+from .contexts import check_length
 from .engine.client import EngineClient, Handler
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue
@@ -78,28 +79,6 @@ class SpeculativeState(GenerationState):
 
     def shutdown(self) -> None:
         """Does nothing: the engine is ended by its caller."""
-
-
-def check_length(prompt_length: int, config: GenerationConfig, context: int | None) -> None:
-    """
-    Checks that a text stays within the model's context, beyond which it would be meaningless.
-
-    Raises:
-        ValueError: if not.
-    """
-    new = config.max_new_tokens
-    length = (config.max_length or 0) if new is None else prompt_length + new
-    if context is None or max(length, prompt_length) <= context:
-        return
-    if prompt_length >= context:
-        raise ValueError(
-            f"The prompt has {prompt_length} tokens, but the model's context is {context}, the answer included. "
-            "Shorten it."
-        )
-    raise ValueError(
-        f"`max_tokens={length - prompt_length}` with a prompt of {prompt_length} tokens is longer than the model's "
-        f"context of {context}. Ask for {context - prompt_length} at most, or shorten the prompt."
-    )
 
 
 class Generation(BaseGenerateManager):

@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.utils import logging as transformers_logging
 
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager, preparing
@@ -566,14 +567,22 @@ def test_other_wrong_arguments(
 def test_a_config_beside_options_is_not_warned_of(
     target: PreTrainedModel, draft: PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """transformers warns of both in one call, and nobody but this library makes that call."""
+    """transformers warns of both in one call, which this library alone makes; and of options without effect."""
+    target = copy.deepcopy(target)
+    target.generation_config.do_sample = True
+    transformers_logging.warning_once.cache_clear()  # type: ignore[attr-defined]
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     try:
-        config = GenerationConfig(max_new_tokens=4, do_sample=False)
-        found = target.generate_batch([PROMPTS[0]], generation_config=config, assistant_model=draft, tree="[(0,)]")
+        manager = target.init_continuous_batching(assistant_model=draft, tree="[(0,)]")
+        config = GenerationConfig(max_new_tokens=4)
+        names = [
+            manager.add_request(PROMPTS[0], generation_config=config, **options)
+            for options in ({"do_sample": False}, {"temperature": 0.7}, {"top_p": 0.5, "max_new_tokens": 3})
+        ]
+        with manager:
+            lengths = [len(manager.get_result(name).generated_tokens) for name in names]
     finally:
         logger.removeHandler(caplog.handler)
-    (output,) = found.values()
-    assert output.generated_tokens == text_alone(target, PROMPTS[0], max_new_tokens=4)
-    assert "generation_config" not in caplog.text
+    assert lengths == [4, 4, 3] and config.temperature is None and config.max_new_tokens == 4
+    assert "generation_config" not in caplog.text and "flags are not valid" not in caplog.text

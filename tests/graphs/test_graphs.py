@@ -237,6 +237,30 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
     assert all((batch_size, 128, False) in stores for batch_size in (1, 2, 3))  # the ones used last
 
 
+def test_who_takes_a_larger_store(stand_in: StandIn) -> None:
+    """Calls that compile, if it is idle, works, and one with steps before others."""
+    target = tiny_model()
+
+    def capacity(num_slots: int, takes_larger: bool = True) -> int:
+        with graphs.graph_loans(True, takes_larger) as loans:
+            store = loans.store(target, 1, num_slots)
+            assert store is not None
+            return store.capacity
+
+    large, small = capacity(900), capacity(20, takes_larger=False)
+    assert small < large and capacity(20) == small
+    stores = {store.capacity: store for store in graphs.stores._shelves[target].stores.values()}
+    stores[large].steps["some"] = object()  # type: ignore[assignment]
+    assert capacity(20) == capacity(900) == large and capacity(20, takes_larger=False) == small
+    with graphs.graph_loans(True) as loans:
+        loans.store(target, 1, 900)
+        assert capacity(20) == small
+    stores[large].works = False
+    assert capacity(20) == small
+    stores[large].works, stores[large].compiles_steps = True, False
+    assert capacity(20) == small
+
+
 def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:
     target, other = tiny_model(), tiny_model(seed=1)
     draft = noisy_copy(target, 0.05)

@@ -140,6 +140,7 @@ def test_bodies_that_are_no_objects(client: TestClient, body: str) -> None:
 
 
 def test_unknown_paths_are_answered_alike(client: TestClient) -> None:
+    assert client.get("/v1/completions").headers["Allow"] == "POST"
     assert client.get("/v1/nothing").json()["error"] | {"message": ""} == {
         "message": "",
         "type": "invalid_request_error",

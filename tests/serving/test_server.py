@@ -222,6 +222,7 @@ def test_a_client_that_leaves_before_its_answer(address: str, client: Any) -> No
         ({"prompt": ""}, "`input_ids`"),
         ({"max_tokens": 100_000}, "`max_tokens=100000` .* context of 8192"),
         ({"prompt": "word " * 9000}, "prompt has 900. tokens, but the model's context is 8192"),
+        ({"extra_body": {"temperature": 10**400}}, "`temperature` must be at least 0"),
         ({"top_p": 2.0}, "`top_p` must be at least 0 and at most 1"),
         ({"max_tokens": 2.5}, "`max_tokens` must be an integer"),
         ({"extra_body": {"top_k": 5}}, "top_k.*`generation_config`"),

@@ -93,7 +93,7 @@ class EngineClient:
 
     def fail_open(self) -> None:
         """Fails open requests, and refuses further ones, because the server ends."""
-        self._end("The server is shutting down.")
+        self._end("The server is shutting down.", "The server is shutting down.")
 
     def close(self) -> None:
         """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
@@ -190,15 +190,17 @@ class EngineClient:
         elif isinstance(message, Ended):
             self.fatal_error = RuntimeError(message.error)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, told: str | None = None) -> None:
+        """Fails open requests with `told`, by default that the engine has ended, and refuses further ones."""
+        told = told or f"The engine has ended. {reason}"
         with self._lock:
             self.is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
             left, states = list(self._open), list(self._states.values())
-        failed = (Progress(name, [], RequestStatus.FAILED, f"The engine has ended. {reason}") for name in left)
+        failed = (Progress(name, [], RequestStatus.FAILED, told) for name in left)
         self._in_their_loops(self._progress, ((part.request_id, part) for part in failed))
         for state in states:
             if not state.done():
-                state.set_exception(RuntimeError(f"The engine has ended. {reason}"))
+                state.set_exception(RuntimeError(told))
 
     def _in_their_loops(self, take: Callable[[list[Any]], None], parts: Iterable[tuple[str, Any]]) -> None:
         """Calls `take` with the parts of each event loop's requests in that loop, waking each loop once."""

@@ -61,7 +61,7 @@ class Served:
     Args:
         config (`PreTrainedConfig`), generation_config (`GenerationConfig`): configs of the target.
         most_tokens (`int`): most tokens of a text, its prompt included, for which there is memory.
-        context (`int`, *optional*): most tokens of a text that the model has been trained for.
+        context (`int`, *optional*): most tokens of a text that the model has been made for.
     """
 
     config: PreTrainedConfig

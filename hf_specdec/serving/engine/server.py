@@ -6,20 +6,16 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from ..contexts import context_of
 from ..stop_strings import StopStringCriterion
 from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Served, State
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Seconds between checks whether the manager has ended with an error, while no message comes."""
-
-
-def _context_of(model: PreTrainedModel) -> int | None:
-    """Tokens that the model has been trained to see at once, by its config; None if the config does not say."""
-    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 class EngineServer:
@@ -46,7 +42,9 @@ class EngineServer:
         model = self._manager.model
         self._manager.listen(self._tell)
         try:
-            self._send(Served(model.config, model.generation_config, self._manager.most_tokens, _context_of(model)))
+            self._send(
+                Served(model.config, model.generation_config, self._manager.most_tokens, context_of(model.config))
+            )
             while True:
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()

@@ -1,0 +1,58 @@
+"""The length of texts that a model has been trained for, its context, and requests that would exceed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+
+def context_of(config: PreTrainedConfig) -> int | None:
+    """
+    Most tokens of a text that a model has been made for; None if its config does not say, or sets no bound (ALiBi).
+
+    Scaled RoPE counts: a linear one stretches `max_position_embeddings` by its `factor`, and YaRN
+    (https://huggingface.co/papers/2309.00071) its `original_max_position_embeddings`, whether
+    `max_position_embeddings` already says so or not.
+    """
+    text: Any = config.get_text_config(decoder=True)
+    trained = getattr(text, "max_position_embeddings", None)
+    if trained is None or getattr(text, "alibi", False):
+        return None
+    scalings = getattr(text, "rope_parameters", None) or {}
+    nested = [part for part in scalings.values() if isinstance(part, dict)]  # one for each type of layer
+    return max([trained, *(_reach(part, trained) for part in nested or [scalings])])
+
+
+def _reach(scaling: dict[str, Any], trained: int) -> int:
+    kind, factor = scaling.get("rope_type"), scaling.get("factor") or 1.0
+    if kind == "yarn":
+        return int((scaling.get("original_max_position_embeddings") or trained) * factor)
+    return int(trained * factor) if kind == "linear" else trained
+
+
+def check_length(prompt_length: int, config: GenerationConfig, context: int | None) -> None:
+    """
+    Checks that a text stays within the model's context.
+
+    Args:
+        prompt_length (`int`): tokens of the prompt.
+        config (`GenerationConfig`): options, with the length.
+        context (`int`, *optional*): see `context_of`.
+
+    Raises:
+        ValueError: if the text may become longer.
+    """
+    new = config.max_new_tokens
+    length = (config.max_length or 0) if new is None else prompt_length + new
+    if context is None or max(length, prompt_length) <= context:
+        return
+    if prompt_length >= context:
+        raise ValueError(
+            f"The prompt has {prompt_length} tokens, but the model's context is {context}, the answer included. "
+            "Shorten it."
+        )
+    raise ValueError(
+        f"`max_tokens={length - prompt_length}` with a prompt of {prompt_length} tokens is longer than the model's "
+        f"context of {context}. Ask for {context - prompt_length} at most, or shorten the prompt."
+    )
