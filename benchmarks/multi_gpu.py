@@ -55,6 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if args.target == "random":
             args.target, args.draft, prompts = random_pair(args, Path(shared(folder)), device)
+            args.tree = str(TREE) if args.tree == "default" else args.tree
         else:
             texts = built_in(num_prompts=1)[: args.num_prompts]
             prompts = encode(loading.load_tokenizer(args.target), texts, "cpu")
@@ -88,18 +89,14 @@ def arguments() -> argparse.Namespace:
 def random_pair(args: argparse.Namespace, folder: Path, device: str) -> tuple[str, str, list[EncodedPrompt]]:
     """Folders of a random target and its draft, which rank 0 writes, and random prompts."""
     sizes = replace(LLAMA_8B, shape=LLAMA_8B.shape | {"num_hidden_layers": args.layers}, num_prompts=args.num_prompts)
+    prompts: list[EncodedPrompt] = []
     if RANK == 0:
         pair = Pair(sizes, torch.bfloat16, device)
         pair.scale(args.epsilon)
         pair.target.save_pretrained(folder / "target")
         pair.draft.save_pretrained(folder / "draft")
         prompts = [EncodedPrompt(prompt.task, prompt.inputs.to("cpu")) for prompt in pair.prompts]
-        del pair
-        args.tree = str(TREE) if args.tree == "default" else args.tree
-    else:
-        prompts = []
-    args.tree, prompts = shared((args.tree, prompts))
-    return str(folder / "target"), str(folder / "draft"), prompts
+    return str(folder / "target"), str(folder / "draft"), shared(prompts)
 
 
 def measure(args: argparse.Namespace, dtype: torch.dtype, prompts: list[EncodedPrompt]) -> dict[str, Any]:

@@ -232,10 +232,7 @@ class Admission:
                 f"here. A request takes the options of a `GenerationConfig`, "
                 f"{', '.join(f'`{name}`' for name in _OBJECTS)}."
             )
-        for name in ("max_new_tokens", "max_length"):
-            value = options.get(name)
-            if value is not None and not hasattr(value, "__index__"):
-                raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
+        _check_lengths(options)
         ends = options.get("eos_token_id")
         if isinstance(ends, str):
             raise TypeError(f"`eos_token_id` must be a token, or a list of tokens, but is {ends!r}.")
@@ -245,10 +242,7 @@ class Admission:
         return {name: value for name, value in options.items() if value is not None}
 
     def _check_config(self, config: GenerationConfig) -> None:
-        for name in ("max_new_tokens", "max_length"):
-            value = getattr(config, name, None)
-            if value is not None and not hasattr(value, "__index__"):
-                raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
+        _check_lengths(vars(config))
         for name in _OUTPUTS:
             if getattr(config, name, None):
                 raise ValueError(f"`{name}=True`: requests return tokens alone. Use `generate`, or leave it out.")
@@ -324,6 +318,13 @@ def _num_learned_positions(model: PreTrainedModel) -> int | None:
         if name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings", "position_embedding"):
             return model.config.get_text_config(decoder=True).max_position_embeddings
     return None
+
+
+def _check_lengths(options: dict[str, Any]) -> None:
+    for name in ("max_new_tokens", "max_length"):
+        value = options.get(name)
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
 
 
 def _plain(generation_config: GenerationConfig | None) -> GenerationConfig | None:

@@ -22,7 +22,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
-from .bodies import check_input, check_numbers, check_options, checked_messages, chosen_tools, sequence_bias
+from .bodies import LENGTHS, check_input, check_numbers, check_options, checked_messages, chosen_tools, sequence_bias
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
@@ -58,9 +58,6 @@ class OneModel(ModelManager):
     def is_called(self, name: Any) -> bool:
         """Whether the model goes by a name: its own, or that with the revision that transformers' server adds."""
         return name in (self.force_model, f"{self.force_model}@main")
-
-
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class _OwnRequests:
@@ -99,7 +96,7 @@ class _OwnRequests:
         handler: Any = super()  # of the handler with this mixin
         config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
-        if all(body.get(name) is None for name in (*_LENGTHS, "generation_config")):
+        if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
             config.max_new_tokens = config.max_length = None  # what fits
         config.seed = body.get("seed")
         model, _ = self.model_manager.load_model_and_processor()

@@ -41,7 +41,8 @@ def check_options(body: dict[str, Any]) -> None:
 
 
 _RANGES = {"temperature": (0, sys.float_info.max), "top_p": (0, 1)}
-_COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Names of the most tokens of an answer, in the three APIs."""
 
 
 def check_numbers(body: dict[str, Any]) -> None:
@@ -59,7 +60,7 @@ def check_numbers(body: dict[str, Any]) -> None:
             raise TypeError(f"`{name}` must be a number, but is {shortened(value)}.")
         if not least <= value <= most:
             raise ValueError(f"`{name}` must be at least {least} and at most {most}, but is {value}.")
-    for name in _COUNTS:
+    for name in LENGTHS:
         value = body.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise TypeError(f"`{name}` must be an integer, but is {shortened(value)}.")

@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
+from ..forwards.rope import ropes_of
+
 
 def context_of(config: PreTrainedConfig) -> int | None:
     """
@@ -19,15 +21,13 @@ def context_of(config: PreTrainedConfig) -> int | None:
     trained = getattr(text, "max_position_embeddings", None)
     if trained is None or getattr(text, "alibi", False):
         return None
-    scalings = getattr(text, "rope_parameters", None) or {}
-    nested = [part for part in scalings.values() if isinstance(part, dict)]  # one for each type of layer
-    return max([trained, *(_reach(part, trained) for part in nested or [scalings])])
+    return max([trained, *(_reach(rope, trained) for rope in ropes_of(text))])
 
 
-def _reach(scaling: dict[str, Any], trained: int) -> int:
-    kind, factor = scaling.get("rope_type"), scaling.get("factor") or 1.0
+def _reach(rope: dict[str, Any], trained: int) -> int:
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
     if kind == "yarn":
-        return int((scaling.get("original_max_position_embeddings") or trained) * factor)
+        return int((rope.get("original_max_position_embeddings") or trained) * factor)
     return int(trained * factor) if kind == "linear" else trained
 
 

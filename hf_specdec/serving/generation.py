@@ -123,7 +123,7 @@ class Generation(BaseGenerateManager):
         model, length = self._engine.model, len(inputs["input_ids"])
         if gen_config.max_new_tokens is None and gen_config.max_length is None:
             wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
-            most = min(model.most_tokens, model.most_tokens if model.context is None else model.context)
+            most = min(model.most_tokens, model.context or model.most_tokens)
             gen_config.max_new_tokens = max(min(wanted, most - length), 1)
         check_length(length, gen_config, model.context)
         frontend, request = CBGenerateManager(), OneRequest(self._engine, gen_config, request_id)

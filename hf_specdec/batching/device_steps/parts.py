@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,9 +59,9 @@ class StepPart:
         """The requests of some of its rows."""
         return [self.requests[row] for row in rows]
 
-    @property
+    @cached_property
     def own(self) -> list[Request]:
-        """The requests of all its rows."""
+        """The requests of all its rows, which stay the same once the part is complete: `put_off` keeps their order."""
         return self.of(self.rows)
 
     @property
