@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
@@ -154,8 +154,7 @@ SPLITS = (1, 2, 4, 8, 12, 16, 24, 33)
 
 def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
     """
-    Times tiles and splits for `seconds`, the fastest ones with overlapping launches too. Prints the five fastest, and
-    returns the fastest (None if nothing ran).
+    Times tiles and splits for `seconds`. Prints the five fastest, and returns the fastest (None if nothing ran).
     """
     from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
 
@@ -187,15 +186,11 @@ def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
             if 100 <= programs <= 1100 and (place == 0 or perf_counter() < end):
                 try_out(Tiles(*sizes[:4], 1, *sizes[4:]), splits)
     found.sort(key=lambda entry: entry[0].median)
-    for _, tiles, splits in [entry for entry in found if entry[2] > 1][:3]:
-        try_out(replace(tiles, overlap=True), splits)
-    found.sort(key=lambda entry: entry[0].median)
     print(f"batch {setting.batch}, {setting.nodes} nodes: {len(found)} tried")
     for time, tiles, splits in found[:5]:
-        overlap = ", overlapping launches" if tiles.overlap else ""
         keys = f"{tiles.blocks_of_step} · {tiles.block_n}"
         shape = f"{tiles.block_m} × {keys}, {tiles.num_warps} warps, {tiles.num_stages} stages"
-        print(f"    {time}: {shape}, {splits} splits{overlap}")
+        print(f"    {time}: {shape}, {splits} splits")
     if not found:
         return None
     time, tiles, splits = found[0]

@@ -210,6 +210,10 @@ def test_splits_fill_the_device() -> None:
     assert choose_num_splits(128, 128, 132, small) == 2 and choose_num_splits(128, 128, 132, medium) == 1
     assert choose_num_splits(256, 128, 132, large) == 1
     assert choose_num_splits(8, 1, 132, small) == 1
+    # Few queries and short texts: two small tiles for each of 8 or 3 K/V heads.
+    short = choose_tiles(20, 128, torch.bfloat16, fills=False, slots=1024)
+    assert short.block_m == 16 and choose_tiles(20, 128, torch.bfloat16, fills=False).block_m == 32
+    assert choose_num_splits(16, 16, 132, short) == 8 and choose_num_splits(6, 8, 132, short) == 8
 
 
 def test_nodes_past_the_block_table_have_no_keys(device: torch.device) -> None:
@@ -278,10 +282,10 @@ def test_replay_of_a_graph_with_other_lengths(device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs Hopper")
 def test_overlapping_launches(device: torch.device) -> None:
-    """Calls captured in sequence: a second launch that does not wait would read an earlier call's partial results."""
+    """Calls captured in sequence: a launch that does not wait would read an earlier call's partial results."""
     case = Case(batch=2, queries=16, head_dim=128, capacity=3000, dtype=torch.bfloat16)
     calls = [inputs(case, device) for _ in range(4)]
-    tiles = Tiles(64, 64, 4, 3, 1, overlap=True)
+    tiles = Tiles(64, 64, 4, 3, 1)
     outs = [arguments["query"].new_empty(2, 16, case.heads, 128) for arguments in calls]
 
     def attend() -> None:

@@ -18,3 +18,12 @@ def shared_memory_limit(device: torch.device) -> int:
     """Bytes of shared memory that a program can have; a large number if the device does not report it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return getattr(properties, "shared_memory_per_block_optin", 2**30)
+
+
+@lru_cache(maxsize=64)
+def can_overlap(device: torch.device) -> bool:
+    """
+    Whether a kernel can be launched while the one before it still runs (programmatic dependent launch). Such a kernel
+    waits before it touches memory, so that its results, and those of any kernel after it, are what they would be.
+    """
+    return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..devices import shared_memory_limit
+from ..devices import can_overlap, shared_memory_limit
 from .naive import LARGEST_NUM_WEIGHTS
 
 
@@ -70,7 +70,7 @@ def _merged_linear_kernel(
     input, weight_0, weight_1, weight_2, out_0, out_1, out_2,
     rows, size_0, size_1, size_2, tiles_0, tiles_1, input_stride,
     FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (tile): the products of all rows with one tile of BLOCK_N rows of one weight, counted through them."""
     tile = tl.program_id(0)
@@ -86,6 +86,9 @@ def _merged_linear_kernel(
     row_inside, column_inside = row < rows, column < size
     inputs = input + row[:, None].to(tl.int64) * input_stride + feature[None, :]
     weights = weight + column[None, :].to(tl.int64) * FEATURES + feature[:, None]
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # for the kernel before
+        tl.extra.cuda.gdc_launch_dependents()
     products = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for first in range(0, FEATURES, BLOCK_K):
         inside = (first + feature < FEATURES) | (FEATURES % BLOCK_K == 0)
@@ -126,6 +129,7 @@ def launch_merged_linear(
     block_m = max(16, triton.next_power_of_2(len(flat)))
     if tiles is None:
         tiles = choose_tiles(sum(sizes)).within(shared_memory_limit(input.device), block_m)
+    overlap = can_overlap(input.device)
     counts = [triton.cdiv(size, tiles.block_n) for size in sizes]
     missing = LARGEST_NUM_WEIGHTS - len(weights)
     _merged_linear_kernel[(sum(counts),)](
@@ -133,6 +137,6 @@ def launch_merged_linear(
         len(flat), *sizes, *[0] * missing, *(*counts, 0)[:2], flat.stride(0),
         FEATURES=flat.shape[1], BLOCK_M=block_m,
         BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        PRECISION="ieee" if input.dtype == torch.float32 else "tf32",
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        PRECISION="ieee" if input.dtype == torch.float32 else "tf32", OVERLAP=overlap,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **({"launch_pdl": True} if overlap else {}),
     )  # fmt: skip

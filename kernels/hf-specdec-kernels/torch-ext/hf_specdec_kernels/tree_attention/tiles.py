@@ -19,8 +19,7 @@ class Tiles:
         num_stages (`int`): pipeline stages: steps whose loads are in flight at once.
         programs_per_sm (`int`): programs that fit on a multiprocessor at once.
         blocks_of_step (`int`, *optional*, defaults to 1): blocks of committed slots of a step.
-        overlap (`bool`, *optional*, defaults to `False`): whether the second kernel starts while the first one runs,
-            and waits for it on the device (programmatic dependent launch, from Hopper on).
+        fewest_blocks (`int`, *optional*, defaults to 4): fewest blocks of keys that are worth a program.
     """
 
     block_m: int
@@ -29,7 +28,7 @@ class Tiles:
     num_stages: int
     programs_per_sm: int
     blocks_of_step: int = 1
-    overlap: bool = False
+    fewest_blocks: int = 4
 
     def shared_memory(self, head_dim: int, itemsize: int) -> int:
         """Shared memory of a program in bytes: its queries, the keys and values in flight, and a little more."""
@@ -61,9 +60,15 @@ def fills_twice(keys: int, multiprocessors: int) -> bool:
     return keys >= KEYS_OF_TWO * multiprocessors
 
 
-def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = True) -> Tiles:
+SHORT = 1024
+"""Slots of a row up to which programs for few queries are as small as they can be, and many."""
+BLOCKS_OF_SHORT_PROGRAM = 4
+"""Blocks of keys up to which a program takes all in one loop: a second loop would wait for its own first loads."""
+
+
+def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = True, slots: int = SHORT + 1) -> Tiles:
     """
-    The tiles for a launch with `pairs` (node, query head) pairs per K/V head.
+    The tiles for a launch with `pairs` (node, query head) pairs per K/V head, and at most `slots` slots per row.
 
     Small tiles are bound by memory: two programs share a multiprocessor, or with too few keys (not `fills`) one
     program has more loads in flight. Large tiles are bound by the tensor cores: one program with two warp groups, and
@@ -76,6 +81,8 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = Tr
     if head_dim > 128:
         return Tiles(min(needed, 64), 32, 4, 3, 1)
     if not fills:  # the fastest of a sweep on an H200
+        if slots <= SHORT and needed <= 32:
+            return Tiles(16, 64, 4, 3, 1, fewest_blocks=1)
         return Tiles(needed, 32, 4, 6, 1) if needed <= 64 else Tiles(64, 64, 4, 3, 1)
     if needed <= 64:
         return Tiles(needed, 64, 4, 3, 2) if needed <= 32 else Tiles(needed, 64, 4, 4, 1)
@@ -83,8 +90,6 @@ def choose_tiles(pairs: int, head_dim: int, dtype: torch.dtype, fills: bool = Tr
 
 
 LARGEST_NUM_SPLITS = 64
-SMALLEST_SHARE = 4
-"""Fewest blocks of keys that are worth a program."""
 
 
 def choose_num_splits(programs: int, num_blocks: int, multiprocessors: int, tiles: Tiles) -> int:
@@ -92,7 +97,7 @@ def choose_num_splits(programs: int, num_blocks: int, multiprocessors: int, tile
     The number of splits of the keys, such that `programs` times this number of programs fill the device evenly: the
     smallest number that fills at least 95 % of what the best number fills.
     """
-    most = max(1, min(LARGEST_NUM_SPLITS, num_blocks // SMALLEST_SHARE))
+    most = max(1, min(LARGEST_NUM_SPLITS, num_blocks // tiles.fewest_blocks))
     at_once = multiprocessors
     if tiles.programs_per_sm > 1 and fills_twice(programs * num_blocks * tiles.block_n, multiprocessors):
         at_once *= tiles.programs_per_sm

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ..devices import num_multiprocessors, shared_memory_limit
-from .tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
+from ..devices import can_overlap, num_multiprocessors, shared_memory_limit
+from .tiles import BLOCKS_OF_SHORT_PROGRAM, Tiles, choose_num_splits, choose_tiles, fills_twice
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -71,12 +71,16 @@ def _tree_attention_kernel(
     BLOCKS_OF_STEP: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, FIRST: tl.constexpr,
     PAGE_SIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    ONE_LOOP: tl.constexpr, ONE_WORD: tl.constexpr,
 ):  # fmt: skip
     """
     Program (tile and split, K/V head, row): attention of one tile of BLOCK_M (node, query head) pairs over one split
     of the keys. A split is a range of blocks of BLOCK_N keys, first the committed slots, then the nodes. Full blocks
-    of committed slots are taken BLOCKS_OF_STEP at a time, other blocks one by one.
+    of committed slots are taken BLOCKS_OF_STEP at a time, other blocks (with ONE_LOOP all) one by one.
     """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # for the kernel before
+        tl.extra.cuda.gdc_launch_dependents()
     tile = tl.program_id(0) % num_tiles
     split = tl.program_id(0) // num_tiles
     kv_head = tl.program_id(1)
@@ -118,15 +122,17 @@ def _tree_attention_kernel(
     num_blocks = committed_blocks + tl.cdiv(num_nodes, BLOCK_N)
     begin = split * num_blocks // num_splits
     end = (split + 1) * num_blocks // num_splits
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
 
     accumulated = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     in_block = tl.arange(0, BLOCK_N)
 
-    steps = tl.maximum(tl.minimum(end, full_blocks) - begin, 0) // BLOCKS_OF_STEP
+    steps = 0 if ONE_LOOP else tl.maximum(tl.minimum(end, full_blocks) - begin, 0) // BLOCKS_OF_STEP
+    only_words = nodes
+    if ONE_WORD:  # read early
+        node_words = ancestors + row * ancestors_stride_b + nodes * ancestors_stride_n
+        only_words = tl.load(node_words, mask=pair_inside, other=0)
     in_step = tl.arange(0, BLOCK_N * BLOCKS_OF_STEP)
     for step in range(steps):
         slots = start + (begin + step * BLOCKS_OF_STEP) * BLOCK_N + in_step
@@ -153,14 +159,17 @@ def _tree_attention_kernel(
         # Nodes past the last slot (padding) have no keys: after a block table lies other memory.
         inside = slots < tl.minimum(tl.where(in_tree, length + num_nodes, length), capacity)
         # BLOCK_N divides 64: the nodes of a block share a word.
-        words = tl.load(
-            ancestors
-            + row * ancestors_stride_b
-            + nodes * ancestors_stride_n
-            + (first_node // 64) * ancestors_stride_w,
-            mask=pair_inside,
-            other=0,
-        )
+        if ONE_WORD:
+            words = only_words
+        else:
+            words = tl.load(
+                ancestors
+                + row * ancestors_stride_b
+                + nodes * ancestors_stride_n
+                + (first_node // 64) * ancestors_stride_w,
+                mask=pair_inside,
+                other=0,
+            )
         words = tl.where(in_tree, words, -1)
         bit_places = first_node % 64 + in_block
         allowed = inside[None, :] & (((words[:, None] >> bit_places[None, :].to(tl.int64)) & 1) != 0)
@@ -221,6 +230,7 @@ def _combine_kernel(
     """Program (BLOCK_P (node, query head) pairs, K/V head, row): joins the partial results of all splits."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # until the first kernel has written the partial results
+        tl.extra.cuda.gdc_launch_dependents()
     pairs = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
@@ -296,17 +306,20 @@ def launch_tree_attention(
     multiprocessors = num_multiprocessors(query.device)
     if tiles is None:
         fills = fills_twice(batch * kv_heads * slots, multiprocessors)
-        tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills)
+        tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills, slots)
         if paged:  # steps of two blocks with page offsets would not fit into the registers
             tiles = replace(tiles, blocks_of_step=1)
         tiles = tiles.within(
             shared_memory_limit(query.device), triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize
         )
     num_tiles = triton.cdiv(pairs, tiles.block_m)
+    num_blocks = triton.cdiv(slots, tiles.block_n)
     if num_splits is None:
         programs = num_tiles * kv_heads * batch
-        num_splits = choose_num_splits(programs, triton.cdiv(slots, tiles.block_n), multiprocessors, tiles)
-    overlap = tiles.overlap and num_splits > 1
+        num_splits = choose_num_splits(programs, num_blocks, multiprocessors, tiles)
+    one_loop = tiles.blocks_of_step == 1 and num_blocks <= BLOCKS_OF_SHORT_PROGRAM * num_splits
+    overlap = can_overlap(query.device)
+    launch_early = {"launch_pdl": True} if overlap else {}
     partial = partial_highest = partial_total = out
     if num_splits > 1:
         shares = (num_splits, batch, kv_heads, pairs)
@@ -335,7 +348,8 @@ def launch_tree_attention(
         FIRST=first_slots is not None, PAGE_SIZE=key.shape[2] if paged else 0,
         WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", OVERLAP=overlap,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        ONE_LOOP=one_loop, ONE_WORD=num_nodes <= 64,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_early,
     )  # fmt: skip
     if num_splits > 1:
         block_splits = triton.next_power_of_2(num_splits)
@@ -345,7 +359,7 @@ def launch_tree_attention(
             *out.stride(),
             KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim, BLOCK_P=block_p, BLOCK_V=block_v,
             BLOCK_SPLITS=block_splits, SINKS=sinks is not None, OVERLAP=overlap,
-            num_warps=4, **({"launch_pdl": True} if overlap else {}),
+            num_warps=4, **launch_early,
         )  # fmt: skip
 
 
