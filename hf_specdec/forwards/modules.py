@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -19,13 +19,18 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The model's parameters; a parameter that several modules share comes once for each of them."""
-    for module in modules_of(model):
+def parameters_of(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """The modules' own parameters; a parameter that several of them share comes once for each."""
+    for module in modules:
         yield from (parameter for parameter in module._parameters.values() if parameter is not None)
 
 
-def buffers_of(model: nn.Module) -> Iterator[torch.Tensor]:
-    """The model's buffers; a buffer that several modules share comes once for each of them."""
-    for module in modules_of(model):
+def buffers_of(modules: Iterable[nn.Module]) -> Iterator[torch.Tensor]:
+    """The modules' own buffers; a buffer that several of them share comes once for each."""
+    for module in modules:
         yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+
+
+def num_parameters_of(model: nn.Module) -> int:
+    """Number of elements of all parameters of a model, as they are stored."""
+    return sum({id(parameter): parameter.numel() for parameter in parameters_of(modules_of(model))}.values())

@@ -8,6 +8,7 @@ import torch
 from transformers.utils import ModelOutput
 
 from ..forwards.chunks import MOST_PADDED, WIDTHS, busy_at, next_chunk
+from ..forwards.modules import num_parameters_of
 from ..forwards.node_inputs import causal_chain
 from ..forwards.rope import length_dependent_ropes
 
@@ -38,7 +39,7 @@ def can_prefill_in_chunks(target: Target) -> bool:
         and (length >= WIDTHS[0] or sequences.batch_size * WIDTHS[0] <= MOST_PADDED)
         and forward.takes_positions  # else padding would get positions past the end
         and not length_dependent_ropes(target.model.config.get_text_config(decoder=True))
-        and sequences.batch_size * length < busy_at(target.model.num_parameters())
+        and sequences.batch_size * length < busy_at(num_parameters_of(target.model))
         and (positions is None or _are_counted(positions, length))
     )
 

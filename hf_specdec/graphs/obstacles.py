@@ -35,7 +35,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     """The reason why forwards of a model cannot be captured; None if they can."""
     if model.device.type not in RECORDERS:
         return f"runs on {model.device.type}"
-    if len({parameter.device for parameter in parameters_of(model)}) > 1 or hasattr(model, "_hf_hook"):
+    modules = modules_of(model)
+    if len({parameter.device for parameter in parameters_of(modules)}) > 1 or hasattr(model, "_hf_hook"):
         return "is spread over devices"
     if getattr(model, "_tp_size", None) not in (None, 1):
         return "is spread over processes"
@@ -45,7 +46,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "runs under autocast, which caches the weights that it has converted"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
-    if any(map(_has_hooks, modules_of(model))):
+    if any(map(_has_hooks, modules)):
         return "has forward hooks, which a graph would pass by"
     return None
 
@@ -60,10 +61,11 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
     """
     Addresses of the weights, active adapters and attention implementation: when one changes, graphs are captured anew.
     """
-    places = tuple(tensor.data_ptr() for tensor in (*parameters_of(model), *buffers_of(model)))
+    modules = modules_of(model)
+    places = tuple(tensor.data_ptr() for tensor in (*parameters_of(modules), *buffers_of(modules)))
     adapters = tuple(
         str([getattr(module, name, None) for name in ("active_adapters", "disable_adapters", "merged", "scaling")])
-        for module in modules_of(model)
+        for module in modules
         if hasattr(type(module), "disable_adapters")  # asking the module instead of its class is slow
         if isinstance(module.disable_adapters, bool)  # a model has a method of that name
     )

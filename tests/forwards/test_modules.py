@@ -6,7 +6,7 @@ import torch
 from support.models import tiny_model
 from torch import nn
 
-from hf_specdec.forwards.modules import buffers_of, modules_of, parameters_of
+from hf_specdec.forwards.modules import buffers_of, modules_of, num_parameters_of, parameters_of
 
 
 def test_modules_parameters_and_buffers_are_those_of_torch() -> None:
@@ -18,6 +18,7 @@ def test_modules_parameters_and_buffers_are_those_of_torch() -> None:
     model.register_buffer("counts", torch.zeros(3))
     assert isinstance(model, nn.Module) and len(modules_of(model)) == len(set(modules_of(model)))
     assert set(modules_of(model)) == set(model.modules())
-    assert {id(one) for one in parameters_of(model)} == {id(one) for one in model.parameters()}
-    assert sum(one is model.lm_head.weight for one in parameters_of(model)) == 2
-    assert {id(one) for one in buffers_of(model)} == {id(one) for one in model.buffers()}
+    assert {id(one) for one in parameters_of(modules_of(model))} == {id(one) for one in model.parameters()}
+    assert sum(one is model.lm_head.weight for one in parameters_of(modules_of(model))) == 2
+    assert num_parameters_of(model) == model.num_parameters()
+    assert {id(one) for one in buffers_of(modules_of(model))} == {id(one) for one in model.buffers()}
