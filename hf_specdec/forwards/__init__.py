@@ -5,6 +5,7 @@ Forwards of a model over the nodes of a tree.
 - `node_inputs`: its inputs.
 - `features`: hidden states recorded meanwhile.
 - `chunks`: widths of prompt chunks.
-- `compiling`: models compiled by `torch.compile`; `merged_linears`: linear layers merged there.
+- `compiling`: models compiled by `torch.compile`; `merged_linears`: linear layers merged there;
+  `overlapping`: kernels launched early there.
 - `models`, `modules`, `rope`: what a model takes and has.
 """

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from .features import decoder_layers
 from .merged_linears import merge_linears
+from .overlapping import compile_overlapping, overlaps
 
 
 COMPILER = "inductor"
@@ -23,7 +24,10 @@ _compiling = threading.Lock()
 
 def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable:
     """The compiler of all forwards, as a backend of `torch.compile`."""
-    return torch._dynamo.lookup_backend(COMPILER)(merge_linears(module), inputs, **options)
+    compiler = torch._dynamo.lookup_backend(COMPILER)
+    if COMPILER == "inductor" and overlaps(inputs):
+        compiler = compile_overlapping
+    return compiler(merge_linears(module), inputs, **options)
 
 
 def compiled_whole(model: PreTrainedModel) -> Any:
