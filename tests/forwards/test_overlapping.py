@@ -73,3 +73,50 @@ def test_compiling(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_nothing_overlaps() -> None:
     assert not overlapping.overlaps([torch.zeros(3), 4]) and not overlapping.overlaps([])
+
+
+@torch.no_grad()
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
+)
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that do not read what the last one wrote among others that do: the same results, replay after replay."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(24))
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            for one, other in zip(self.layers[::2], self.layers[1::2], strict=True):
+                left, right = one(states), other(states)  # merged
+                places = torch.arange(256, device=states.device) * 0.01
+                table = left.new_zeros(2, 256).index_add_(0, left.argmax(-1) % 2, right)
+                states = torch.nn.functional.rms_norm(left.sin() + places.to(left.dtype), (256,)) + table[1]
+            return states
+
+    sources: list[str] = []
+    check = overlapping.all_wait_first
+    monkeypatch.setattr(overlapping, "all_wait_first", lambda source: sources.append(source) or check(source))
+    model, input = Layers().to("cuda", torch.bfloat16), torch.randn(9, 256, device="cuda", dtype=torch.bfloat16)
+    results = []
+    for overlaps in (False, True):
+        torch._dynamo.reset()
+        if not overlaps:
+            monkeypatch.setattr(compiling, "overlaps", lambda inputs: False)
+        else:
+            monkeypatch.setattr(compiling, "overlaps", overlapping.overlaps)
+        with config.patch(force_disable_caches=True):
+            compiled = torch.compile(model, backend=compiling.compile_graph, fullgraph=True)
+            expected = compiled(input)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = compiled(input)
+        for _ in range(100):
+            found.fill_(torch.nan)
+            graph.replay()
+            assert torch.equal(found, expected)
+        results.append(expected)
+    assert torch.equal(*results)
+    assert sources and all(check(source) and "gdc_wait" in source for source in sources)
