@@ -76,7 +76,7 @@ def all_wait_first(source: str) -> bool:
 
 
 def _waits_first(kernel: str) -> bool:
-    """The same of one kernel's source, with whatever follows until the next."""
+    """Whether one kernel waits first, given its source and whatever follows until the next one's."""
     if "'launch_pdl': True" not in kernel:
         return True
     body = kernel.partition("\ndef triton_")[2]
