@@ -11,10 +11,13 @@ from support.benchmarking import last_line, on_tiny_target
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_specdec import SpeculationMetrics, TokenTree
-from hf_specdec.benchmarking.suite import GOALS, TARGETS, Entry, kernels, steps
+from hf_specdec.benchmarking.contenders import Contender
+from hf_specdec.benchmarking.equality import Gate
+from hf_specdec.benchmarking.suite import GOALS, TARGETS, Entry, Options, kernels, steps
 from hf_specdec.benchmarking.suite.forwards import forward_after, matmuls
 from hf_specdec.benchmarking.suite.heads import mean_length
 from hf_specdec.benchmarking.suite.pair import TREE, Pair, bisect
+from hf_specdec.benchmarking.suite.run import Suite
 from hf_specdec.benchmarking.suite.sizes import TINY, random_llama
 from hf_specdec.cache import TreeCache
 
@@ -136,13 +139,30 @@ def test_the_smaller_epsilon_the_more_they_agree(pair: Pair) -> None:
     lengths = []
     for epsilon in (1e-6, 0.3, 1.0):
         pair.scale(epsilon)
-        metrics = pair.metrics(TREE, 60)
+        metrics = pair.metrics(pair.contender(), 60)
         lengths.append(metrics.mean_acceptance_length)
     assert lengths[0] > 5.5 and lengths[0] > lengths[1] > lengths[2]
     pair.scale(1.0)
     fresh = random_llama(TINY.shape, torch.float32, "cpu")
     for name, weight in pair.target.state_dict().items():
         assert torch.allclose(weight, fresh.state_dict()[name], rtol=1e-5), name
+
+
+def test_calibrated_are_the_steps_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled steps round differently: their texts, and what is accepted, are not those of uncompiled ones."""
+    asked: list[Contender] = []
+
+    def metrics(pair: Pair, contender: Contender, max_new_tokens: int) -> SpeculationMetrics:
+        asked.append(contender)
+        return SpeculationMetrics(num_drafts=2, num_accepted_tokens=7)
+
+    monkeypatch.setattr(Pair, "metrics", metrics)
+    monkeypatch.setattr(steps, "compiles_on", lambda device: True)
+    monkeypatch.setattr(steps, "gate", lambda pair: Gate(identical={}, num_prompts=0, differences=[]))
+    found = Suite(Options(only=("P3",), device="cpu", tiny=True))
+    assert found.calibration.acceptance_length == 4.5
+    timed = steps.ours(found.pair).options["speculative_config"]
+    assert timed.compile and [one.options["speculative_config"].compile for one in asked] == [False, True]
 
 
 def test_the_tree_of_the_pair() -> None:

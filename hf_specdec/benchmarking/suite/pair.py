@@ -16,9 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, BatchEncoding, PreTrainedModel
 
 from ...metrics import SpeculationMetrics, metrics_of_last_call
-from ...trees import TokenTree
 from ..comparison import generate
-from ..contenders import GREEDY, speculative
+from ..contenders import GREEDY, Contender, speculative
 from ..figures import pool
 from ..prompts import EncodedPrompt
 from .sizes import Sizes, random_llama, tree_of
@@ -91,9 +90,13 @@ class Pair:
                 layer.mlp.down_proj.weight.mul_(epsilon / self.epsilon)
         self.epsilon = epsilon
 
-    def metrics(self, tree: TokenTree, max_new_tokens: int) -> SpeculationMetrics:
-        """The pooled metrics of greedy calls on all prompts."""
-        contender, found = speculative(self.draft, str(tree)), []
+    def contender(self, compiles: bool = False) -> Contender:
+        """The contender that speculates with the draft and `TREE`."""
+        return speculative(self.draft, str(TREE), compiles)
+
+    def metrics(self, contender: Contender, max_new_tokens: int) -> SpeculationMetrics:
+        """The pooled metrics of a contender's greedy calls on all prompts."""
+        found = []
         for prompt in self.prompts:
             generate(self.target, contender, prompt, **GREEDY, max_new_tokens=max_new_tokens)
             found.append(metrics_of_last_call())
@@ -113,16 +116,17 @@ def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     return draft
 
 
-def calibrate(pair: Pair) -> Calibration:
+def calibrate(pair: Pair, contender: Contender) -> Calibration:
     """
-    Finds an ε and random prompts with which `TREE` gives 4.5 ± 0.1 tokens per step, on the texts that are timed later,
-    and sets them on `pair`.
+    Finds an ε and random prompts with which a contender, the one that is timed later, makes 4.5 ± 0.1 tokens per step
+    on the texts that are timed, and sets them on `pair`. Another contender may make more or fewer with the same: where
+    steps are compiled, roundings differ, and with them the texts of random weights.
     """
 
     def acceptance_length(epsilon: float, prompts: int) -> float:
         pair.scale(epsilon)
         pair.draw_prompts(prompts)
-        return pair.metrics(TREE, pair.sizes.max_new_tokens).mean_acceptance_length
+        return pair.metrics(contender, pair.sizes.max_new_tokens).mean_acceptance_length
 
     found = bisect(acceptance_length, ACCEPTANCE_LENGTH, TOLERANCE)
     pair.scale(found.epsilon)

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ...device_steps.captures import MOST_SHAPES
 from ..equality import Gate
 from . import heads, kernels, steps
-from .pair import TREE, Calibration, Pair, calibrate
+from .pair import Calibration, Pair, calibrate
 from .sizes import LLAMA_8B, TINY, Sizes
 
 
@@ -175,14 +175,15 @@ class Suite:
         sizes = self.options.sizes
         pair = Pair(sizes, self.options.dtype, self.options.device)
         pair.scale(FIRST_EPSILON)
-        if pair.metrics(TREE, sizes.gate_tokens).mean_acceptance_length < 1.5:
-            calibrate(pair)  # if nothing is accepted, the comparison of texts cannot find a fault
+        uncompiled = pair.contender()
+        if pair.metrics(uncompiled, sizes.gate_tokens).mean_acceptance_length < 1.5:
+            calibrate(pair, uncompiled)  # if nothing is accepted, the comparison of texts cannot find a fault
         _check("random weights", steps.gate(pair))
         return pair
 
     @cached_property
     def calibration(self) -> Calibration:
-        found = calibrate(self.pair)
+        found = calibrate(self.pair, steps.ours(self.pair))
         _check("the calibrated pair", steps.gate(self.pair))
         return found
 

@@ -66,9 +66,9 @@ def compiles_on(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def ours(pair: Pair, compiles: bool = True) -> Contender:
-    """The speculative contender of P2 and P3."""
-    return speculative(pair.draft, str(TREE), compiles and compiles_on(pair.target.device))
+def ours(pair: Pair) -> Contender:
+    """The speculative contender that P2 and P3 time."""
+    return pair.contender(compiles_on(pair.target.device))
 
 
 def step_besides_forwards(pair: Pair, calibration: Calibration, trace: Path | None = None) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def speed_of_pair(pair: Pair, calibration: Calibration, rounds: int) -> dict[str
     runs beside them.
     """
     contenders = [baseline(name, pair.draft) for name in ("eager", "static", "assisted", "lookup")]
-    contenders += [ours(pair, compiles=False), ours(pair)] if compiles_on(pair.target.device) else [ours(pair)]
+    contenders += [pair.contender(), ours(pair)] if compiles_on(pair.target.device) else [ours(pair)]
     calls = compare(
         pair.target,
         pair.prompts,
