@@ -42,20 +42,21 @@ def draws_undone(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def draws_undone_on_error(device: torch.device) -> Iterator[None]:
+def draws_undone_on_error(*devices: torch.device) -> Iterator[None]:
     """
-    On an exception, sets the generators of a device and of the CPU back to where they were. (What other threads have
-    drawn meanwhile then comes again.)
+    On an exception, sets the generators of the devices and of the CPU back to where they were. (What other threads
+    have drawn meanwhile then comes again.)
     """
-    devices = {torch.device("cpu"), device}
-    with generator_held(device):
-        states = [(_state(one), one) for one in devices]
+    states = []
+    for device in {torch.device("cpu"), *devices}:
+        with generator_held(device):
+            states.append((_state(device), device))
     try:
         yield
     except BaseException:
-        with generator_held(device):
-            for state, one in states:
-                _set_state(state, one)
+        for state, device in states:
+            with generator_held(device):
+                _set_state(state, device)
         raise
 
 

@@ -78,6 +78,18 @@ def test_draws_undone(fails: bool) -> None:
         assert torch.equal(torch.rand(4), expected) == undone
 
 
+def test_draws_of_several_devices_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft may draw on a device of its own."""
+    cpu, other = torch.device("cpu"), torch.device("cuda", 1)
+    numbers = {cpu: 0, CUDA: 0, other: 0}
+    monkeypatch.setattr(random_generators, "_state", numbers.__getitem__)
+    monkeypatch.setattr(random_generators, "_set_state", lambda state, device: numbers.__setitem__(device, state))
+    with pytest.raises(KeyboardInterrupt), random_generators.draws_undone_on_error(CUDA, other):
+        numbers.update({cpu: 3, CUDA: 4, other: 5})
+        raise KeyboardInterrupt
+    assert numbers == {cpu: 0, CUDA: 0, other: 0}
+
+
 def test_draws_are_undone_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, has_begun = [0], threading.Event()
     monkeypatch.setattr(random_generators, "_state", lambda device: numbers[0])

@@ -64,9 +64,9 @@ def warpers_on_device(call: SpeculativeCall) -> Warpers | None:
         return None
     if stores[1] in stores[0].captures_no_steps_with:
         return None
-    # Every slot that a step may write must be there.
-    most = (sequences.max_length or 0) + plan.tree.num_slots + plan.tree.depth + 2
-    if any(store.capacity < most for store in stores):
+    # Every slot that a step may write must be there: the target's for the tree, the draft's for all candidates.
+    most = (sequences.max_length or 0) + plan.tree.depth + 2
+    if stores[0].capacity < most + plan.tree.num_nodes or stores[1].capacity < most + plan.tree.num_slots:
         return None
     can_run = all(
         forward.can_be_captured and forward.position_shift.dim() == 1 and forward.device == sequences.device

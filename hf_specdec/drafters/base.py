@@ -52,9 +52,8 @@ class DraftRequest:
         """The `GraphStore` of a model that drafts for these sequences to their end; None without CUDA graphs."""
         if self.loans is None:
             return None
-        longest = sequences.max_length or sequences.prompt_length + 1024
         most = max(self.plan.tree.num_nodes, *(tree.num_slots for tree in self.plan.trees))
-        return self.loans.store(model, sequences.batch_size, longest + most + 1)
+        return self.loans.store(model, sequences.batch_size, sequences.expected_length + most + 1)
 
     @property
     def tree(self) -> TokenTree | DynamicTree:

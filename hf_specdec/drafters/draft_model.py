@@ -15,6 +15,12 @@ from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
 
 
+LONGEST_FORWARD = 512
+"""Most tokens per row that are caught up with in one forward."""
+MOST_WITH_LOGITS = 64
+"""Most unread tokens per row in a forward that computes the logits of all; more are read before, without them."""
+
+
 class DraftModelDrafter(Drafter):
     """
     Drafts with a causal language model, by raw forwards. The first forward of a step takes all tokens accepted in the
@@ -116,26 +122,35 @@ class DraftModelDrafter(Drafter):
         lengths = sequences.lengths
         # A row that did not grow forwards its root again.
         seen = [min(cached, length - 1) for cached, length in zip(self.cache.lengths, lengths, strict=True)]
-        counts = [length - start for length, start in zip(lengths, seen, strict=True)]
-        most = max(counts)
-        if min(counts) == most and min(lengths) == max(lengths):
-            tokens = sequences.last_tokens(most).to(self.device)
-        else:
-            starts = torch.tensor(seen, device=sequences.device)[:, None]
-            offsets = torch.arange(most, device=sequences.device)
-            ends = torch.tensor(lengths, device=sequences.device)[:, None] - 1
-            # Rows with fewer tokens repeat their root; the K/V of the copies lies after the row's length.
-            tokens = sequences.gather(torch.minimum(starts + offsets, ends)).to(self.device)
-        self.cache.set_lengths(seen)
-        chain, depths = causal_chain(most, self.device)
-        uniform = min(counts) == most
-        outputs = self.forward(tokens, chain, depths, logits_to_keep=1 if uniform else 0)
+        while max(length - start for start, length in zip(seen, lengths, strict=True)) > MOST_WITH_LOGITS:
+            ends = [min(start + LONGEST_FORWARD, length - 1) for start, length in zip(seen, lengths, strict=True)]
+            most = max(end - start for start, end in zip(seen, ends, strict=True))
+            self._forward_from(sequences, seen, most, logits_to_keep=1)
+            seen = ends
+        counts = [length - start for start, length in zip(seen, lengths, strict=True)]
+        uniform = min(counts) == max(counts)
+        logits = self._forward_from(sequences, seen, max(counts), logits_to_keep=1 if uniform else 0)
         self.cache.set_lengths(lengths)
         if uniform:
-            self.root_logits = outputs.logits[:, -1]
+            self.root_logits = logits[:, -1]
         else:
             last = torch.tensor(counts, device=self.device) - 1
-            self.root_logits = outputs.logits[torch.arange(len(counts), device=self.device), last]
+            self.root_logits = logits[torch.arange(len(counts), device=self.device), last]
+
+    def _forward_from(self, sequences: Rows, starts: list[int], count: int, logits_to_keep: int) -> torch.Tensor:
+        """
+        Logits of a forward of `count` tokens per row, from its place in `starts` on. Where a row ends before, copies
+        of its root follow.
+        """
+        lengths = sequences.lengths
+        if min(lengths) == max(lengths) == min(starts) + count == max(starts) + count:
+            tokens = sequences.last_tokens(count)
+        else:
+            first, end = (torch.tensor(values, device=sequences.device)[:, None] for values in (starts, lengths))
+            tokens = sequences.gather(torch.minimum(first + torch.arange(count, device=sequences.device), end - 1))
+        self.cache.set_lengths(starts)
+        chain = causal_chain(count, self.device)
+        return self.forward(tokens.to(self.device), *chain, logits_to_keep=logits_to_keep).logits
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, vocab]` of one level's nodes."""

@@ -26,7 +26,7 @@ def in_dtype_of(head: Head, target: PreTrainedModel) -> Head:
     dtype, tensors = dtype_for(head, target), _tensors_of(head)
     if head.dtype == dtype:
         return head
-    weights = tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+    weights = tuple(map(_state_of, tensors))
     of_head: dict[torch.dtype, tuple[tuple, Any]] = _copies.setdefault(head, {})
     known, converted = of_head.get(dtype, ((), None))
     if converted is None or known != weights:
@@ -44,6 +44,11 @@ def dtype_for(head: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
 
 def _tensors_of(head: PreTrainedModel) -> list[torch.Tensor]:
     return [*head.parameters(), *head.buffers()]
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int | None]:
+    """Address and version, which tell that a tensor has changed. Inference tensors have no version."""
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version
 
 
 def _take_over(held: list[Any], values: list[Any]) -> bool:
@@ -146,7 +151,7 @@ _rows: weakref.WeakKeyDictionary[nn.Module, tuple[tuple, torch.Tensor, tuple]] =
 
 def _rows_of(module: nn.Linear, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight, bias = module.weight, module.bias
-    state = (weight.data_ptr(), weight._version, None if bias is None else bias._version)
+    state = (_state_of(weight), None if bias is None else _state_of(bias))
     held = _rows.get(module)
     is_same = held is not None and torch.equal(held[1], token_ids)
     if held is None or not is_same or held[0] != state:

@@ -100,6 +100,8 @@ class EagleConfig(PreTrainedConfig):
                 raise ValueError(f"`text_config` must be a config or a dict, but is {self.text_config!r}.")
             fields = dict(self.text_config or {})
             self.text_config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
+        else:
+            self.text_config = copy.deepcopy(self.text_config)  # it may be the target's
         # Embeddings and lm_head are never tied: both belong to the target, or the lm_head has the draft vocabulary.
         self.text_config.tie_word_embeddings = False
         kwargs.pop("tie_word_embeddings", None)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
+from ..graphs import obstacle_to_graphs
 from .loop import speculative_decoding
 from .recording import SpeculativeGenerateOutput
 from .refusals import check_inputs
@@ -29,4 +30,7 @@ def decode(
     drafter = as_drafter(assistant_model)
     config = SpeculativeConfig.from_generation_config(generation_config)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, model.config.get_text_config().vocab_size)
+    if plan.cuda_graphs is True:
+        for part in (model, *drafter.models):
+            obstacle_to_graphs(part, wanted=True)
     return speculative_decoding(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)

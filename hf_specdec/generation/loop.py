@@ -242,7 +242,7 @@ def speculative_decoding(
     """
     drafter = drafter.for_call(model)
     with ExitStack() as stack:
-        stack.enter_context(draws_undone_on_error(execution_device(model)))
+        stack.enter_context(draws_undone_on_error(*map(execution_device, (model, *drafter.models))))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
         loans = stack.enter_context(graph_loans(plan.cuda_graphs, takes_larger=plan.compile))

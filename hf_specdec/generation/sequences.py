@@ -28,6 +28,10 @@ class Rows(Protocol):
         """The tokens at the given positions of every row, `[batch, positions]`, int64."""
 
 
+EXPECTED_NEW_TOKENS = 1024
+"""New tokens of a text without a maximum length for which memory with CUDA graphs is borrowed."""
+
+
 class Sequences:
     """
     The prompts and what has been generated, one row per sequence. Rows differ in length once they accept different
@@ -95,8 +99,16 @@ class Sequences:
         """Tokens of the longest row that does not rest; 0 if all do."""
         return max((length for length, rests in zip(self.lengths, self.resting, strict=True) if not rests), default=0)
 
+    @property
+    def expected_length(self) -> int:
+        """Most tokens of a row, if it has a maximum length; else the prompt's and `EXPECTED_NEW_TOKENS`."""
+        return self.prompt_length + EXPECTED_NEW_TOKENS if self.max_length is None else self.max_length
+
     def room(self, row: int) -> int:
-        """Most draft tokens that a step of this row can accept: the bonus or recovered token takes the last place."""
+        """
+        Most draft tokens that a step of this row can accept: the bonus or recovered token takes the last place. Some
+        large number if the row has no maximum length.
+        """
         if self.resting[row]:
             return 0
         return self._ids.shape[1] if self.max_length is None else self.max_length - self.lengths[row] - 1

@@ -27,8 +27,6 @@ from .sequences import Sequences
 
 _CHUNKS_BEHIND_A_CACHE = version.parse(transformers.__version__) >= version.parse("5.23.0")
 
-_UNKNOWN_STRETCH = 1024
-
 
 class Target:
     """
@@ -160,10 +158,8 @@ class Target:
         return prompt + stretch + num_nodes + 1
 
     def _last_capacity(self, num_nodes: int) -> int:
-        """Slots for the prompt, the tree, and all new text; `_UNKNOWN_STRETCH` tokens if it has no maximum length."""
-        if self.sequences.max_length is None:
-            return self._prompt_slots() + _UNKNOWN_STRETCH + num_nodes + 1
-        new_tokens = max(self.sequences.max_length - self.sequences.prompt_length, 0)
+        """Slots for the prompt, the tree, and all new text."""
+        new_tokens = max(self.sequences.expected_length - self.sequences.prompt_length, 0)
         return self._prompt_slots() + new_tokens + num_nodes + 1
 
     def _prompt_slots(self) -> int:
@@ -239,5 +235,7 @@ class Target:
         device = self.sequences.device
         most = self.slots_before + length - 1 - min(lengths)
         starts = torch.tensor(lengths, device=device)[:, None] - self.slots_before
-        positions = (starts + torch.arange(most, device=device)).clamp(max=length - 1)
-        self.forward(self.sequences.gather(positions), *causal_chain(most, device))
+        # Where a row is complete, copies of its last token follow, at a position that the model has.
+        columns = (starts + torch.arange(most, device=device)).clamp(max=length - 2)
+        tokens, depths = self.sequences.gather(columns), columns - starts
+        self.forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1)

@@ -166,11 +166,17 @@ class DraftTree:
         log q (up to a constant) from which the children of `node` were drawn, over the target's tokens, `[vocab]`.
 
         Raises:
-            ValueError: if the children of the tree were not drawn.
+            ValueError: if the children of the tree, or of this node, were not drawn.
         """
         if self.scores is None or self.score_index is None:
             raise ValueError("`scores`: the children of this tree were not drawn.")
-        scores = self.scores[row, self._score_places[row if len(self.score_index) > 1 else 0][node]]
+        place = self._score_places[row if len(self.score_index) > 1 else 0][node]
+        if place < 0:
+            raise ValueError(
+                f"`score_index`: node {node} has children, but no scores from which they were drawn ({place}). Give "
+                "its place in `scores`."
+            )
+        scores = self.scores[row, place]
         if self.vocabulary is None or self.vocab_size is None:
             return scores
         return scores.new_full((self.vocab_size,), -torch.inf).scatter(0, self.vocabulary, scores)

@@ -46,12 +46,13 @@ def deep_copy(value: Any, memo: dict[int, Any]) -> Any:
                 own_cell.cell_contents = copy.deepcopy(cell.cell_contents, memo)
         own.__defaults__ = copy.deepcopy(function.__defaults__, memo)
         own.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+        own.__dict__.update(copy.deepcopy(vars(function), memo))
     return memo[id(value)] if inspect.isfunction(value) and id(value) in memo else copy.deepcopy(value, memo)
 
 
 def _has_state(function: FunctionType) -> bool:
     """Whether a function holds anything that its calls may change."""
-    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__ or vars(function))
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -79,15 +80,16 @@ def _reached(value: Any) -> Iterator[Any]:
 def _held_by(value: Any) -> list[Any]:
     if inspect.isfunction(value):
         held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        return held + [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return held + [*vars(value).values()]
     if inspect.ismethod(value):
         return [value.__self__]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     held = list(getattr(value, "__dict__", {}).values())
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        held += [getattr(value, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
+        members = [member for member in vars(kind).values() if inspect.ismemberdescriptor(member)]
+        held += [getattr(value, member.__name__, None) for member in members]
     if isinstance(value, dict):
         held += value.values()
     elif isinstance(value, (list, tuple, set, frozenset, deque)):

@@ -357,6 +357,35 @@ def test_rows_that_end_early(target: PreTrainedModel, draft: PreTrainedModel) ->
     assert_same_cache(ours.past_key_values, plain.past_key_values, visible, **EXACT)
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["returned", "given"])
+def test_a_row_that_ends_early_beside_one_up_to_the_last_position(given: bool) -> None:
+    """GPT-2 has a table of positions: padding after a complete row would be an index error."""
+    target = tiny_model("gpt2", max_position_embeddings=32, attention_sharpness=3.0)
+    inputs, options = prompts(2, PROMPT), {"max_length": 32, "do_sample": False}
+    text = target.generate(**inputs, **options)
+    end = next(int(token) for token in text[0, PROMPT + 3 :] if token not in text[1, PROMPT:])
+    shapes: list[torch.Size] = []
+    head = target.lm_head.register_forward_hook(lambda module, args, logits: shapes.append(logits.shape))
+
+    def call(**ours: Any) -> Any:
+        cache = DynamicCache(config=target.config) if given else None
+        output = target.generate(
+            **inputs, **options, **ours, eos_token_id=end, past_key_values=cache, return_dict_in_generate=True
+        )
+        assert output.past_key_values.get_seq_length() == 31
+        return output
+
+    plain = call()
+    shapes.clear()
+    ours = call(assistant_model=noisy_copy(target), tree=IRREGULAR)
+    head.remove()
+    assert ours.sequences.tolist() == plain.sequences.tolist() and plain.sequences.shape[1] == 32
+    assert (plain.sequences[0, -8:] == 0).all(), "no row ended early"
+    assert shapes[-1][1] == 1, "the padding's logits are of no use"
+    visible = torch.ones(2, 31, dtype=torch.bool)
+    assert_same_cache(ours.past_key_values, plain.past_key_values, visible, **EXACT)
+
+
 def test_a_text_longer_than_the_first_capacity() -> None:
     target = tiny_model("llama", seed=5, attention_sharpness=3.0, max_position_embeddings=2048)
     inputs = prompts(2, PROMPT, padding=True)

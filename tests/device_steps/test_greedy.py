@@ -84,6 +84,14 @@ def test_extreme_trees(tree: Any, steps: Steps) -> None:
     assert steps.captures == 1
 
 
+def test_a_tree_of_few_of_its_candidates(steps: Steps) -> None:
+    """The draft's memory holds all 72 candidates that are expanded, the target's only the 16 that are verified."""
+    tree = hf_specdec.DynamicTree(depth=10, top_k=8, num_nodes=16)
+    assert tree.num_slots == 72
+    target = tiny_model(dtype=torch.float32)
+    both(target, steps, tree, **prompts(1, 8), assistant_model=noisy_copy(target, 0.05), max_new_tokens=38)
+
+
 @TREES
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:

@@ -263,6 +263,32 @@ def test_off_and_on_and_off_again(target: PreTrainedModel, draft: PreTrainedMode
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
+def test_what_was_missed_is_read_in_pieces(
+    target: PreTrainedModel, draft: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All logits of all that was missed, over a large vocabulary, would take gigabytes."""
+    monkeypatch.setattr("hf_specdec.drafters.draft_model.LONGEST_FORWARD", 5)
+    monkeypatch.setattr("hf_specdec.drafters.draft_model.MOST_WITH_LOGITS", 6)
+    inputs = telling_prompts(target, 2, PROMPT)
+    options = {"max_new_tokens": 40, "eos_token_id": own_token(new_tokens(target, inputs, 40), 0, 20)}
+    plain = generate_plain(target, inputs, options)
+    config = SpeculativeConfig(tree=TREE, disable_by_batch_size=1)
+    call = {**options, "assistant_model": CheckedDrafter(draft), "speculative_config": config}
+    shapes: list[tuple[int, int]] = []
+
+    def note(module: PreTrainedModel, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
+        if "input_ids" in kwargs:  # else it is a plain forward of `CheckedDrafter`
+            shapes.append((kwargs["input_ids"].shape[1], outputs.logits.shape[1]))
+
+    hook = draft.register_forward_hook(note, with_kwargs=True)
+    try:
+        assert generate_plain(target, inputs, call).tolist() == plain.tolist()
+    finally:
+        hook.remove()
+    assert shapes.count((5, 1)) >= 3 and max(logits for tokens, logits in shapes if tokens != PROMPT) <= 6
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+
+
 # ------------------------------------------------------------------------------------------------ drafters of a user's
 
 

@@ -238,6 +238,17 @@ def test_suppressed_tokens_of_a_draft_vocabulary() -> None:
     assert not drafted & set(suppressed)
 
 
+@pytest.mark.parametrize("of", ["target", "head"])
+def test_models_made_in_inference_mode(of: str) -> None:
+    """Their tensors have no version that tells of changes."""
+    ids = torch.tensor([trained_prompts()["prompts"][1]])
+    with torch.inference_mode(of == "target"):
+        target = tiny_model("llama")
+    with torch.inference_mode(of == "head"):  # borrows rows of the lm_head; its dtype is not the target's
+        head = tiny_head(target, draft_vocab_size=32, has_lm_head=False).float()
+    assert_same_text(target, {"input_ids": ids % VOCAB, "attention_mask": torch.ones_like(ids)}, head)
+
+
 def test_leaves_the_target_as_it_was() -> None:
     target, head = trained_target(), trained_head()
 

@@ -16,6 +16,7 @@ from support.eagle import (
     publish,
     published,
 )
+from support.models import tiny_model
 from transformers import AutoConfig, AutoModel
 
 from hf_specdec.eagle import EagleConfig, EagleHead
@@ -34,6 +35,16 @@ def small(**fields):
         "vocab_size": 512,
     }
     return EagleConfig(text_config=layers | fields.pop("layers", {}), **fields)
+
+
+def test_the_targets_config_stays_as_it_is():
+    """A head's layers may be like the target's; its embeddings are not tied, and its attention is its own."""
+    target = tiny_model("llama", tie_word_embeddings=True)
+    target.set_attn_implementation("eager")
+    before = target.config.to_dict()
+    head = EagleHead(EagleConfig(text_config=target.config))
+    assert target.config.to_dict() == before and target.config._attn_implementation == "eager"
+    assert not head.config.text_config.tie_word_embeddings
 
 
 def described(config):

@@ -283,6 +283,16 @@ def test_models_with_hooks_are_refused(stand_in: StandIn) -> None:
         target.generate(**prompts(1, 9), assistant_model=noisy_copy(target, 0.05), **graphed(TREE))
 
 
+def test_drafts_with_hooks_are_refused(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the target reads the prompt."""
+    target = tiny_model()
+    draft = noisy_copy(target, 0.05)
+    draft.get_decoder().register_forward_hook(lambda *_: None)
+    monkeypatch.setattr(type(target), "_prefill", lambda *args: pytest.fail("the prompt was read"))
+    with pytest.raises(ValueError, match="cuda_graphs=True.*has forward hooks"):
+        target.generate(**prompts(1, 9), assistant_model=draft, **graphed(TREE))
+
+
 def test_two_threads_on_one_model(stand_in: StandIn) -> None:
     """The second finds the store lent, and goes without."""
     target = tiny_model()

@@ -578,12 +578,44 @@ def closures_over_a_number() -> list[Any]:
     return [count, bias]
 
 
+def functions_with_attributes() -> list[Any]:
+    """One function counts in an attribute of its own, which another one reads."""
+
+    def count(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        count.calls += 1
+        return scores
+
+    def bias(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, count.calls % 3 :: 3] -= 1.0
+        return scores
+
+    count.calls = 0
+    return [count, bias]
+
+
+class HidesFunction(LogitsProcessor):
+    """Calls a function that it holds in a private slot."""
+
+    __slots__ = ("__function",)
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]):
+        self.__function = function
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return self.__function(input_ids, scores)
+
+
 def processors_of_one_counter() -> list[Any]:
     counter = Counter()
     return [CountsInto(counter), counter.process]
 
 
-SHARING = {"object": processors_of_one_counter, "closures": closures_over_a_number}
+SHARING = {
+    "object": processors_of_one_counter,
+    "closures": closures_over_a_number,
+    "attributes of a function": functions_with_attributes,
+    "functions in private slots": lambda: list(map(HidesFunction, closures_over_a_number())),
+}
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -23,7 +23,7 @@ from transformers import LogitsProcessorList
 from hf_specdec.drafters.growth import draw_without_replacement
 from hf_specdec.generation.recording import Recorder
 from hf_specdec.generation.sequences import Sequences
-from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
+from hf_specdec.trees import DraftTree, DynamicTree, TokenTree, Topology
 from hf_specdec.verification import TargetDistribution, walk_by_rejection
 
 
@@ -367,3 +367,17 @@ def test_a_whole_vocabulary_of_children_accepts_always():
     walked = walk(draft, p.expand(SAMPLES, 5, -1), by_rejection)
     assert all(len(path) == 1 for path in walked.paths)
     assert fit(torch.tensor([tokens[0] for tokens in walked.tokens]), p.softmax(-1)).p_value > SIGNIFICANCE
+
+
+def test_children_without_the_scores_that_they_were_drawn_from() -> None:
+    """Taken for the last of the scores, -1 would bias the text."""
+    tree = TokenTree.chain(2)
+    drawn = DraftTree(
+        torch.tensor([[1, 2]]),
+        Topology.of_tree(tree, torch.device("cpu")),
+        scores=torch.zeros(1, 2, 8),
+        score_index=[[0, -1, -1]],
+    )
+    assert torch.equal(drawn.scores_of(0, 0), torch.zeros(8))
+    with pytest.raises(ValueError, match="`score_index`: node 1 has children, but no scores"):
+        drawn.scores_of(0, 1)
