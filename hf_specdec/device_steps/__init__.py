@@ -7,7 +7,8 @@ walk, the commit, and the draft's catching up.
 - `drawing`: the distribution from which children are drawn.
 - `verdicts`: the walk: greedy, by draws from p, or by rejection.
 - `step`: the parts in order, captured once and replayed for other calls.
-- `captures`: which calls run like this, and the captured step that a call gets.
+- `obstacles`: which calls run like this, and what keeps others from it.
+- `captures`: the captured step that a call gets.
 - `reports`: reading what a step reports while its next run is on its way.
 - `loop`: the host's part: launching steps, reading their reports one step behind.
 """

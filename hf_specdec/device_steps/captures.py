@@ -1,21 +1,15 @@
-"""Which calls run by captured steps, and the step that a call gets: an earlier call's, or a new one."""
+"""The captured step that a call gets: an earlier call's, or a new one."""
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.utils import logging
 
-from ..graphs import RECORDERS, reason_of
-from ..kernels import DTYPES, kernels_are_installed
-from ..trees import DynamicTree, TokenTree
-from ..trees.choice import TreeChoice
-from .drafts import PARTS, is_left_padded
+from ..graphs import RECORDERS, warn_of_failed_capture
 from .step import DeviceStep
 from .verdicts import Warpers
 
@@ -37,53 +31,13 @@ def any_number_of_shapes() -> AbstractContextManager[None]:
     return torch._dynamo.config.patch(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
 
 
-def warpers_on_device(call: SpeculativeCall) -> Warpers | None:
-    """
-    The warpers of a call whose steps can run whole on the device; None for other calls, where the host has to look at
-    every step, or the forwards cannot be captured.
-    """
-    target, sequences = call.target, call.sequences
-    drafter: Any = call.drafter
-    plan: Any = call.plan
-    if type(drafter) not in PARTS or target.forward.dtype not in DTYPES or not kernels_are_installed():
-        return None
-    forwards = (target.forward, drafter.forward)
-    stores: tuple[Any, ...] = (target.cache.storage, drafter.cache.storage)
-    is_simple = (
-        type(call.choice) is TreeChoice
-        and isinstance(plan.tree, TokenTree | DynamicTree)
-        and plan.disable_by_batch_size is None
-        and not call.synced_gpus
-        and not call.recorder.wanted
-        and not call.judge.all_finished
-        and sequences.max_length is not None
-        and target.slots_before == 0
-        and all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in call.judge.criteria)
-    )
-    if not is_simple or any(store is None or not store.works for store in stores):
-        return None
-    if stores[1] in stores[0].captures_no_steps_with:
-        return None
-    # Every slot that a step may write must be there: the target's for the tree, the draft's for all candidates.
-    most = (sequences.max_length or 0) + plan.tree.depth + 2
-    if stores[0].capacity < most + plan.tree.num_nodes or stores[1].capacity < most + plan.tree.num_slots:
-        return None
-    can_run = all(
-        forward.can_be_captured and forward.position_shift.dim() == 1 and forward.device == sequences.device
-        for forward in forwards
-    )
-    if not can_run or not all(map(is_left_padded, forwards)):
-        return None
-    warpers = Warpers.of(call.distribution.processors)
-    return None if warpers is None or (warpers.values and not call.do_sample) else warpers
-
-
-def step_for(call: SpeculativeCall, warpers: Warpers) -> DeviceStep | None:
+def step_for(call: SpeculativeCall) -> DeviceStep | None:
     """A captured step with the state of this call; None if it cannot be captured."""
     target, sequences = call.target, call.sequences
     drafter: Any = call.drafter
     plan: Any = call.plan
     tree = plan.tree
+    warpers: Any = Warpers.of(call.distribution.processors)
     store: Any = target.cache.storage
     of_draft = drafter.cache.storage
     places = [
@@ -147,7 +101,7 @@ def _capture(store: Any, compiles: bool, target: Target, drafter: Any, *rest: An
                 return step
         except Exception as error:  # whatever the obstacle, the call can run without
             what = "compiled" if with_compiler else "captured in a CUDA graph"
-            warnings.warn(f"A step of {name} could not be {what}, and runs without: {reason_of(error)}", stacklevel=2)
+            warn_of_failed_capture(target.model, error, part="A step", what=what)
         if with_compiler:
             store.compiles_steps = False
     return None

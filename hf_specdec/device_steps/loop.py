@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .captures import step_for, warpers_on_device
+from .captures import step_for
 from .drawing import mean_overlaps
+from .obstacles import obstacle_to_whole_steps
 from .reports import Reports
 from .step import DeviceStep
 from .verdicts import NOTHING_TO_DRAW, SPOILED
@@ -26,16 +27,20 @@ def run_device_steps(call: SpeculativeCall) -> None:
     Args:
         call (`SpeculativeCall`): a call after its prefill.
     """
-    warpers = warpers_on_device(call)
-    if warpers is None:
-        if call.plan.compile and not call.judge.all_finished:
+    if call.judge.all_finished:
+        return
+    obstacle = obstacle_to_whole_steps(call)
+    if obstacle is not None:
+        if call.plan.compile:
             warnings.warn(
-                "`compile=True` has no effect: the steps of this call do not run whole on a CUDA device.", stacklevel=2
+                f"`compile=True` has no effect: the steps of this call do not run whole on a CUDA device, since "
+                f"{obstacle}.",
+                stacklevel=2,
             )
         return
     drafter: Any = call.drafter  # of a type in `PARTS`
     drafter.catch_up(call.sequences)
-    step = step_for(call, warpers)
+    step = step_for(call)
     if step is not None:
         with call.metrics.phase("steps"):
             _Loop(call, step).run()

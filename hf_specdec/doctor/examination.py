@@ -13,6 +13,7 @@ from ..drafters import EagleDrafter
 from ..eagle import EagleHead
 from ..eagle.formats import read_head
 from ..forwards.models import execution_device
+from ..trees import TokenTree
 from .diagnosis import Agreement, Diagnosis
 from .measuring import Text, hits_on, tree_acceptance_length, write
 from .readings import readings, reread
@@ -77,7 +78,7 @@ def diagnose(
     )
     drafter = EagleDrafter(model)
     try:
-        drafter.check(target, drafter.default_tree)
+        drafter.check(target, TokenTree.chain(1))
     except ValueError as error:
         diagnosis.problem = str(error)
         return diagnosis

@@ -117,9 +117,10 @@ class Drafter(CandidateGenerator):
         """Names the draft whose step times `tree="auto"` remembers: its model, or the drafter's type."""
         return self.models[0] if self.models else type(self)
 
-    def check(self, target: PreTrainedModel, tree: Tree) -> None:
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         """
-        Refuses a target that this drafter cannot draft for, or a tree that it cannot fill, before anything runs.
+        Refuses a target that this drafter cannot draft for, or a tree that it cannot fill, before anything runs. Asked
+        for every tree of a schedule; for "auto", which goes no deeper than `max_depth`, for a chain of 1.
 
         Raises:
             ValueError: naming the argument, what does not fit, and the remedy.

@@ -19,7 +19,7 @@ from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
 from ..generation.sequences import Rows, Sequences
 from ..graphs import GraphStore
-from ..trees import DraftTree, DynamicTree, Tree, as_tree
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
 from .heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of
@@ -72,7 +72,7 @@ class EagleDrafter(Drafter):
     def num_tokens(self) -> int:  # type: ignore[override]
         return self.head.config.num_draft_tokens
 
-    def check(self, target: PreTrainedModel, tree: Tree) -> None:
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         config, text_config = self.head.config, target.config.get_text_config(decoder=True)
         name, its_name = type(self.head).__name__, type(target).__name__
         if config.vocab_size != text_config.vocab_size:

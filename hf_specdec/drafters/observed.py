@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from ..generation.sequences import Sequences
-from ..trees import DraftTree, Tree
+from ..trees import DraftTree, DynamicTree, TokenTree
 from .base import Drafter, DraftRequest
 
 
@@ -26,10 +26,11 @@ class ObservedDrafter(Drafter):
 
     Args:
         drafter (`Drafter`): the wrapped drafter (`as_drafter` makes one of a model or head).
-        observer (`Callable[[DraftTree | None, list[list[int] | None]], None]`): called after every step, before its
-            tokens reach the streamer, with the tree that was proposed (None if none was) and, for every row, the
-            accepted nodes from the root's child down (None: not even the root is committed). Stopping criteria may
-            still drop the last accepted nodes.
+        observer (`Callable[[DraftTree | None, list[list[int] | None]], None]`): called after every step with the tree
+            that was proposed (None if none was) and, for every row, the accepted nodes from the root's child down
+            (None: not even the root is committed). Stopping criteria may still drop the last accepted nodes. The
+            step's tokens reach the streamer afterwards, except where logits processors read the text so far of one
+            sequence: then each token is streamed as soon as it is accepted.
     """
 
     def __init__(self, drafter: Drafter, observer: Observer):
@@ -46,7 +47,7 @@ class ObservedDrafter(Drafter):
     def times_key(self) -> Any:
         return self.drafter.times_key
 
-    def check(self, target: PreTrainedModel, tree: Tree) -> None:
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         self.drafter.check(target, tree)
 
     def for_call(self, target: PreTrainedModel) -> ObservedDrafter:

@@ -14,6 +14,8 @@ from .importing import when_imported
 
 
 OPTIONS = ("assistant_model", "tree", "speculative_config")
+_MODULES_OF_DRAFTS = ("hf_specdec.drafters", "hf_specdec.eagle.modeling_eagle", "hf_specdec.medusa.modeling_medusa")
+"""Modules of which one is imported wherever there is a drafter or head of hf_specdec."""
 _DESTRUCTION = "destroy_cached_continuous_batching_manager"
 _BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
 
@@ -50,7 +52,7 @@ def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
     """
     if generation_config.tree is not None or generation_config.speculative_config is not None:
         return True
-    if assistant_model is None or "hf_specdec.drafters" not in sys.modules and "hf_specdec.eagle" not in sys.modules:
+    if assistant_model is None or not any(name in sys.modules for name in _MODULES_OF_DRAFTS):
         return False
     from ..drafters import is_own_draft
 

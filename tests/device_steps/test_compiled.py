@@ -99,13 +99,21 @@ def test_shorter_texts_are_not_compiled_for(steps: Steps) -> None:
     assert steps.captures == 4  # what is not compiled is captured within a second
 
 
-def test_calls_whose_steps_are_not_whole(steps: Steps) -> None:
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"repetition_penalty": 1.1}, "a logits processor is not plain temperature, top-k or top-p"),
+        ({"max_time": 100.0}, "the stopping criterion MaxTimeCriteria is asked after every token"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "scores are recorded"),
+        ({"assistant_model": hf_specdec.NgramDraft()}, "NgramDraft drafts on the host"),
+    ],
+    ids=["processor", "criterion", "scores", "ngram"],
+)
+def test_calls_whose_steps_are_not_whole(options: dict[str, Any], reason: str, steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
-    options = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.1}
-    with pytest.warns(UserWarning, match="`compile=True` has no effect: the steps of this call"):
-        target.generate(
-            **prompts(1, 9), **options, assistant_model=noisy_copy(target, 0.05), speculative_config=compiled()
-        )
+    call = {"max_new_tokens": 12, "do_sample": False, "assistant_model": noisy_copy(target, 0.05)} | options
+    with pytest.warns(UserWarning, match=f"`compile=True` has no effect: the steps of this call .*, since {reason}"):
+        target.generate(**prompts(1, 9), **call, speculative_config=compiled())
     assert steps.captures == 0
 
 

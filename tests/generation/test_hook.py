@@ -153,6 +153,9 @@ def test_importing_again_is_harmless() -> None:
         target = tiny_model()
         options = dict(**prompts(1, 12), max_new_tokens=12, do_sample=False)
         plain = target.generate(**options)
+        assert target.generate(**options, assistant_model=noisy_copy(target)).equal(plain)
+        imported = {name for name in sys.modules if name.startswith("hf_specdec")}
+        assert not imported & {"hf_specdec.attention", "hf_specdec.drafters"}  # nothing that speculates
         assert target.generate(**options, assistant_model=noisy_copy(target), tree="[(0,), (0, 0)]").equal(plain)
         assert target.generate(**options, assistant_model=hf_specdec.NgramDraft(min_ngram=1)).equal(plain)
         print(hf_specdec.last_metrics().num_drafts > 0)
