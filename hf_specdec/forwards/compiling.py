@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from .features import decoder_layers
 from .merged_linears import merge_linears
-from .overlapping import compile_overlapping, overlaps
+from .overlapping import compile_in_turn, compile_overlapping, overlaps
 
 
 COMPILER = "inductor"
@@ -24,9 +24,10 @@ _compiling = threading.Lock()
 
 def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable:
     """The compiler of all forwards, as a backend of `torch.compile`."""
-    compiler = torch._dynamo.lookup_backend(COMPILER)
-    if COMPILER == "inductor" and overlaps(inputs):
-        compiler = compile_overlapping
+    if COMPILER != "inductor":
+        compiler = torch._dynamo.lookup_backend(COMPILER)
+    else:
+        compiler = compile_overlapping if overlaps(inputs) else compile_in_turn
     return compiler(merge_linears(module), inputs, **options)
 
 

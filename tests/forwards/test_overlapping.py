@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch._inductor import config
 from torch._inductor.scheduler import Scheduler
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_specdec.forwards import compiling, overlapping
 
@@ -28,13 +30,23 @@ WAIT, LOAD, STORE = "    tl.extra.cuda.gdc_wait()\n", "    tmp0 = tl.load(in_ptr
         ([""], False),
         ([WAIT + LOAD + STORE, STORE + WAIT], False),
         ([WAIT + LOAD + STORE, WAIT + STORE], True),
-        ([], False),  # of unknown code
+        (["    tl.atomic_add(out_ptr0, 1)\n" + WAIT], False),
+        (["    tmp1 = triton_helpers.bucketize_binary_search(in_ptr0)\n" + WAIT], False),
+        (["    rows = tl.make_tensor_descriptor(in_ptr0)\n" + WAIT], False),
+        (["    tmp0 = rows.load([0])\n" + WAIT], False),
+        ([], True),  # products alone
     ],
 )
 def test_order_of_waits(kernels: list[str], expected: bool) -> None:
     source = "import torch\n" + "".join(HEAD + BODY + kernel + "''', device_str='cuda')\n" for kernel in kernels)
     assert overlapping.all_wait_first(source) is expected
-    assert overlapping.all_wait_first(source.replace("True", "False")) is (kernels != [])
+    assert overlapping.all_wait_first(source.replace("'launch_pdl'", '"launch_pdl"')) is expected
+    assert overlapping.all_wait_first(source.replace("True", "False"))
+
+
+def test_unknown_code() -> None:
+    assert not overlapping.all_wait_first("")
+    assert not overlapping.all_wait_first("compile.by_other_means('launch_pdl')" + WAIT)
 
 
 class Model(nn.Module):
@@ -52,27 +64,51 @@ def test_compiling(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles once more without the option where the code does not show the waits, and leaves torch as it was."""
     from torch._inductor import compile_fx
 
-    compiled_with: list[tuple[bool, bool]] = []
+    compiled_with: list[tuple[bool, bool, bool]] = []
+    sources: list[int] = []
     inductor = compile_fx.compile_fx
 
-    def noted(*args: Any, **options: Any) -> Any:
-        compiled_with.append((config.triton.enable_pdl, "previous_node" in vars(Scheduler)))
-        return inductor(*args, **options)
+    def noted(graph: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+        scheduler: Any = object.__new__(Scheduler)
+        scheduler.previous_node = "a node"
+        waits_for_all = scheduler.previous_node is None
+        is_apart = "all kernels wait first" in torch.compiler.config.cache_key_tag
+        compiled_with.append((config.triton.enable_pdl, waits_for_all, is_apart))
+        sources.append(sum(hasattr(node, "_dynamo_source") for node in graph.graph.nodes))
+        return inductor(graph, *args, **options)
 
     monkeypatch.setattr(compile_fx, "compile_fx", noted)
     monkeypatch.setattr(compiling, "overlaps", lambda inputs: True)
     monkeypatch.setattr(overlapping, "all_wait_first", lambda source: waits)
     torch._dynamo.reset()
     model, input = Model(), torch.randn(3, 8)
-    with config.patch(force_disable_caches=True):
+    with config.patch({"force_disable_caches": True, "triton.enable_pdl": True}):  # as a user may have set it
         found = torch.compile(model, backend=compiling.compile_graph)(input)
     torch.testing.assert_close(found, model(input))
-    assert compiled_with[:1] == [(True, True)] and compiled_with[-1] == (waits, waits)
-    assert "previous_node" not in vars(Scheduler) and not config.triton.enable_pdl
+    assert compiled_with[0] == (True, True, True) and sources[0] > 0
+    assert compiled_with[1:] == ([] if waits else [(False, False, False)])
+    assert sources[1:] == sources[:1] * (not waits)
+    assert "previous_node" not in vars(Scheduler) and not torch.compiler.config.cache_key_tag
 
 
-def test_where_nothing_overlaps() -> None:
-    assert not overlapping.overlaps([torch.zeros(3), 4]) and not overlapping.overlaps([])
+@torch.no_grad()
+def test_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_specdec_kernels import devices
+
+    monkeypatch.setattr(devices, "can_overlap", lambda device: device.type == "cuda")
+    monkeypatch.setattr(overlapping, "kernels_are_installed", lambda: True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        first, second = (torch.empty(3, device=f"cuda:{index}") for index in range(2))
+        on_cpu = torch.empty(3)
+    assert overlapping.overlaps([first, on_cpu, 4])
+    assert not overlapping.overlaps([first, second]) and not overlapping.overlaps([on_cpu, 4])
+    assert not overlapping.overlaps([])
+    with torch.enable_grad():
+        assert not overlapping.overlaps([first])
+    with config.patch(combo_kernels=True):
+        assert not overlapping.overlaps([first])
+    monkeypatch.setattr(overlapping, "_config", lambda: SimpleNamespace(triton=None, combo_kernels=False))
+    assert not overlapping.overlaps([first])
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from setuptools import find_packages
 
 import hf_specdec_kernels
+from hf_specdec.kernels import kernels_are_installed
 
 
 FOLDER = Path(__file__).parents[2] / "kernels" / "hf-specdec-kernels"
@@ -31,6 +32,20 @@ def test_importing_needs_no_triton() -> None:
     hidden = "import sys; sys.modules['triton'] = None; "
     done = run(sys.executable, "-c", hidden + "import hf_specdec, hf_specdec_kernels")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("installed, suits", [("3.3.1", False), ("3.4.0", True), ("3.9.0", True), (None, True)])
+def test_triton_is_new_enough(installed: str | None, suits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one has no waits of early launches, which the kernels name; a build of another name is believed."""
+    pytest.importorskip("triton")
+
+    def of_installed(name: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr("importlib.metadata.version", of_installed)
+    assert kernels_are_installed.__wrapped__() is suits
 
 
 def test_all_packages_of_the_kernel_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """
 Compiles the kernels for an H100/H200 (sm_90) on a machine without a GPU, and prints the resources of each: registers,
 bytes of local memory ("stack": spilled registers) and of shared memory. A kernel that needs more shared memory than
-the device has is an error.
+the device has is an error, and one that is launched early and does not wait before it touches memory.
 
     python tests/compile_for_hopper.py [part of a case's name]
 """
@@ -23,12 +23,14 @@ from triton.backends.compiler import GPUTarget
 
 from hf_specdec_kernels.draft_tokens.triton import launch_draft_tokens
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
-from hf_specdec_kernels.merged_linear.triton import launch_merged_linear
+from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 
 
 LARGEST_SHARED_MEMORY = 227 * 1024
+TOUCHES_MEMORY = re.compile(r"griddepcontrol\.wait|\b(?:ld|st|red|atom)\.(?:volatile\.)?global|\bcp\.async|\bprefetch")
+"""What touches global memory in a kernel's PTX, and the wait."""
 
 
 def compile_only(kernel: Any, grid: Any) -> Callable:
@@ -46,6 +48,8 @@ def compile_only(kernel: Any, grid: Any) -> Callable:
         )
         if shared > LARGEST_SHARED_MEMORY:
             raise RuntimeError(f"{kernel.fn.__name__} needs {shared} bytes of shared memory.")
+        if kwargs.get("launch_pdl") and TOUCHES_MEMORY.findall(ptx)[0] != "griddepcontrol.wait":
+            raise RuntimeError(f"{kernel.fn.__name__} touches memory before it waits for the kernel before.")
 
     return compile_and_report
 
@@ -61,9 +65,16 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def attention(
-    nodes: int, dtype: torch.dtype, head_dim: int = 128, batch: int = 1, page_size: int | None = None, **options: Any
+    nodes: int,
+    dtype: torch.dtype,
+    head_dim: int = 128,
+    batch: int = 1,
+    page_size: int | None = None,
+    heads: tuple[int, int] = (32, 8),
+    capacity: int = 8192 + 64,
+    **options: Any,
 ) -> None:
-    heads, kv_heads, capacity = 32, 8, 8192 + 64
+    heads, kv_heads = heads
     key = torch.empty(batch, kv_heads, capacity, head_dim, dtype=dtype)
     block_tables = None
     if page_size is not None:
@@ -148,6 +159,18 @@ CASES = {
         16, torch.float16, window=512, softcap=50.0, sinks=torch.empty(32, dtype=torch.float16), page_size=16
     ),
     **{
+        f"attention, {capacity} slots, {nodes} nodes": lambda nodes=nodes, capacity=capacity: attention(
+            nodes, HALF, capacity=capacity
+        )
+        for nodes in (1, 5, 33, 70)
+        for capacity in (512, 1024)
+    },
+    "attention, 512 slots, head dimension 64": lambda: attention(9, HALF, 64, heads=(9, 3), capacity=512),
+    "attention, 512 slots, float32": lambda: attention(5, SINGLE, 64, heads=(8, 2), capacity=512),
+    "attention, 512 slots, all options": lambda: attention(
+        5, torch.float16, capacity=512, window=100, softcap=50.0, sinks=torch.empty(32, dtype=torch.float16)
+    ),
+    **{
         f"attention, head dimension {size}, {nodes} nodes": lambda size=size, nodes=nodes: attention(nodes, HALF, size)
         for size in (64, 80, 256)
         for nodes in (1, 64)
@@ -173,7 +196,7 @@ CASES = {
 
 def linears(rows: int, features: int) -> None:
     sizes = (features, features // 4, features // 4)
-    launch_merged_linear(
+    merged_linear_launch.launch_merged_linear(
         torch.empty(rows, features, dtype=HALF),
         [torch.empty(size, features, dtype=HALF) for size in sizes],
         [torch.empty(rows, size, dtype=HALF) for size in sizes],
@@ -189,6 +212,8 @@ def main(wanted: str) -> None:
     triton.runtime.driver.set_active(driver)
     triton.runtime.jit.KernelInterface.__getitem__ = compile_only
     tree_attention_launch.num_multiprocessors = lambda device: 132
+    for launches in (tree_attention_launch, merged_linear_launch):
+        launches.can_overlap = lambda device: True
     print(f"triton {triton.__version__}")
     for name, launch in CASES.items():
         if wanted in name:

@@ -27,3 +27,8 @@ def can_overlap(device: torch.device) -> bool:
     waits before it touches memory, so that its results, and those of any kernel after it, are what they would be.
     """
     return device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def options_of_launch(overlap: bool) -> dict[str, bool]:
+    """Options with which Triton launches a kernel while the one before still runs, if `overlap`."""
+    return {"launch_pdl": True} if overlap else {}

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..devices import can_overlap, shared_memory_limit
+from ..devices import can_overlap, options_of_launch, shared_memory_limit
 from .naive import LARGEST_NUM_WEIGHTS
 
 
@@ -138,5 +138,5 @@ def launch_merged_linear(
         FEATURES=flat.shape[1], BLOCK_M=block_m,
         BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         PRECISION="ieee" if input.dtype == torch.float32 else "tf32", OVERLAP=overlap,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **({"launch_pdl": True} if overlap else {}),
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **options_of_launch(overlap),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..devices import can_overlap, num_multiprocessors, shared_memory_limit
+from ..devices import can_overlap, num_multiprocessors, options_of_launch, shared_memory_limit
 from .tiles import BLOCKS_OF_SHORT_PROGRAM, Tiles, choose_num_splits, choose_tiles, fills_twice
 
 
@@ -76,7 +76,8 @@ def _tree_attention_kernel(
     """
     Program (tile and split, K/V head, row): attention of one tile of BLOCK_M (node, query head) pairs over one split
     of the keys. A split is a range of blocks of BLOCK_N keys, first the committed slots, then the nodes. Full blocks
-    of committed slots are taken BLOCKS_OF_STEP at a time, other blocks (with ONE_LOOP all) one by one.
+    of committed slots are taken BLOCKS_OF_STEP at a time, other blocks (with ONE_LOOP all) one by one. With ONE_WORD
+    the ancestors of a node fit in one word.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # for the kernel before
@@ -129,7 +130,6 @@ def _tree_attention_kernel(
     in_block = tl.arange(0, BLOCK_N)
 
     steps = 0 if ONE_LOOP else tl.maximum(tl.minimum(end, full_blocks) - begin, 0) // BLOCKS_OF_STEP
-    only_words = nodes
     if ONE_WORD:  # read early
         node_words = ancestors + row * ancestors_stride_b + nodes * ancestors_stride_n
         only_words = tl.load(node_words, mask=pair_inside, other=0)
@@ -319,7 +319,6 @@ def launch_tree_attention(
         num_splits = choose_num_splits(programs, num_blocks, multiprocessors, tiles)
     one_loop = tiles.blocks_of_step == 1 and num_blocks <= BLOCKS_OF_SHORT_PROGRAM * num_splits
     overlap = can_overlap(query.device)
-    launch_early = {"launch_pdl": True} if overlap else {}
     partial = partial_highest = partial_total = out
     if num_splits > 1:
         shares = (num_splits, batch, kv_heads, pairs)
@@ -349,7 +348,7 @@ def launch_tree_attention(
         WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", OVERLAP=overlap,
         ONE_LOOP=one_loop, ONE_WORD=num_nodes <= 64,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_early,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **options_of_launch(overlap),
     )  # fmt: skip
     if num_splits > 1:
         block_splits = triton.next_power_of_2(num_splits)
@@ -359,7 +358,7 @@ def launch_tree_attention(
             *out.stride(),
             KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim, BLOCK_P=block_p, BLOCK_V=block_v,
             BLOCK_SPLITS=block_splits, SINKS=sinks is not None, OVERLAP=overlap,
-            num_warps=4, **launch_early,
+            num_warps=4, **options_of_launch(overlap),
         )  # fmt: skip
 
 
