@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule, as_tree
+from .trees.token_tree import cut
 
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _fitted(tree: Tree, draws_children: bool, vocab_size: int, max_depth: int | 
         return tree.within(max_depth, vocab_size)
     if isinstance(tree, TokenTree) and draws_children and tree.has_rank_gaps:
         raise ValueError(
-            f"`tree`={_shorten(tree)} has rank gaps (a child without its better-ranked sibling). Drawn children fill "
+            f"`tree`={cut(str(tree))} has rank gaps (a child without its better-ranked sibling). Drawn children fill "
             "the ranks in order: close the gaps, or use draft_sampling='greedy' with verification='target'."
         )
     largest = max(tree.ranks) if isinstance(tree, TokenTree) else tree.top_k - 1
@@ -261,8 +262,3 @@ def _is_number(value: Any) -> bool:
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but is {value!r}.")
-
-
-def _shorten(tree: TokenTree) -> str:
-    text = str(tree)
-    return text if len(text) <= 80 else text[:79] + "…"

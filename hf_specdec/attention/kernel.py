@@ -99,8 +99,17 @@ class KernelInputs:
         window: int | None,
     ) -> torch.Tensor:
         """
-        Runs the kernel: query `[batch, heads, queries, head_dim]` to output `[batch, queries, heads, head_dim]`.
-        Without soft-capping and attention sinks, which "sdpa" does not support either.
+        Runs the kernel, without soft-capping and attention sinks, which "sdpa" does not support either.
+
+        Args:
+            query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): queries of the nodes.
+            key, value (`torch.Tensor` of shape `[batch, kv_heads, capacity, head_dim]`, or `[num_blocks, kv_heads,
+                block_size, head_dim]` with block tables): the whole cache.
+            scale (`float`, *optional*): factor of the scores; by default head_dim^-0.5.
+            window (`int`, *optional*): a query sees keys less than this many positions before it.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, queries, heads, head_dim]`: the attended values.
         """
         from hf_specdec_kernels import tree_attention
 

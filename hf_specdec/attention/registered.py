@@ -32,8 +32,18 @@ def tree_attention(
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
-    The registered attention function (transformers' `AttentionInterface`): query `[batch, heads, nodes, head_dim]`,
-    key and value `[batch, kv_heads, slots, head_dim]`.
+    The registered attention function (transformers' `AttentionInterface`). Without a `tree_context` it is the
+    function that the model had before its attention was switched.
+
+    Args:
+        query (`torch.Tensor` of shape `[batch, heads, nodes, head_dim]`): queries of the nodes.
+        key, value (`torch.Tensor` of shape `[batch, kv_heads, slots, head_dim]`): committed slots, then the nodes.
+        attention_mask (`torch.Tensor`, *optional*): the model's mask, of forwards without a `tree_context` alone.
+        tree_context (`AttentionContext`, *optional*): what the nodes attend to.
+
+    Returns:
+        `tuple`: the attended values, `[batch, nodes, heads, head_dim]`, and the attention weights, if the function
+        gives any.
     """
     implementation = previous_implementation(module.config)
     if tree_context is None:

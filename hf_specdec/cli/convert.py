@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from ..eagle import EagleHead
-from ..eagle.formats import WRITERS, HubOptions, Target, write_head
+from ..eagle.formats import WRITERS, HubOptions, TargetFiles, write_head
 from ..eagle.formats.native import NAME as OURS
 
 
@@ -44,7 +44,7 @@ def convert(
     changes = dict(_parse(option) for option in options or ())
     try:
         head = EagleHead.from_pretrained(source, revision=revision, **changes)
-        given = None if target is None else Target(target, HubOptions())
+        given = None if target is None else TargetFiles(target, HubOptions())
         if to == OURS:
             if target is not None:
                 head.config.target_name = target

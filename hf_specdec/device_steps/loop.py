@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from .captures import step_for
 from .drawing import mean_overlaps
 from .obstacles import obstacle_to_whole_steps
@@ -91,7 +92,7 @@ class _Loop:
         """
         call = self.call
         if any(accepted == NOTHING_TO_DRAW for accepted, *_ in report):
-            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+            raise RuntimeError(NOTHING_TO_DRAW_FROM)
         if not self.is_spoiled:
             self._count_spoiled(report)
         if all(accepted < 0 for accepted, *_ in report) and not self.is_spoiled:

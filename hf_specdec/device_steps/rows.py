@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -75,10 +75,6 @@ class DeviceRows:
         ended = (new[:, :, None] == self.end_tokens).flatten(1).any(dim=1)
         self.active.logical_and_(~ended & (self.lengths < self.limits))
         return new
-
-    def tensors(self) -> list[torch.Tensor]:
-        """All tensors of the state."""
-        return [getattr(self, one.name) for one in fields(self)]
 
     @classmethod
     def of(cls, batch_size: int, capacity: int, end_tokens: list[int], width: int, device: torch.device) -> DeviceRows:

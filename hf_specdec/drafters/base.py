@@ -114,7 +114,7 @@ class Drafter(CandidateGenerator):
 
     @property
     def times_key(self) -> Any:
-        """Names the draft whose step times `tree="auto"` remembers: its model, or the drafter's type."""
+        """Names the draft whose step times `tree="auto"` remembers: its model or heads, or the drafter's type."""
         return self.models[0] if self.models else type(self)
 
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:

@@ -56,6 +56,10 @@ class MedusaDrafter(Drafter):
     def max_depth(self) -> int:  # type: ignore[override]
         return self.heads.config.num_heads
 
+    @property
+    def times_key(self) -> Any:
+        return self.heads
+
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
         config, text_config = self.heads.config, target.config.get_text_config(decoder=True)
         for name, what in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):

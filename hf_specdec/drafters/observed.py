@@ -60,6 +60,7 @@ class ObservedDrafter(Drafter):
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:
         self._proposed: DraftTree | None = None
+        super().start(sequences, request)
         self.drafter.start(sequences, request)
 
     def propose(self, sequences: Sequences) -> DraftTree | None:

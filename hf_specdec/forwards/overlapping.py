@@ -56,7 +56,7 @@ def compile_overlapping(graph: fx.GraphModule, inputs: list[Any], **options: Any
     with (
         mock.patch.object(Scheduler, "previous_node", nothing, create=True),
         _config().patch({"triton.enable_pdl": True}),
-        torch.compiler.config.patch(cache_key_tag=tag),
+        mock.patch.object(torch.compiler.config, "cache_key_tag", tag),
     ):
         try:
             return compile_fx(graph, inputs, inner_compile=_compile_checked, **options)

@@ -142,6 +142,9 @@ class TreeForward:
 
         Returns:
             `ModelOutput`: the model's output, with `logits` `[batch, queries, vocab]`.
+
+        Raises:
+            ValueError: if the model does not hand `tree_context` to its attention layers.
         """
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])

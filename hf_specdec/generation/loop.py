@@ -22,7 +22,6 @@ from ..trees import DraftTree, choice_of
 from ..verification import (
     DraftBackoff,
     DraftTemperature,
-    TargetDistribution,
     Walk,
     choose,
     rows_with_nan,
@@ -30,6 +29,7 @@ from ..verification import (
     walk_target,
     warpers_of,
 )
+from .distribution import TargetDistribution
 from .recording import Recorder, SpeculativeGenerateOutput
 from .sequences import Sequences
 from .stopping import ColumnJudge, end_tokens_of, max_length_of

@@ -7,20 +7,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.utils import GenerationMixin
 
-from ..attention import implementation_of, is_exact, supports_switching
 from ..cache import check_reusable
 from ..config import SpeculationPlan, SpeculativeConfig
-from ..drafters import Drafter, DraftModelDrafter, as_drafter
-from ..forwards.models import forward_parameters
-from ..forwards.modules import modules_of
+from ..drafters import as_drafter
 from ..forwards.rope import length_dependent_ropes
-from ..ranks import is_pipeline, is_sharded
+from .model_refusals import check_draft, check_target
 
 
-# Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all.
-_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "moe", "mlp", "dense", "sparse", "dummy"})
 _BELONGS_TO_ASSISTED_GENERATION = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -57,13 +51,13 @@ def check_call(
             f"`hf_specdec.NgramDraft()` (a callable `custom_generate` does not get it), or leave `{name}` out."
         )
     if checks_models:
-        _check_target(model)
+        check_target(model)
     _check_mode(generation_mode, generation_config)
     _check_options(generation_config, generation_mode_kwargs)
     drafter = as_drafter(assistant_model)
     vocab_size = model.config.get_text_config().vocab_size
     if checks_models:
-        _check_draft(model, drafter, vocab_size)
+        check_draft(model, drafter, vocab_size)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
     for tree in plan.trees:
         drafter.check(model, tree)
@@ -72,16 +66,6 @@ def check_call(
                 f"`tree` is {tree.depth} levels deep, but {type(drafter).__name__} proposes only {drafter.max_depth}. "
                 "Use a shallower one."
             )
-
-
-def _check_draft(model: PreTrainedModel, drafter: Drafter, vocab_size: int) -> None:
-    """The draft must suit the target, and both must keep their caches."""
-    if isinstance(drafter, DraftModelDrafter):
-        _check_draft_model(drafter.model, vocab_size)
-    for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
-        _check_keeps_cache(part, role)
-    if is_sharded(model):
-        _check_drafts_are_whole(drafter.models)
 
 
 def check_inputs(
@@ -150,97 +134,6 @@ def _check_rotary_embedding(
         )
 
 
-def _check_target(model: PreTrainedModel) -> None:
-    name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"`assistant_model`: the target {name} is an encoder-decoder model; trees are for decoder-only models. "
-            "Call `generate` without `tree` and `speculative_config`."
-        )
-    if is_pipeline(model):
-        raise ValueError(
-            f"`assistant_model`: the layers of the target {name} are spread over processes (`pp_size`), which is not "
-            "supported. Load it with `tp_plan` or `device_map`."
-        )
-    _check_attention(model, "target")
-    _check_decoding(model)
-    owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
-    peft_config = getattr(owner, "active_peft_config", None)
-    if peft_config is not None and peft_config.is_prompt_learning:
-        raise ValueError(
-            f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree "
-            "cannot follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
-        )
-
-
-def _check_decoding(model: PreTrainedModel) -> None:
-    """The target must decode as `GenerationMixin` does."""
-    name = type(model).__name__
-    modes = getattr(model, "_supported_generation_modes", None)
-    if type(model)._sample is not GenerationMixin._sample or (
-        modes is not None and GenerationMode.ASSISTED_GENERATION not in modes
-    ):
-        raise ValueError(
-            f"`assistant_model`: the target {name} has a decoding loop of its own. Call `generate` without "
-            "`assistant_model`."
-        )
-    if "cross_attention_mask" in forward_parameters(model):
-        raise ValueError(
-            f"`assistant_model`: the target {name} attends to its images by cross-attention, which needs a new mask "
-            "for every token. Call `generate` without `assistant_model`."
-        )
-
-
-def _check_attention(model: PreTrainedModel, role: str) -> None:
-    """Every layer must be attention over all earlier tokens, or over a sliding window of them."""
-    name = type(model).__name__
-    text_config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(text_config, "layer_types", None) or ())
-    if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call `generate` "
-            "without `assistant_model`."
-        )
-    others = sorted(kinds - _PLAIN_LAYERS)
-    if model._is_stateful or others:
-        which = f" ({', '.join(others)})" if others else ""
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers, or others{which}, whose "
-            "state cannot hold a tree. Call `generate` without `assistant_model`."
-        )
-    if supports_switching(model) and not is_exact(implementation_of(model)):
-        raise ValueError(
-            f"`attn_implementation`={implementation_of(model)!r} of the {role} {name} is not one of transformers' "
-            "own, and cannot be replaced over a tree, because it may compute something else. Load the model with "
-            "'sdpa' or 'eager', or call `generate` without `assistant_model`."
-        )
-    uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
-    has_windows = "sliding_attention" in kinds or any(
-        getattr(text_config, option, None) for option in ("sliding_window", "window_size", "attention_types")
-    )
-    needs_more = uses_alibi or has_windows
-    if needs_more and not supports_switching(model):
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
-            "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
-        )
-    for argument in ("position_ids", "past_key_values"):
-        if argument not in forward_parameters(model):
-            raise ValueError(
-                f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
-                "`generate` without `assistant_model`."
-            )
-
-
-def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
-    """With gradient checkpointing, layers in training mode drop the cache."""
-    if any(module.training and getattr(module, "gradient_checkpointing", False) for module in modules_of(model)):
-        raise ValueError(
-            f"`assistant_model`: the {role} {type(model).__name__} is in training mode with gradient checkpointing, "
-            "which keeps no cache. Call its `eval()` first."
-        )
-
-
 def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
     if generation_config.num_beams is not None and generation_config.num_beams > 1:
         raise ValueError(
@@ -290,32 +183,3 @@ def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: 
             f"`cache_implementation={generation_config.cache_implementation!r}` with `tree`: a tree has a cache of "
             "its own. Leave `cache_implementation` out."
         )
-
-
-def _check_drafts_are_whole(drafts: tuple[PreTrainedModel, ...]) -> None:
-    """Draft models beside a sharded target must be whole on every rank: the ranks run them at different times."""
-    for draft in filter(is_sharded, drafts):
-        raise ValueError(
-            f"`assistant_model`: {type(draft).__name__} is sharded, like the target, but the ranks forward it at "
-            "different times. Give every rank a whole one."
-        )
-
-
-def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
-    draft_config = draft.config.get_text_config(decoder=True)
-    if draft.config.is_encoder_decoder:
-        raise ValueError(
-            f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
-            "Use a decoder-only model with the target's tokenizer."
-        )
-    if not draft.can_generate() and draft.get_output_embeddings() is None:
-        raise ValueError(
-            f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
-            "Load it with `AutoModelForCausalLM`."
-        )
-    if draft_config.vocab_size != vocab_size:
-        raise ValueError(
-            f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the "
-            f"target one of {vocab_size}. Use a draft model with the target's tokenizer."
-        )
-    _check_attention(draft, "draft")

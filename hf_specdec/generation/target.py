@@ -83,7 +83,15 @@ class Target:
     # ------------------------------------------------------------------------------------------------------- prefill
 
     def prefill(self) -> ModelOutput:
-        """Forwards the whole prompt, as plain `generate` does; logits are those of its last position at least."""
+        """
+        Forwards the whole prompt: as plain `generate` does, or in chunks, where `can_prefill_in_chunks`.
+
+        Returns:
+            `ModelOutput`: the model's output, with logits of the last position at least, `[batch, positions, vocab]`.
+
+        Raises:
+            ValueError: if the target reads the prompt past the cache that it was given.
+        """
         if self.cache.storage is not None:
             before = self.cache.lengths
             self.cache.set_lengths([self._prompt_slots()] * self.sequences.batch_size)

@@ -90,17 +90,16 @@ class TokenTree:
             value = _literal(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ValueError(
-                f"`tree` cannot be read: {_shorten(text)!r}. "
-                "Write a list of rank paths such as '[(0,), (1,), (0, 0)]'."
+                f"`tree` cannot be read: {cut(text)!r}. Write a list of rank paths such as '[(0,), (1,), (0, 0)]'."
             ) from error
         if not isinstance(value, (list, tuple)):
             raise ValueError(
-                f"`tree` must be a list of rank paths, but {_shorten(text)!r} is a {type(value).__name__}. Write for "
+                f"`tree` must be a list of rank paths, but {cut(text)!r} is a {type(value).__name__}. Write for "
                 "example '[(0,), (1,), (0, 0)]'."
             )
         if value and all(isinstance(rank, int) for rank in value):
             raise ValueError(
-                f"`tree` must be a list of rank paths, but {_shorten(text)!r} is a single path. Write "
+                f"`tree` must be a list of rank paths, but {cut(text)!r} is a single path. Write "
                 f"'[{text.strip()}]' with all its prefixes; a path of one rank needs its comma: '(0,)'."
             )
         try:
@@ -232,7 +231,7 @@ def _checked(paths: Iterable[Iterable[int]]) -> tuple[Path, ...]:
     """The paths in breadth-first order, or a `ValueError`/`TypeError` that names what is wrong."""
     example = "Write it as rank paths, e.g. [(0,), (1,), (0, 0)]."
     if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
-        raise TypeError(f"`tree` must be a list of rank paths, but is {_shorten(repr(paths))}. {example}")
+        raise TypeError(f"`tree` must be a list of rank paths, but is {cut(repr(paths))}. {example}")
     checked: list[Path] = []
     for path in paths:
         if isinstance(path, (str, bytes, Set, Mapping)) or not isinstance(path, Iterable):  # sets have no order
@@ -283,5 +282,6 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
 
 
-def _shorten(text: str, length: int = 80) -> str:
+def cut(text: str, length: int = 80) -> str:
+    """A text for messages: its beginning, if it is longer than `length`."""
     return text if len(text) <= length else text[: length - 1] + "…"

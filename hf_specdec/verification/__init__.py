@@ -1,7 +1,7 @@
 """Decides which draft tokens are kept, so that the output is distributed as the target's own."""
 
 from .choosing import choose
-from .distribution import Distribution, TargetDistribution
+from .distribution import Distribution
 from .draft_temperature import DraftTemperature
 from .processor_kinds import warpers_of
 from .processors_by_row import copies_per_row
@@ -15,7 +15,6 @@ __all__ = [
     "Distribution",
     "DraftBackoff",
     "DraftTemperature",
-    "TargetDistribution",
     "Walk",
     "choose",
     "copies_per_row",

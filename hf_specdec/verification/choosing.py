@@ -8,6 +8,10 @@ from ..random_generators import generator_held
 from .argmax import argmax
 
 
+NOTHING_TO_DRAW_FROM = "probability tensor contains either `inf`, `nan` or element < 0"
+"""What plain `generate` says, by `torch.multinomial`, where there is nothing to draw from."""
+
+
 def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
     """The next tokens `[…]` for processed scores `[…, vocab]`: the argmax, or drawn from their softmax."""
     if not do_sample:

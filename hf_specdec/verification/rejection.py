@@ -31,6 +31,13 @@ def walk_by_rejection(
         distribution (`Distribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         observe (`Callable`, *optional*): is called with p and log q (up to a constant) at the root, `[rows, vocab]`.
+
+    Returns:
+        `Walk`: for every row its path and its tokens, the last of which is the bonus or recovered token.
+
+    Raises:
+        RuntimeError: as in plain `generate`, if there is nothing to draw from where a walk stands.
+        ValueError: if the children of a node were not drawn.
     """
     walk = Walk.start(distribution.batch_size, rows)
     while rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..trees import DraftTree
-from .choosing import choose
+from .choosing import NOTHING_TO_DRAW_FROM, choose
 from .distribution import Distribution
 from .walk import Walk
 
@@ -37,7 +37,7 @@ def walk_target(draft: DraftTree, distribution: Distribution, rows: list[int], d
         if ahead is not None:
             chosen = [ahead[row][walk.node(row)] for row in rows]
             if _NOTHING in chosen:
-                raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+                raise RuntimeError(NOTHING_TO_DRAW_FROM)
         else:
             chosen = distribution.choose(rows, walk, do_sample)
         walking = []

@@ -9,11 +9,11 @@ from support.eagle import ALL, EAGLE_1, GOLDENS, MODELOPT, equal_weights, golden
 from support.goldens import TINY_TARGET, trained_target
 
 from hf_specdec.eagle import EagleConfig, EagleHead
-from hf_specdec.eagle.formats import WRITERS, Target, write_head
+from hf_specdec.eagle.formats import WRITERS, TargetFiles, write_head
 
 
 SAFEAILAB, SPECULATORS, SPECFORGE = "safeailab_eagle3", "speculators_eagle3", "specforge_eagle3"
-TARGET = Target(TINY_TARGET)
+TARGET = TargetFiles(TINY_TARGET)
 # ModelOpt's own reading of its heads is one that no other format has; the servers' is.
 READINGS = {golden: ("_singlenorm", {"norm_hidden_twice": False}) for golden in MODELOPT}
 
@@ -261,7 +261,7 @@ def test_tied_targets(tmp_path):
         tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    target = Target(tmp_path)
+    target = TargetFiles(tmp_path)
     assert torch.equal(target.lm_head(), target.embeddings())
     assert target.embeddings().shape == (50, 16)
 
@@ -271,7 +271,7 @@ def test_targets_without_such_a_tensor(tmp_path):
 
     GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="needs one tensor `…embed_tokens.weight`, but has none"):
-        Target(tmp_path).embeddings()
+        TargetFiles(tmp_path).embeddings()
 
 
 def test_no_such_format(tmp_path):

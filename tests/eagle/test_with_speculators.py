@@ -10,7 +10,7 @@ from support.eagle import MODELOPT, arrays, head_of
 from support.goldens import TINY_TARGET
 
 from hf_specdec.eagle import EagleConfig, EagleHead
-from hf_specdec.eagle.formats import Target, write_head
+from hf_specdec.eagle.formats import TargetFiles, write_head
 
 
 pytest.importorskip("speculators", reason="speculators is not installed")
@@ -47,7 +47,7 @@ def golden_inputs(golden):
     ],
 )
 def test_goldens(golden, suffix, options, tmp_path):
-    write_head(head_of(golden, **options), tmp_path, "speculators", Target(TINY_TARGET))
+    write_head(head_of(golden, **options), tmp_path, "speculators", TargetFiles(TINY_TARGET))
     logits = logits_in_speculators(tmp_path, *golden_inputs(golden))
     torch.testing.assert_close(logits, arrays(golden)[f"head_logits{suffix}"], atol=1e-4, rtol=0)
 

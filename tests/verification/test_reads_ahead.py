@@ -9,7 +9,7 @@ import torch
 from support.models import noisy_copy, prompts, tiny_model
 
 import hf_specdec
-from hf_specdec.verification import TargetDistribution
+from hf_specdec.generation.distribution import TargetDistribution
 
 
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"

@@ -21,10 +21,11 @@ from support.tables import (
 from transformers import LogitsProcessorList
 
 from hf_specdec.drafters.growth import draw_without_replacement
+from hf_specdec.generation.distribution import TargetDistribution
 from hf_specdec.generation.recording import Recorder
 from hf_specdec.generation.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree, Topology
-from hf_specdec.verification import TargetDistribution, walk_by_rejection
+from hf_specdec.verification import walk_by_rejection
 
 
 VOCAB = 16

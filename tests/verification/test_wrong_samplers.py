@@ -32,8 +32,9 @@ from support.tables import (
 from hf_specdec import SpeculativeConfig
 from hf_specdec.drafters import growth
 from hf_specdec.generation import loop
+from hf_specdec.generation.distribution import TargetDistribution
 from hf_specdec.trees import DraftTree, TokenTree
-from hf_specdec.verification import TargetDistribution, Walk, choose, rejection
+from hf_specdec.verification import Walk, choose, rejection
 
 
 CAUGHT, RIGHT = 1e-6, 1e-3

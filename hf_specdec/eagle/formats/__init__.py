@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 from ...checkpoints.reading import Checkpoint, HubOptions
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
 from .reading import PublishedHead
-from .target import Target
+from .target_files import TargetFiles
 
 
 if TYPE_CHECKING:
     from ..modeling_eagle import EagleHead
 
-__all__ = ["WRITERS", "Checkpoint", "HubOptions", "PublishedHead", "Target", "read_head", "write_head"]
+__all__ = ["WRITERS", "Checkpoint", "HubOptions", "PublishedHead", "TargetFiles", "read_head", "write_head"]
 
 # SafeAILab's format has no marks of its own, and is taken where no other format matches.
 _FORMATS = (native, speculators, modelopt, specforge, angelslim)
@@ -49,7 +49,7 @@ def read_head(checkpoint: Checkpoint) -> PublishedHead:
     return safeailab.read(checkpoint)
 
 
-def write_head(head: EagleHead, folder: str | Path, format: str, target: Target | None = None) -> Path:
+def write_head(head: EagleHead, folder: str | Path, format: str, target: TargetFiles | None = None) -> Path:
     """
     Writes a head in another format than ours (which `head.save_pretrained` writes).
 
@@ -57,7 +57,8 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: Target 
         head (`EagleHead`): the head.
         folder (`str`): the folder to write to, created if there is none.
         format (`str`): one of `WRITERS`.
-        target (`Target`, *optional*): the target, for formats that copy its tensors or depend on its number of layers.
+        target (`TargetFiles`, *optional*): the target's files, for formats that copy its tensors or depend on its
+            number of layers.
 
     Returns:
         `Path`: the file with the weights.

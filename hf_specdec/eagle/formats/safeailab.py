@@ -15,7 +15,7 @@ from ..configuration_eagle import EagleConfig
 from .keys import Keys
 from .layers import layer_config
 from .reading import PublishedHead
-from .target import Target
+from .target_files import TargetFiles
 from .vocabulary import draft_vocabulary, target_vocabulary
 from .writing import (
     PLAIN_EAGLE3,
@@ -192,7 +192,7 @@ def _has_lm_head(keys: Keys, published: dict[str, Any], vocab_size: int, convent
     return False
 
 
-def write(head: EagleHead, target: Target | None = None) -> Writing:
+def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
     """
     The head as SafeAILab publishes heads. SafeAILab's code computes plain rotary embeddings only, has no sliding
     window, and always reads the default three hidden states.
@@ -227,7 +227,7 @@ def write(head: EagleHead, target: Target | None = None) -> Writing:
     return Writing(fields, eagle3_weights(head, target, "midlayer.", NAME), "pytorch_model.bin")
 
 
-def _write_eagle1(head: EagleHead, fields: dict[str, Any], target: Target | None) -> Writing:
+def _write_eagle1(head: EagleHead, fields: dict[str, Any], target: TargetFiles | None) -> Writing:
     layers = head.config.text_config
     check_expressible(layers, PLAIN_LAYERS | {"model_type": ("llama", "qwen2")}, NAME)
     if target is None:

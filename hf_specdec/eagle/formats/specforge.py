@@ -8,7 +8,7 @@ from ...checkpoints.reading import Checkpoint
 from .keys import Keys
 from .reading import PublishedHead, section
 from .safeailab import read_either
-from .target import Target
+from .target_files import TargetFiles
 from .writing import (
     PLAIN_EAGLE3,
     PLAIN_LAYERS,
@@ -68,7 +68,7 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
     )
 
 
-def write(head: EagleHead, target: Target | None = None) -> Writing:
+def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
     """
     The head as SpecForge exports heads for SGLang; layer ids are written as layer outputs.
 

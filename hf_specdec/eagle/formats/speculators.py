@@ -13,7 +13,7 @@ from ...checkpoints.reading import Checkpoint
 from .keys import Keys
 from .reading import PublishedHead, section
 from .safeailab import read_eagle1, read_eagle3
-from .target import Target
+from .target_files import TargetFiles
 from .writing import PLAIN_EAGLE3, Writing, boundaries, check_expressible, eagle3_weights, layer_fields
 
 
@@ -94,7 +94,7 @@ def _verifier(checkpoint: Checkpoint) -> str | None:
     return section(options, "verifier", checkpoint.name).get("name_or_path")
 
 
-def write(head: EagleHead, target: Target | None = None) -> Writing:
+def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
     """
     The head as speculators saves "eagle3" heads; layer ids are written as boundaries. With a target, a copy of its
     embeddings is written as the library does, though neither the library nor vLLM needs it.
@@ -143,7 +143,7 @@ def _layers(head: EagleHead) -> dict[str, Any]:
     return fields
 
 
-def _proposals(head: EagleHead, target: Target | None) -> dict[str, Any]:
+def _proposals(head: EagleHead, target: TargetFiles | None) -> dict[str, Any]:
     """The `speculators_config`, from which vLLM takes how to use the head: to draft chains."""
     chain = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     verifier = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig
 
-from .target import Target
+from .target_files import TargetFiles
 
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def outer_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": rope["rope_theta"], "rope_scaling": None if plain else scaling}
 
 
-def boundaries(head: EagleHead, target: Target | None) -> list[int] | None:
+def boundaries(head: EagleHead, target: TargetFiles | None) -> list[int] | None:
     """
     The hidden states that an EAGLE-3 head reads, as boundaries; None: the default ones.
 
@@ -128,7 +128,9 @@ def boundaries(head: EagleHead, target: Target | None) -> list[int] | None:
     return sorted(layer + shift for layer in config.aux_layer_ids)
 
 
-def eagle3_weights(head: EagleHead, target: Target | None, first_layer: str, format: str) -> dict[str, torch.Tensor]:
+def eagle3_weights(
+    head: EagleHead, target: TargetFiles | None, first_layer: str, format: str
+) -> dict[str, torch.Tensor]:
     """
     The weights of an EAGLE-3 head, with `t2d` beside `d2t`, and an lm_head in any case.
 

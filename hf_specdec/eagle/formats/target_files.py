@@ -12,9 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from ...checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_weights, shard_paths
 
 
-class Target:
+class TargetFiles:
     """
-    The model that a head drafts for.
+    Files of the model that a head drafts for.
 
     Args:
         name (`str`): folder or Hub repository.
