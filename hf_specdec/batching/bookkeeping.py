@@ -41,7 +41,7 @@ class Bookkeeping:
             try:
                 ends = request.append(token)
             except Exception as error:  # an error of a user's criterion fails only its request
-                request.fail(error)
+                request.fail(error, by_its_options=True)
                 ends = True
             if ends:
                 return number

@@ -99,7 +99,7 @@ class RowDistributions:
         try:
             scores.copy_(processors(request.history(request.length), scores.clone()))
         except Exception as error:  # an error of a user's processor fails only its request
-            request.fail(error)
+            request.fail(error, by_its_options=True)
 
     def _drawable(self, rows: list[int], scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
@@ -147,7 +147,7 @@ class RowDistributions:
         try:
             return request.append(token)
         except Exception as error:  # an error of a user's criterion fails only its request
-            request.fail(error)
+            request.fail(error, by_its_options=True)
             return True
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
 from ..config import SpeculationPlan
 from ..device_steps.verdicts import Warpers
@@ -36,10 +36,12 @@ class SpeculativeGenerationOutput(GenerationOutput):
         speculation (`SpeculationMetrics`): speculation counts of this request so far.
         finish_reason (`str`, *optional*): `"stop"` for a text that ends with an end token, a stop string or another
             criterion, `"length"` for one that is as long as it may be; None for one that has not ended.
+        fails_by_its_options (`bool`): whether one of the request's processors or criteria has raised the `error`.
     """
 
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     finish_reason: FinishReason | None = None
+    fails_by_its_options: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,7 @@ class RequestOptions:
         do_sample (`bool`): whether tokens are drawn.
         plan (`SpeculationPlan`, *optional*): how the request speculates; None if it does not.
         seed (`int`, *optional*): makes the request's draws the same whatever else runs.
+        clock (`MaxTimeCriteria`, *optional*): the one of `criteria` whose time begins when the request is admitted.
     """
 
     processors: LogitsProcessorList
@@ -60,6 +63,7 @@ class RequestOptions:
     do_sample: bool
     plan: SpeculationPlan | None
     seed: int | None = None
+    clock: MaxTimeCriteria | None = None
 
     @cached_property
     def processors_key(self) -> Hashable:
@@ -115,6 +119,7 @@ class Request:
         self.table = BlockTable()
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
+        self.fails_by_its_options = False
         self.metrics = SpeculationMetrics(accepted_per_step=[[]])
         self.draft_backoff = DraftBackoff()
         self._device = device
@@ -179,6 +184,8 @@ class Request:
     def status(self, status: RequestStatus) -> None:
         if self._started < 0 and status != RequestStatus.PENDING:
             self._started = time.perf_counter()
+            if self.options.clock is not None:
+                self.options.clock.initial_timestamp = time.time()
         if status >= RequestStatus.FINISHED:
             self._ended = time.perf_counter()
         self._status = status
@@ -188,9 +195,14 @@ class Request:
         """Whether the request has finished or failed."""
         return self._status >= RequestStatus.FINISHED
 
-    def fail(self, error: str | BaseException) -> None:
-        """Ends the request with an error."""
+    def fail(self, error: str | BaseException, by_its_options: bool = False) -> None:
+        """
+        Ends the request with an error. `by_its_options`: whether one of its own processors or criteria has raised it;
+        lack of memory is not their fault.
+        """
         self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        lacks_memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+        self.fails_by_its_options = by_its_options and not lacks_memory
         self.status = RequestStatus.FAILED
 
     def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:
@@ -206,4 +218,5 @@ class Request:
             timestamps=None if self._timestamps is None else list(self._timestamps),
             speculation=self.metrics.copy(),
             finish_reason=self.finish_reason,
+            fails_by_its_options=self.fails_by_its_options,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import queue
-from collections.abc import AsyncIterator
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,14 +21,15 @@ from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
+from transformers.cli.serving.utils import CBWorkerDeadError
 
 from .bodies import LENGTHS, check_input, check_numbers, check_options, checked_messages, chosen_tools, sequence_bias
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
-from .generation import RequestFailed, SpeculativeState, asked_for
+from .generation import RequestFailed, SpeculativeState, asked_for, is_cut
 from .metrics import registry_of
-from .stop_strings import check_number_and_length, checked_stop_strings, trimmed
+from .stop_strings import TrimmedAnswers, check_number_and_length, checked_stop_strings
 from .streams import QuickChunks
 
 
@@ -112,29 +113,20 @@ class _OwnRequests:
             config.do_sample = body.get("temperature") != 0
         return config
 
+    async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
+        answers = TrimmedAnswers(tokenizer, _config_in(args).stop_strings)
+        handler: Any = super()  # of the handler with this mixin
+        return await handler._non_streaming(request_id, model, answers, *args, **options)
 
-_stop_strings: ContextVar[str | list[str] | None] = ContextVar("stop_strings", default=None)
-"""Stop strings of the request that the current asyncio task serves."""
+
+def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
+    """The generation config among a handler's arguments, in which its place differs from handler to handler."""
+    return next(one for one in arguments if isinstance(one, GenerationConfig))
 
 
 class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
-    """Chat completions. Stop strings are also cut from answers parsed from tokens (models with response templates)."""
-
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         return await super().handle_request(body | {"messages": checked_messages(body.get("messages"))}, request_id)
-
-    def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> GenerationConfig:
-        config = super()._build_generation_config(body, *args, **kwargs)
-        _stop_strings.set(config.stop_strings)
-        return config
-
-    def _build_completion(
-        self, request_id: str, content: str, *args: Any, reasoning_content: str | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        stop_strings = _stop_strings.get()
-        content = content and trimmed(content, stop_strings)
-        reasoning_content = reasoning_content and trimmed(reasoning_content, stop_strings)
-        return super()._build_completion(request_id, content, *args, reasoning_content=reasoning_content, **kwargs)
 
 
 class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
@@ -142,11 +134,39 @@ class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
 
 
 class _Response(_OwnRequests, ResponseHandler):
-    """Handles responses, which are streamed only if that is asked for (transformers' handler does so by default)."""
+    """
+    Handles responses, which are streamed only if that is asked for (transformers' handler does so by default), and
+    incomplete if they are as long as they may be (transformers' handler completes all).
+    """
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         check_input(body)
         return await super().handle_request(body | {"stream": body.get("stream") or False}, request_id)
+
+    async def _non_streaming(self, *args: Any, **options: Any) -> JSONResponse:
+        response = await super()._non_streaming(*args, **options)
+        return JSONResponse(_incomplete(json.loads(response.body))) if is_cut(_config_in(args)) else response
+
+    def _streaming(self, *args: Any, **options: Any) -> StreamingResponse:
+        response = super()._streaming(*args, **options)
+        response.body_iterator = _told_if_incomplete(response.body_iterator, _config_in(args))
+        return response
+
+
+async def _told_if_incomplete(events: Any, config: GenerationConfig) -> AsyncGenerator[str, None]:
+    """The events of a streamed response, whose last one says so if the text is as long as it may be."""
+    async with aclosing(events):
+        async for text in events:
+            if is_cut(config) and '"type":"response.completed"' in text:
+                event = json.loads(text.removeprefix("data: "))
+                event |= {"type": "response.incomplete", "response": _incomplete(event["response"])}
+                text = f"data: {json.dumps(event)}\n\n"
+            yield text
+
+
+def _incomplete(response: dict[str, Any]) -> dict[str, Any]:
+    """A completed response as one whose text is as long as it may be."""
+    return response | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
 
 class _Nothing:
@@ -176,13 +196,7 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     app = build_server(models, generation_state=state, **handlers)
     _add_routes(app, models)
     _add_metrics(app, engine, model_name)
-    app.add_exception_handler(ValueError, _refused)
-    app.add_exception_handler(TypeError, _refused)
-    app.add_exception_handler(TemplateError, _refused)  # a chat template's own check of the messages
-    app.add_exception_handler(queue.Full, _busy)
-    app.add_exception_handler(RequestFailed, _failed)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _refused_by_transformers)
+    _add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     return app
 
@@ -211,8 +225,29 @@ def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:
     @app.get("/metrics")
     def metrics() -> Response:
         if engine.fatal_error is not None:
-            return _error(503, "engine_error", f"The engine has ended. {engine.fatal_error}")
+            return _error(503, "engine_error", str(engine.fatal_error))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
+    def unexpected(request: Request, error: Exception) -> JSONResponse:
+        if engine.fatal_error is not None:
+            return _error(503, "engine_error", str(engine.fatal_error))
+        return _error(500, "server_error", f"{type(error).__name__}: {error}")
+
+    handlers: dict[type[Exception], Any] = {
+        ValueError: _refused,
+        TypeError: _refused,
+        TemplateError: _refused,  # a chat template's own check of the messages
+        queue.Full: _busy,
+        RequestFailed: _failed,
+        RequestValidationError: _malformed,
+        HTTPException: _refused_by_transformers,
+        CBWorkerDeadError: unexpected,
+        Exception: unexpected,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
 
 
 def _refused(request: Request, error: Exception) -> JSONResponse:

@@ -15,11 +15,30 @@ _ANSWERED_ALIKE = {
     "echo": ("false",),
     "presence_penalty": ("0", "0.0", "-0.0"),
     "response_format": ('{"type": "text"}',),
-    "previous_response_id": (),
     "functions": ("[]",),
     "function_call": ('"auto"', '"none"'),
+    "audio": (),
+    "modalities": ('["text"]',),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "web_search_options": (),
+    "suffix": ('""',),
+    "background": ("false",),
+    "context_management": ("[]",),
+    "conversation": (),
+    "include": ("[]",),
+    "max_tool_calls": (),
+    "previous_response_id": (),
+    "reasoning": ("{}",),
+    "truncation": ('"disabled"',),
 }
 """Options that are not supported, with the values (as JSON) that change nothing."""
+_REMEDIES = {
+    "reasoning_effort": "Leave it out, or give what the model's chat template knows in `chat_template_kwargs`.",
+    "suffix": "Leave it out: the model would not see it.",
+}
+"""What to do about options, other than to leave them out."""
 _ITEMS = ("reasoning", "function_call", "function_call_output")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -29,11 +48,18 @@ def check_options(body: dict[str, Any]) -> None:
     Refuses options that would change the answer but are not supported.
 
     Raises:
-        ValueError: if one is given with a value that changes something.
+        TypeError, ValueError: if one is given with a value that changes something.
     """
     for name, values in _ANSWERED_ALIKE.items():
         if body.get(name) is not None and json.dumps(body[name]) not in values:
-            raise ValueError(f"`{name}={body[name]!r}` is not supported by this server. Leave it out.")
+            remedy = _REMEDIES.get(name, "Leave it out.")
+            raise ValueError(f"`{name}={shortened(body[name])}` is not supported by this server. {remedy}")
+    _check_object("chat_template_kwargs", body.get("chat_template_kwargs", {}))
+    if "chat_template" in body.get("chat_template_kwargs", {}):
+        raise ValueError(
+            "`chat_template_kwargs.chat_template` is not supported by this server: the chat template is the model's. "
+            "Leave it out, or use `/v1/completions`, which takes text as it is."
+        )
     text = body.get("text")
     format_ = text.get("format") if isinstance(text, dict) else text
     if format_ is not None and not (isinstance(format_, dict) and format_.get("type") == "text"):
@@ -71,11 +97,12 @@ def chosen_tools(body: dict[str, Any]) -> dict[str, Any]:
     The body, without its tools if `tool_choice` is "none".
 
     Raises:
-        ValueError: if a tool is demanded, which cannot be enforced.
+        TypeError, ValueError: if the tools are no list of functions, or one is demanded, which cannot be enforced.
     """
-    choice = body.get("tool_choice")
-    if not body.get("tools"):
+    choice, tools = body.get("tool_choice"), body.get("tools")
+    if not tools:
         return body
+    _check_tools(tools)
     if choice not in (None, "auto", "none"):
         raise ValueError(f"`tool_choice={shortened(choice)}` is not supported by this server, but 'auto' and 'none'.")
     return {name: value for name, value in body.items() if name != "tools"} if choice == "none" else body
@@ -97,12 +124,17 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
 
 def check_input(body: dict[str, Any]) -> None:
     """
-    Checks that the input of a response is a text, parts of a text, or messages and tool calls with their outputs.
+    Checks that the input of a response is a text, parts of a text, or messages and tool calls with their outputs, and
+    no stored prompt.
 
     Raises:
         TypeError, ValueError: if not; the error names the part.
     """
     given, instructions = body.get("input"), body.get("instructions")
+    if body.get("prompt") is not None:
+        raise ValueError(
+            f"`prompt={shortened(body['prompt'])}` is not supported by this server. Give its text in `input`."
+        )
     if instructions is not None and not isinstance(instructions, str):
         raise TypeError(f"`instructions` must be a string, but is {shortened(instructions)}.")
     if isinstance(given, str):
@@ -146,6 +178,18 @@ def sequence_bias(logit_bias: Any, vocab_size: int) -> dict[tuple[int], float] |
             "Leave them out."
         )
     return {(token,): bias for token, bias in biases.items()}
+
+
+def _check_tools(tools: Any) -> None:
+    if not isinstance(tools, list):
+        raise TypeError(f"`tools` must be a list of functions, but is {shortened(tools)}.")
+    for number, tool in enumerate(tools):
+        _check_object(f"tools[{number}]", tool)
+        kind = tool.get("type", "function")
+        if kind != "function":
+            raise ValueError(
+                f"`tools[{number}].type={shortened(kind)}` is not supported by this server: leave it out."
+            )
 
 
 def _check_item(where: str, item: dict[str, Any]) -> None:

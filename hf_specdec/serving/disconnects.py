@@ -19,14 +19,13 @@ class CancelOnDisconnect:
 
     Args:
         app: the application.
-        path_prefix (`str`): prefix of the paths of watched requests.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]], path_prefix: str = "/v1/"):
-        self.app, self.path_prefix = app, path_prefix
+    def __init__(self, app: Callable[..., Awaitable[None]]):
+        self.app = app
 
     async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(self.path_prefix):
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return await self.app(scope, receive, send)
         messages: asyncio.Queue[Message] = asyncio.Queue()
         asked: list[OneRequest] = []

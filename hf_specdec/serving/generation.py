@@ -17,7 +17,6 @@ from transformers.cli.serving.utils import (
 )
 
 from ..batching import SpeculativeGenerationOutput
-from ..batching.distribution import NOTHING_TO_CHOOSE
 from .contexts import check_length
 from .engine.client import EngineClient, Handler
 from .stop_strings import TrimmedQueue, trimmed
@@ -30,9 +29,6 @@ asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default
 
 DEFAULT_LENGTH = 1024
 """Most new tokens of a request that does not say how many, if they fit."""
-
-_KINDS_OF_REQUESTS = ("ValueError", "TypeError", "IndexError", "KeyError", "AttributeError", "OverflowError")
-"""Names of errors that bad options of a request raise in its own processors and criteria."""
 
 
 class _ErrorText(str):
@@ -48,12 +44,12 @@ class RequestFailed(Exception):
 
     Args:
         reason (`str`): the error of its result.
+        is_its_own (`bool`): whether the request's options are at fault rather than the server.
     """
 
-    def __init__(self, reason: str):
+    def __init__(self, reason: str, is_its_own: bool):
         super().__init__(reason)
-        self.is_its_own = reason.partition(":")[0] in (*_KINDS_OF_REQUESTS, NOTHING_TO_CHOOSE.partition(":")[0])
-        """Whether the request is at fault rather than the server."""
+        self.is_its_own = is_its_own
 
 
 class SpeculativeState(GenerationState):
@@ -137,6 +133,11 @@ class Generation(BaseGenerateManager):
         """Does nothing: the engine is ended by its caller."""
 
 
+def is_cut(gen_config: GenerationConfig) -> bool:
+    """Whether the request with these options is over, and its text as long as it may be; see `OneRequest`."""
+    return gen_config.max_new_tokens == 0
+
+
 class OneRequest:
     """
     The engine for a single request, in the interface that `CBGenerateManager` uses. Adds the request's options, which
@@ -155,6 +156,7 @@ class OneRequest:
         self._admission: asyncio.Future[None] | None = None
         self._first_result: asyncio.Future[None] | None = None
         self._error: str | None = None
+        self._fails_by_its_options = False
 
     async def admitted(self) -> None:
         """
@@ -181,7 +183,7 @@ class OneRequest:
         if self._error is not None and self._engine.fatal_error is not None:
             raise CBWorkerDeadError(self._error)
         if self._error is not None:
-            raise RequestFailed(self._error)
+            raise RequestFailed(self._error, self._fails_by_its_options)
 
     def cancel(self) -> None:
         """Cancels the request in the engine; does nothing if it is over."""
@@ -212,8 +214,10 @@ class OneRequest:
         def note(result: SpeculativeGenerationOutput) -> None:
             if result.error is not None:
                 self._error = result.error = _ErrorText(result.error)
+                self._fails_by_its_options = result.fails_by_its_options
             if result.finish_reason is not None:
-                # Transformers' handlers say "length" for texts of at least this many tokens, and "stop" for others.
+                # Transformers' handlers say "length" for texts of at least this many tokens, and "stop" for others;
+                # see also `is_cut`.
                 self._config.max_new_tokens = 0 if result.finish_reason == "length" else None
             if not first_result.done():
                 first_result.set_result(None)

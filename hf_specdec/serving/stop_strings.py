@@ -63,6 +63,28 @@ def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
+class TrimmedAnswers:
+    """
+    A tokenizer that cuts stop strings from the texts of answers that it parses from tokens, by a response template.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the model's.
+        stop_strings (`str` or `list[str]`, *optional*): what ends a text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_strings: str | list[str] | None):
+        self._own, self._stop_strings = tokenizer, stop_strings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def parse_response(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """The parts of an answer; see the tokenizer's own method."""
+        parts = self._own.parse_response(*args, **options)
+        stop_strings = self._stop_strings
+        return {name: trimmed(one, stop_strings) if isinstance(one, str) else one for name, one in parts.items()}
+
+
 class StopStringSearch:
     """
     A search for the first stop string in a text that comes in pieces, each of which costs about its own length.

@@ -12,6 +12,7 @@ from support.batches import limits
 from support.models import VOCAB, tiny_model
 from support.servers import engine_over
 from support.tokenizer import tiny_tokenizer
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from hf_specdec import NgramDraft
 
@@ -20,8 +21,10 @@ for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
 from fastapi.testclient import TestClient  # noqa: E402
+from openai.types.responses import Response  # noqa: E402
 
 from hf_specdec.serving.app import build_app  # noqa: E402
+from hf_specdec.serving.stop_strings import StopStringSearch  # noqa: E402
 
 
 TEMPLATE = (
@@ -87,7 +90,26 @@ def test_responses_are_streamed_if_that_is_asked_for(client: TestClient) -> None
     assert len({text_of(answer) for answer in answers}) == 1 and answers[0]["object"] == "response"
     with client.stream("POST", "/v1/responses", json=RESPONSE | {"stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        assert "response.completed" in response.read().decode()
+        assert "response.created" in response.read().decode()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_responses_that_are_cut_are_incomplete(client: TestClient, stream: bool) -> None:
+    """Not those that end by themselves, even at the last allowed token."""
+    text = text_of(ask(client, "responses"))
+    (last,) = tiny_tokenizer()(text[-1])["input_ids"]
+    ends = {"generation_config": json.dumps({"eos_token_id": [last], "do_sample": False})}
+    for options, status in (({}, "incomplete"), (ends, "completed"), ({"max_output_tokens": 500} | ends, "completed")):
+        with client.stream("POST", "/v1/responses", json=RESPONSE | options | {"stream": stream}) as found:
+            lines = [line.removeprefix("data: ") for line in found.iter_lines() if line.startswith(("data: ", "{"))]
+        answer = json.loads(lines[-1])
+        if stream:
+            assert answer["type"] == f"response.{status}" and answer["sequence_number"] == len(lines) - 1
+            answer = answer["response"]
+        assert answer["status"] == status and text.startswith(text_of(answer))
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        assert answer.get("incomplete_details") == details
+        Response.model_validate(answer)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
@@ -183,6 +205,51 @@ def test_load_model(client: TestClient) -> None:
 def test_requests_that_fail(client: TestClient, path: str, config: dict[str, Any]) -> None:
     config = {"max_new_tokens": 6, "do_sample": False, **config}
     assert "Error: " in refusal(client, path, PATHS[path] | {"generation_config": json.dumps(config)})
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_failures_of_the_server(client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a drafter are no fault of the request, whatever they are called."""
+
+    def fails(*_: Any) -> None:
+        raise KeyError("of the drafter")
+
+    monkeypatch.setattr(NgramDraft, "propose", fails)
+    response = client.post(f"/v1/{path}", json=PATHS[path])
+    error = {"message": "KeyError: 'of the drafter'", "type": "server_error", "code": 500}
+    assert response.status_code == 500 and response.json() == {"error": error}
+
+
+@pytest.mark.parametrize(
+    "option, method",
+    [(RepetitionPenaltyLogitsProcessor, "__call__"), (StopStringSearch, "feed")],
+    ids=["processor", "criterion"],
+)
+@pytest.mark.parametrize("error, status", [(ZeroDivisionError, 400), (RuntimeError, 400), (MemoryError, 500)])
+def test_failures_of_a_requests_own_options(
+    client: TestClient, option: type, method: str, error: type, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are called, but for a lack of memory."""
+
+    def fails(*_: Any) -> None:
+        raise error("somehow")
+
+    monkeypatch.setattr(option, method, fails)
+    config = {"max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.5}
+    for stream in (False, True):
+        body = COMPLETION | {"generation_config": json.dumps(config), "stop": "~", "stream": stream}
+        assert client.post("/v1/completions", json=body).status_code == status
+
+
+def test_unexpected_errors(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise LookupError("nobody knows")
+
+    monkeypatch.setattr("hf_specdec.serving.app.check_numbers", fails)
+    for path in PATHS:
+        response = client.post(f"/v1/{path}", json=PATHS[path])
+        error = {"message": "LookupError: nobody knows", "type": "server_error", "code": 500}
+        assert response.status_code == 500 and response.json() == {"error": error}
 
 
 def test_streams_that_fail(client: TestClient) -> None:
@@ -291,13 +358,26 @@ def test_inputs(client: TestClient, given: Any) -> None:
         ("chat/completions", {"presence_penalty": 0.5}, {"presence_penalty": 0.0}),
         ("chat/completions", {"functions": [{"name": "f"}]}, {"functions": []}),
         ("chat/completions", {"function_call": {"name": "f"}}, {"function_call": "auto"}),
+        ("chat/completions", {"modalities": ["text", "audio"]}, {"modalities": ["text"]}),
+        ("chat/completions", {"audio": {"voice": "alloy", "format": "wav"}}, {"audio": None}),
+        ("chat/completions", {"reasoning_effort": "low"}, {"reasoning_effort": None}),
+        ("chat/completions", {"web_search_options": {}}, {"web_search_options": None}),
+        ("chat/completions", {"prediction": {"type": "content", "content": "abc"}}, {"prediction": None}),
         ("completions", {"n": 2}, {"n": None}),
+        ("completions", {"suffix": "xyz"}, {"suffix": ""}),
         ("completions", {"best_of": 2}, {"best_of": 1}),
         ("completions", {"logprobs": 0}, {"logprobs": None}),
         ("completions", {"echo": True}, {"echo": False}),
         ("responses", {"text": {"format": {"type": "json_object"}}}, {"text": {"format": {"type": "text"}}}),
         ("responses", {"previous_response_id": "resp_1"}, {"previous_response_id": None}),
         ("responses", {"top_logprobs": 3}, {"text": {"verbosity": "low"}}),
+        ("responses", {"background": True}, {"background": False}),
+        ("responses", {"include": ["message.output_text.logprobs"]}, {"include": []}),
+        ("responses", {"prompt": {"id": "pmpt_1"}}, {"prompt": None}),
+        ("responses", {"conversation": "conv_1"}, {"conversation": None}),
+        ("responses", {"truncation": "auto"}, {"truncation": "disabled"}),
+        ("responses", {"max_tool_calls": 1}, {"max_tool_calls": None}),
+        ("responses", {"reasoning": {"effort": "low"}}, {"reasoning": {}}),
     ],
 )
 def test_options_that_are_not_supported(
@@ -307,6 +387,29 @@ def test_options_that_are_not_supported(
     reason = refusal(client, path, PATHS[path] | option)
     assert f"`{name}" in reason and "not supported" in reason
     assert text_of(ask(client, path, **alike)) == text_of(ask(client, path))
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_options_without_effect(client: TestClient, path: str) -> None:
+    options = {"store": True, "metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "safety_identifier": "me"}
+    assert text_of(ask(client, path, **options)) == text_of(ask(client, path))
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ({"tools": "x"}, "`tools` must be a list of functions"),
+        ({"tools": ["x"]}, "`tools[0]` must be an object"),
+        ({"tools": [{"type": "web_search"}]}, "`tools[0].type='web_search'` is not supported"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "`chat_template_kwargs.chat_template` is not supp"),
+        ({"chat_template_kwargs": "chat_template"}, "`chat_template_kwargs` must be an object"),
+    ],
+)
+def test_options_that_the_template_cannot_take(
+    client: TestClient, path: str, option: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(client, path, PATHS[path] | option)
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
@@ -336,11 +439,31 @@ def test_an_engine_that_has_ended() -> None:
     ):
         assert client.get("/metrics").status_code == 200
         with model.register_forward_pre_hook(_fail):
-            assert [
-                client.post("/v1/completions", json=COMPLETION | {"stream": stream}).status_code
-                for stream in (True, False)
-            ] == [503, 503]
-        assert client.get("/health").status_code == client.get("/metrics").status_code == 503
+            assert_refused_by_all(client, "The engine has ended. MemoryError: out of it")
+        assert client.get("/health").status_code == 503
+
+
+def test_a_server_that_ends() -> None:
+    tokenizer = tiny_tokenizer()
+    with (
+        tiny_model().init_continuous_batching(
+            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
+        ) as manager,
+        engine_over(manager, tokenizer) as engine,
+        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
+    ):
+        engine.fail_open()
+        assert_refused_by_all(client, "The server is shutting down.")
+
+
+def assert_refused_by_all(client: TestClient, reason: str) -> None:
+    """Asserts that requests and `/metrics` are answered alike: with status 503 and the reason."""
+    for stream in (True, False):
+        refused = client.post("/v1/completions", json=COMPLETION | {"stream": stream})
+        error = {"message": reason, "type": "engine_error", "code": 503}
+        assert refused.status_code == 503 and refused.json() == {"error": error}
+    refused = client.get("/metrics")
+    assert refused.status_code == 503 and refused.json() == {"error": error}
 
 
 def _fail(*_: Any) -> None:

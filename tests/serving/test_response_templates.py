@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from hf_specdec import NgramDraft
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
-from hf_specdec.serving.app import OneModel, _Chat  # noqa: E402
+from hf_specdec.serving.app import OneModel, _Chat, _Response  # noqa: E402
 from hf_specdec.serving.generation import SpeculativeState  # noqa: E402
 
 
@@ -29,8 +30,16 @@ PROMPT = "abc xyz"
 FIELD = "reasoning_content" if version.parse(transformers.__version__) >= version.parse("5.23") else "thinking"
 
 
+@dataclass
+class Handlers:
+    """The handlers whose answers are parsed."""
+
+    chat: _Chat
+    responses: _Response
+
+
 @pytest.fixture(scope="module")
-def chat() -> Iterator[_Chat]:
+def handlers() -> Iterator[Handlers]:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
@@ -38,14 +47,15 @@ def chat() -> Iterator[_Chat]:
         tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager,
         engine_over(manager, tokenizer) as engine,
     ):
-        yield _Chat(OneModel("tiny", engine.model, tokenizer), SpeculativeState(engine))
+        both = OneModel("tiny", engine.model, tokenizer), SpeculativeState(engine)
+        yield Handlers(_Chat(*both), _Response(*both))
 
 
 @pytest.fixture(scope="module")
-def whole(chat: _Chat) -> str:
+def whole(handlers: Handlers) -> str:
     """What the model says. From now on its beginning opens its reasoning, and something in the middle ends it."""
-    tokenizer = chat.model_manager.load_model_and_processor()[1]
-    text = message(chat, None, streams=False)[1]
+    tokenizer = handlers.chat.model_manager.load_model_and_processor()[1]
+    text = message(handlers.chat, None, streams=False)[1]
     opens = next(text[:length] for length in range(1, len(text)) if text.count(text[:length]) == 1)
     closes = next(text[at : at + 3] for at in range(len(text) // 2, len(text)) if text.count(text[at : at + 3]) == 1)
     tokenizer.response_template = {
@@ -59,32 +69,44 @@ def whole(chat: _Chat) -> str:
     return text
 
 
-def message(chat: _Chat, stop: str | None, streams: bool) -> tuple[str, str]:
+def message(handler: _Chat | _Response, stop: str | None, streams: bool) -> tuple[str, str]:
     """The reasoning and the content of an answer."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 60}
-    body |= {"temperature": 1.0, "seed": 3, "stream": streams, "logit_bias": dict.fromkeys("0123", -100.0)}
-    body |= {} if stop is None else {"stop": stop}
+    config: dict[str, Any] = {"max_new_tokens": 60, "do_sample": True, "suppress_tokens": [0, 1, 2, 3]}
+    config |= {} if stop is None else {"stop_strings": [stop]}
+    body = {"model": "tiny", "generation_config": json.dumps(config), "seed": 3, "stream": streams}
+    is_chat = isinstance(handler, _Chat)
+    body |= {"messages": [{"role": "user", "content": PROMPT}]} if is_chat else {"input": PROMPT}
 
     async def ask() -> list[dict[str, Any]]:
-        response = await chat.handle_request(body, "name")
+        response = await handler.handle_request(body, "name")
         if not streams:
-            return [json.loads(response.body)["choices"][0]["message"]]
-        chunks = [chunk async for chunk in response.body_iterator]
-        events = [
-            line[len("data: ") :] for chunk in chunks for line in chunk.splitlines() if line.startswith("data: ")
-        ]
-        return [json.loads(event)["choices"][0]["delta"] for event in events if event != "[DONE]"]
+            return [json.loads(response.body)]
+        lines = "".join([chunk async for chunk in response.body_iterator]).splitlines()
+        return [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: {")]
 
-    parts = asyncio.run(ask())
+    return (_of_chat if is_chat else _of_responses)(asyncio.run(ask()))
+
+
+def _of_chat(answers: list[dict[str, Any]]) -> tuple[str, str]:
+    choices = [answer["choices"][0] for answer in answers]
+    parts = [choice.get("message") or choice["delta"] for choice in choices]
     return tuple("".join(part.get(name) or "" for part in parts) for name in ("reasoning_content", "content"))
+
+
+def _of_responses(answers: list[dict[str, Any]]) -> tuple[str, str]:
+    items = answers[-1].get("response", answers[-1])["output"]
+    texts = {item["type"]: item["content"][0]["text"] for item in items}
+    return texts.get("reasoning", ""), texts["message"]
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("part", ["reasoning", "content"])
-def test_stop_strings_leave_them(chat: _Chat, whole: str, part: str, streams: bool) -> None:
-    reasoning, content = message(chat, None, streams)
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_stop_strings_leave_them(handlers: Handlers, whole: str, kind: str, part: str, streams: bool) -> None:
+    handler = getattr(handlers, kind)
+    reasoning, content = message(handler, None, streams)
     assert len(reasoning) > 20 and len(content) > 20 and whole.endswith(content)
     text = reasoning if part == "reasoning" else content
     at = next(at for at in range(8, len(text) - 4) if whole.count(text[at : at + 3]) == 1)
-    stopped = message(chat, text[at : at + 3], streams)
+    stopped = message(handler, text[at : at + 3], streams)
     assert stopped == ((reasoning[:at], "") if part == "reasoning" else (reasoning, content[:at]))

@@ -93,7 +93,7 @@ class EngineClient:
 
     def fail_open(self) -> None:
         """Fails open requests, and refuses further ones, because the server ends."""
-        self._end("The server is shutting down.", "The server is shutting down.")
+        self._end("The server is shutting down.")
 
     def close(self) -> None:
         """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
@@ -145,7 +145,7 @@ class EngineClient:
 
     def _check_alive(self) -> None:
         if self.fatal_error is not None:
-            raise RuntimeError(f"The engine has ended. {self.fatal_error}") from self.fatal_error
+            raise RuntimeError(str(self.fatal_error)) from self.fatal_error
 
     # ------------------------------------------------------------------------------------- what comes from the engine
 
@@ -175,7 +175,7 @@ class EngineClient:
         except (EOFError, OSError):
             pass
         finally:
-            self._end("Its process is no more.")
+            self._end("The engine has ended. Its process is no more.")
             self._connection.close()
 
     def _handle(self, message: Any) -> None:
@@ -188,19 +188,18 @@ class EngineClient:
             if answer is not None:
                 answer.set_result(message.state)
         elif isinstance(message, Ended):
-            self.fatal_error = RuntimeError(message.error)
+            self.fatal_error = RuntimeError(f"The engine has ended. {message.error}")
 
-    def _end(self, reason: str, told: str | None = None) -> None:
-        """Fails open requests with `told`, by default that the engine has ended, and refuses further ones."""
-        told = told or f"The engine has ended. {reason}"
+    def _end(self, reason: str) -> None:
+        """Fails open requests, and refuses further ones."""
         with self._lock:
             self.is_gone, self.fatal_error = True, self.fatal_error or RuntimeError(reason)
             left, states = list(self._open), list(self._states.values())
-        failed = (Progress(name, [], RequestStatus.FAILED, told) for name in left)
+        failed = (Progress(name, [], RequestStatus.FAILED, reason) for name in left)
         self._in_their_loops(self._progress, ((part.request_id, part) for part in failed))
         for state in states:
             if not state.done():
-                state.set_exception(RuntimeError(told))
+                state.set_exception(RuntimeError(reason))
 
     def _in_their_loops(self, take: Callable[[list[Any]], None], parts: Iterable[tuple[str, Any]]) -> None:
         """Calls `take` with the parts of each event loop's requests in that loop, waking each loop once."""
@@ -256,4 +255,5 @@ def _output_of(part: Progress, tokens: list[int]) -> SpeculativeGenerationOutput
         error=part.error,
         status=part.status,
         finish_reason=part.finish_reason,
+        fails_by_its_options=part.fails_by_its_options,
     )

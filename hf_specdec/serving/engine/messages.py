@@ -123,8 +123,8 @@ class Progress(NamedTuple):
     Args:
         request_id (`str`): the request's name.
         tokens (`list[int]`): tokens that have not been sent before.
-        status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*): as in a
-            `SpeculativeGenerationOutput`.
+        status (`RequestStatus`), error (`str`, *optional*), finish_reason (`str`, *optional*), fails_by_its_options
+            (`bool`): as in a `SpeculativeGenerationOutput`.
     """
 
     request_id: str
@@ -132,6 +132,7 @@ class Progress(NamedTuple):
     status: RequestStatus
     error: str | None
     finish_reason: FinishReason | None = None
+    fails_by_its_options: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
 from ...config import SpeculativeConfig
 from ...forwards.models import execution_device
+from ...forwards.modules import num_parameters_of
 from .client import EngineClient
 from .messages import NotServed
 from .server import EngineServer
@@ -170,7 +171,7 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
     target = _loaded("TARGET", loading.load_target, options.target, dtype, options.device, options.device_map)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
     draft = _loaded("--draft", loading.load_draft, options.draft, dtype, str(execution_device(target)))
-    defaults = Limits.of(None, target.device, target.num_parameters())
+    defaults = Limits.of(None, target.device, num_parameters_of(target))
     limits = Limits(
         num_blocks=options.num_blocks,
         max_requests=options.max_requests or defaults.max_requests,

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from ...batching.distribution import NOTHING_TO_CHOOSE
 from ..contexts import context_of
 from ..stop_strings import StopStringCriterion
 from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Served, State
@@ -93,7 +94,8 @@ class EngineServer:
             if name not in self._told:
                 continue  # not a request of the client
             new = tokens[self._told[name] :]
-            told.append(Progress(name, new, output.status, output.error, output.finish_reason))
+            by_options = output.fails_by_its_options or output.error == NOTHING_TO_CHOOSE
+            told.append(Progress(name, new, output.status, output.error, output.finish_reason, by_options))
             if output.is_finished():
                 del self._told[name]
             else:
