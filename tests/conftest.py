@@ -74,7 +74,7 @@ ANY_VERSION = (
     "training/test_reading.py",
     "training/test_self_generate.py",
     "training/test_vocabulary.py",
-    "trees/test_auto_menu.py",
+    "batching/test_auto_menu.py",
     "trees/test_random_trees.py",
     "trees/test_text.py",
     "trees/test_topology.py",

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import statistics
 
-from .auto import AutoTree
-from .auto_tables import AcceptanceTable, likeliest_paths
-from .draft_tree import DraftTree
-from .dynamic import DynamicTree
-from .planned_choice import Plan, PlannedChoice
-from .token_tree import TokenTree
+from ..trees.auto import AutoTree
+from ..trees.auto_tables import AcceptanceTable, likeliest_paths
+from ..trees.draft_tree import DraftTree
+from ..trees.dynamic import DynamicTree
+from ..trees.planned_choice import Plan, PlannedChoice
+from ..trees.token_tree import TokenTree
 from .whole_times import WholeTimes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,11 @@ from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.chunks import busy_at
 from ..forwards.models import execution_device
+from ..forwards.modules import num_parameters_of
 from ..ranks import Ranks
-from .admission import Admission, with_own_objects
+from .admission import Admission
 from .blocks import BlockPool
+from .copies import with_own_objects
 from .engine import Engine
 from .keeping import keep
 from .limits import Limits
@@ -66,7 +69,7 @@ class SpeculativeBatchingManager:
         config = SpeculativeConfig() if speculative_config is None else speculative_config
         self.model = model
         drafter = as_drafter(assistant_model)
-        self._limits = Limits.of(continuous_batching_config, model.device, model.num_parameters())
+        self._limits = Limits.of(continuous_batching_config, model.device, num_parameters_of(model))
         self._admission = Admission(model, assistant_model, drafter, generation_config, config)
         self._ranks = Ranks.of(model)
         num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models]))
@@ -80,7 +83,7 @@ class SpeculativeBatchingManager:
             ),
             max_requests=self._limits.max_requests,
             chunk_size=self._limits.chunk_size,
-            busy_at=busy_at(model.num_parameters()),
+            busy_at=busy_at(num_parameters_of(model)),
             max_step_nodes=config.max_step_nodes,
             cuda_graphs=config.cuda_graphs,
             compiles=config.compile,
@@ -169,15 +172,21 @@ class SpeculativeBatchingManager:
         if self._loop.pauses.are_held_here:
             raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
         if not (hard_stop and self._loop.fail_idle(STOPPED)) and self.is_running():
+            asked = time.perf_counter()
             self._loop.stop(at_once=hard_stop)
             if block:
-                self.join(timeout=timeout)
+                self.join(asked, timeout)
         if keep_for_next_session and self._loop.fatal_error is None:
             keep(self)
 
     def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
         """
-        Waits at most `timeout` seconds (None: for ever) for the thread to end.
+        Waits for the thread to end.
+
+        Args:
+            stop_trigger_time (`float`, *optional*): when it was told to (`time.perf_counter()`): the log tells how
+                long ago that was, as in transformers.
+            timeout (`float`, *optional*): most seconds to wait; by default any time.
 
         Raises:
             RuntimeError: without a `timeout`, if the calling thread is inside `pause`, where the thread cannot end.
@@ -185,6 +194,9 @@ class SpeculativeBatchingManager:
         if timeout is None and self._loop.pauses.are_held_here:
             raise RuntimeError("`join`: inside a `pause` the manager's thread cannot end. Leave that first.")
         self._loop.join(timeout)
+        if stop_trigger_time is not None and not self.is_running():
+            seconds = time.perf_counter() - stop_trigger_time
+            logger.info(f"The manager's thread has ended {seconds:.2f} s after it was told to.")
 
     def destroy(self) -> None:
         """Stops the thread at once and fails all open requests."""
@@ -215,7 +227,7 @@ class SpeculativeBatchingManager:
     ) -> bool:
         """Whether the manager is idle and equal to one that would be made of these arguments."""
         config = SpeculativeConfig() if speculative_config is None else speculative_config
-        limits = Limits.of(continuous_batching_config, self.model.device, self.model.num_parameters())
+        limits = Limits.of(continuous_batching_config, self.model.device, num_parameters_of(self.model))
         admission = self._admission
         is_alike = admission.assistant_model is assistant_model and admission.config == config
         is_alike = is_alike and self._limits == limits and self._made_for == self._models_now()
@@ -272,7 +284,8 @@ class SpeculativeBatchingManager:
             streaming (`bool`): whether there is a result at every step, and not only at the end.
             record_timestamps (`bool`): whether the result has the time of every token (`time.perf_counter`, seconds).
             eos_token_id (`int` or `list[int]`, *optional*): tokens that end the text; -1 for none.
-            tree (*optional*): the request's own tree, as in `generate`; by default the manager's.
+            tree (*optional*): the request's own tree, as in `generate`; by default that of its own
+                `generation_config`, or else the manager's.
             speculate (`bool`): whether the request speculates.
             seed (`int`, *optional*): makes sampled tokens the same whatever else runs. (Each token is drawn from the
                 target with a random number of its position, so that the draft has no influence on it.)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -47,14 +48,61 @@ def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> d
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes on a device; on a GPU, memory cached by torch and of dropped managers is freed first."""
+    """
+    Bytes that are free on a device, on a CPU those of `available_host_memory`. On a GPU, memory cached by torch and of
+    dropped managers is freed first.
+    """
     if device.type == "cuda":
         gc.collect()  # whatever was dropped and is part of a reference cycle
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
+    return available_host_memory()
+
+
+def available_host_memory(root: Path = Path("/")) -> int:
+    """
+    Bytes of main memory that this process can take: `MemAvailable` of /proc/meminfo, which counts cached files that
+    Linux gives up when memory is needed, but at most what the process's cgroups (version 2) have left. Without such a
+    figure, the pages that are free; 4 GiB where these are not known either. `root` is the directory with `proc` and
+    `sys`.
+    """
+    limits = [*_host_memory(root), *_left_in_cgroups(root)]
+    if limits:
+        return min(limits)
     if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 4 << 30
+
+
+def _host_memory(root: Path) -> Iterator[int]:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) << 10
+
+
+def _left_in_cgroups(root: Path) -> Iterator[int]:
+    """
+    Bytes left in the process's cgroup and in those that contain it, as far as they have limits. Cached files that are
+    not in use count as left, as in the working set of Kubernetes.
+    """
+    own = next((line[3:] for line in _lines(root / "proc/self/cgroup") if line.startswith("0::")), None)
+    if own is None:
+        return
+    top = root / "sys/fs/cgroup"
+    group = top / own.lstrip("/")
+    for place in (group, *group.parents[: len(group.relative_to(top).parts)]):
+        limit, used = (next(iter(_lines(place / f"memory.{name}")), "") for name in ("max", "current"))
+        if limit.isdecimal() and used.isdecimal():
+            files = dict(line.split() for line in _lines(place / "memory.stat") if line.startswith("inactive_file "))
+            yield max(int(limit) - int(used) + int(files.get("inactive_file", 0)), 0)
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _dtype_in_use(model: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:

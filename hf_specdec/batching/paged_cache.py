@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..cache import LengthsOnDevice, TreeCache
+from ..cache import TreeCache
 from ..cache.compaction import Compaction
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 
@@ -34,18 +34,22 @@ class PagedLayer(CacheLayerMixin):
         return self._cache()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
         pool = self.cache.pool
         # Not zeroed as a whole: memory is taken when it is written, block by block.
-        self.keys, self.values = (
+        keys, values = (
             states.new_empty(pool.num_blocks + NUM_RESERVED, states.shape[1], pool.block_size, states.shape[3])
             for states in (key_states, value_states)
         )
-        # Two views of the memory: `_slots` for writes, `_blocks` for reads.
-        self._slots = [states.view(-1, states.shape[3]) for states in (self.keys, self.values)]
-        self._blocks = [states.flatten(0, 1).flatten(1) for states in (self.keys, self.values)]
-        self.is_initialized = True
+        self.hold(keys, values)
         self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks])
+
+    def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Makes these tensors, `[blocks, kv_heads, block_size, head_dim]` each, the layer's memory."""
+        self.keys, self.values, self.dtype, self.device = keys, values, keys.dtype, keys.device
+        # Two views of the memory: `_slots` for writes, `_blocks` for reads.
+        self._slots = [states.view(-1, states.shape[3]) for states in (keys, values)]
+        self._blocks = [states.flatten(0, 1).flatten(1) for states in (keys, values)]
+        self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -290,29 +294,3 @@ class PagedCache(TreeCache):
         path, accepted_tensor = (torch.tensor(values, device=self.device) for values in (paths, accepted))
         for compaction in self._compactions:
             compaction(self.lengths_tensor, path, accepted_tensor, self._tables_tensor)
-
-
-class DevicePagedCache(LengthsOnDevice, PagedCache):
-    """
-    A view of another cache's blocks for captured steps, where lengths and block tables are known only on the device.
-    Only tree forwards use it, and their attention reads K/V by the block tables.
-
-    Args:
-        source (`PagedCache`): the other cache, whose layers must have allocated their memory.
-        tables (`torch.Tensor` of shape `[rows, blocks]`, int64): block table of every row; the last column is
-            `ZERO_BLOCK`.
-    """
-
-    def __init__(self, source: PagedCache, tables: torch.Tensor):
-        Cache.__init__(self, layers=[PagedLayer(self) for _ in source.layers])
-        self.pool, self.device, self.graphs = source.pool, source.device, None
-        self._tables_tensor, self.lengths = tables, [0] * len(tables)
-        for layer, held in zip(self.layers, source.layers, strict=True):
-            for name in ("keys", "values", "dtype", "device", "_slots", "_blocks", "is_initialized"):
-                setattr(layer, name, getattr(held, name))
-
-    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
-        slots = self.lengths_tensor[:, None] + torch.arange(offset, offset + num_nodes, device=self.device)
-        tables, block_size = self._tables_tensor, self.pool.block_size
-        end = tables.shape[1] * block_size
-        self.write_window = PagedWindow(*self._places(slots), tables, end, block_size, in_place=True)

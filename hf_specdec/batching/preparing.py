@@ -7,18 +7,38 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 
+from ..config import SpeculationPlan
 from ..forwards.models import execution_device
 from ..verification.processor_kinds import READS_SCORES_ONLY
 
 
 _OF_THE_MANAGER = ("tree", "speculative_config")
 """Options that `generate` does not prepare for a request."""
+
+
+@dataclass
+class Found:
+    """
+    What follows from options that are kept.
+
+    Args:
+        plan (`SpeculationPlan`, *optional*): plan of the requests without a tree or seed of their own; None if there
+            has been none.
+    """
+
+    plan: SpeculationPlan | None = None
 
 
 class Prepared(NamedTuple):
@@ -28,14 +48,16 @@ class Prepared(NamedTuple):
     Args:
         config (`GenerationConfig`), processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): config,
             logits processors and stopping criteria for one prompt.
-        found (`dict`, *optional*): what follows from these options, for later requests to find; None for options that
+        clock (`MaxTimeCriteria`, *optional*): the criterion of the option `max_time`.
+        found (`Found`, *optional*): what follows from these options, for later requests to find; None for options that
             are not kept.
     """
 
     config: GenerationConfig
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
-    found: dict[str, Any] | None = None
+    clock: MaxTimeCriteria | None = None
+    found: Found | None = None
 
     @property
     def serves_all_prompts(self) -> bool:
@@ -56,7 +78,7 @@ class Prepared(NamedTuple):
             EosTokenCriteria(criterion.eos_token_id.cpu()) if type(criterion) is EosTokenCriteria else criterion
             for criterion in self.criteria
         )
-        return Prepared(copy.copy(self.config), self.processors, criteria, {})
+        return Prepared(copy.copy(self.config), self.processors, criteria, found=Found())
 
     def for_length(self, prompt_length: int) -> Prepared:
         """Returns the same for a prompt of this many tokens; see `serves_all_prompts`."""
@@ -69,7 +91,7 @@ class Prepared(NamedTuple):
             for criterion in self.criteria
         )
         # A list of its own: rows are processed together by their values, or else by their lists; see `sharing_key`.
-        return Prepared(config, LogitsProcessorList(self.processors), criteria, self.found)
+        return Prepared(config, LogitsProcessorList(self.processors), criteria, found=self.found)
 
 
 class Preparations:
@@ -184,7 +206,9 @@ def prepare_options(
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
     config, processors = prepared["generation_config"], prepared["logits_processor"]
-    return Prepared(config, processors, prepared["stopping_criteria"])
+    criteria, of_caller = prepared["stopping_criteria"], options.get("stopping_criteria") or ()
+    clocks = [one for one in criteria if type(one) is MaxTimeCriteria and one not in of_caller]
+    return Prepared(config, processors, criteria, clocks[0] if clocks else None)
 
 
 def _with_stop_strings(

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
 from ..trees.auto import times_of
-from ..trees.auto_menu import MenuChoice, TreeMenu
 from ..trees.auto_tables import AcceptanceTable
-from ..trees.whole_times import WholeTimes
+from .auto_menu import MenuChoice, TreeMenu
 from .request import Request
+from .whole_times import WholeTimes
 
 
 class TreeChoices:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from .auto import StepTimes
-from .auto_tables import TimeTable
-from .token_tree import TokenTree
+from ..trees.auto import StepTimes
+from ..trees.auto_tables import TimeTable
+from ..trees.token_tree import TokenTree
 
 
 FEW_NODES = 4

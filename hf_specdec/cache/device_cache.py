@@ -12,6 +12,7 @@ class LengthsOnDevice:
     """Mixin of caches whose lengths only the device knows."""
 
     lengths_are_on_device = is_on_device = True
+    _lengths_tensor: torch.Tensor | None
 
     @property
     def uniform_length(self) -> None:

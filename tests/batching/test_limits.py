@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits
 from hf_specdec.batching import limits as limits_module
 from hf_specdec.batching.blocks import NUM_RESERVED
+from hf_specdec.batching.memory import available_host_memory, free_memory
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,43 @@ def test_blocks_and_features_fill_the_memory(
     per_request = features[0].nbytes
     used += features.nbytes - 2 * per_request  # two places are nobody's
     assert used <= memory < used + a_block + per_request * (1 + NUM_RESERVED)
+
+
+MEMINFO = "MemTotal:  9000 kB\nMemFree:  1000 kB\nMemAvailable:  6000 kB\n"
+GROUPS = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    "files, kib",
+    [
+        ({}, 6000),
+        ({f"{GROUPS}/a/b/memory.max": "max", f"{GROUPS}/a/b/memory.current": "1024000"}, 6000),
+        ({f"{GROUPS}/a/b/memory.max": "4096000", f"{GROUPS}/a/b/memory.current": "1024000"}, 3000),
+        ({f"{GROUPS}/a/memory.max": "4096000", f"{GROUPS}/a/memory.current": "1024000"}, 3000),
+        ({f"{GROUPS}/memory.max": "4096000", f"{GROUPS}/memory.current": "5120000"}, 0),
+        (
+            {
+                f"{GROUPS}/a/b/memory.max": "4096000",
+                f"{GROUPS}/a/b/memory.current": "3072000",
+                f"{GROUPS}/a/b/memory.stat": "file 2048000\ninactive_file 1024000\nactive_file 1024000\n",
+            },
+            2000,
+        ),
+        ({f"{GROUPS}/a/b/memory.max": "99999999999", f"{GROUPS}/a/b/memory.current": "0"}, 6000),
+        ({f"{GROUPS}/other/memory.max": "4096000", f"{GROUPS}/other/memory.current": "0"}, 6000),
+    ],
+    ids=["no limit", "max", "own", "parent's", "exceeded", "cached files", "more than there is", "another's"],
+)
+def test_host_memory(files: dict[str, str], kib: int, tmp_path: Path) -> None:
+    """Pages of cached files are free, those of the machine and those of a container."""
+    for name, text in ({"proc/meminfo": MEMINFO, "proc/self/cgroup": "1:cpu:/x\n0::/a/b\n"} | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_host_memory(tmp_path) == kib * 1024
+
+
+def test_host_memory_where_it_is_not_told(tmp_path: Path) -> None:
+    assert available_host_memory(tmp_path) > 0 and free_memory(torch.device("cpu")) > 0
 
 
 @pytest.mark.parametrize("name", ["max_new_tokens", "max_length"])

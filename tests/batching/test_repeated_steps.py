@@ -20,6 +20,7 @@ from support.parity import IRREGULAR
 from transformers import StoppingCriteriaList
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.batching.auto_menu import MenuChoice
 from hf_specdec.batching.blocks import BlockPool
 from hf_specdec.batching.device_steps import DeviceSteps, Outcome
 from hf_specdec.batching.device_steps.drafts import CapturedDraftModel
@@ -30,7 +31,6 @@ from hf_specdec.batching.engine import Engine
 from hf_specdec.batching.paged_cache import PagedCache
 from hf_specdec.trees import DraftTree
 from hf_specdec.trees.auto import Plan
-from hf_specdec.trees.auto_menu import MenuChoice
 
 
 CHAIN = TokenTree.chain(2)

@@ -28,7 +28,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation.continuous_batching.requests import RequestStatus
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.stopping_criteria import MaxTimeCriteria, StopStringCriteria
 from transformers.utils import logging as transformers_logging
 
 from hf_specdec import NgramDraft, SpeculativeConfig
@@ -158,6 +158,38 @@ def test_stop_strings_of_the_model(target: PreTrainedModel, monkeypatch: pytest.
             manager.add_request(PROMPTS[0], max_new_tokens=20)
 
 
+class TimePasses(StoppingCriteria):
+    """An hour passes with the token that makes the text so long."""
+
+    def __init__(self, length: int, hours: list[int]):
+        self.length, self.hours = length, hours
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.hours[0] += input_ids.shape[1] == self.length
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def test_max_time_while_waiting(
+    target: PreTrainedModel, draft: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts from the admission on, as in `generate` from the call; a caller's criterion from when it is made."""
+    hours, now = [0], time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours[0])
+    options = {"max_new_tokens": 20, "do_sample": False}
+    manager = make(target, draft, continuous_batching_config=limits(max_requests_per_batch=1))
+    passing = StoppingCriteriaList([TimePasses(len(PROMPTS[0]) + 5, hours)])
+    names = [
+        manager.add_request(PROMPTS[0], max_time=1800.0, stopping_criteria=passing, **options),
+        manager.add_request(PROMPTS[1], max_time=1800.0, **options),
+        manager.add_request(PROMPTS[2], generation_config=GenerationConfig(max_time=1800.0), **options),
+        manager.add_request(PROMPTS[3], stopping_criteria=StoppingCriteriaList([MaxTimeCriteria(1800.0)]), **options),
+    ]
+    with manager:
+        results = [manager.get_result(name) for name in names]
+    assert [len(result.generated_tokens) for result in results] == [6, 20, 20, 1]
+    assert [result.finish_reason for result in results] == ["stop", "length", "length", "stop"]
+
+
 class EndsWith(TokenCriterion):
     def __init__(self, token: int):
         self.token, self.seen = token, []
@@ -212,6 +244,36 @@ def test_trees_and_requests_without(manager: SpeculativeBatchingManager, target:
     result = manager.get_result(alone)
     assert result.generated_tokens == expected and result.speculation.num_drafts == 0
     assert result.speculation.accepted_per_step == [[0] * 29]  # the first token is the prefill's
+
+
+def deepest_draft(manager: SpeculativeBatchingManager, **options: Any) -> int:
+    """Levels of the trees with which a request was drafted."""
+    name = manager.add_request(PROMPTS[0], max_new_tokens=30, do_sample=False, **options)
+    return len(manager.get_result(name).speculation.num_accepted_per_position)
+
+
+def test_speculation_in_a_config_of_its_own(manager: SpeculativeBatchingManager) -> None:
+    """A tree is taken, as by name, and nothing is dropped without a word."""
+    config = GenerationConfig(tree="[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]")
+    assert deepest_draft(manager, generation_config=config) == 4
+    assert deepest_draft(manager, generation_config=config, tree="[(0,)]") == 1
+    assert deepest_draft(manager, generation_config=GenerationConfig()) == 3
+    with pytest.raises(ValueError, match="`tree` must be"):
+        manager.add_request(PROMPTS[0], generation_config=GenerationConfig(tree="[0]"))
+    own = SpeculativeConfig(tree="[(0,)]")
+    for options in ({"speculative_config": own}, {"generation_config": GenerationConfig(speculative_config=own)}):
+        with pytest.raises(ValueError, match="`speculative_config"):
+            manager.add_request(PROMPTS[0], **options)
+
+
+@pytest.mark.parametrize("option", [{"tree": "[(0,)]"}, {"speculative_config": {"tree": "[(0,)]"}}], ids=list)
+def test_a_copy_of_the_models_config(target: PreTrainedModel, draft: PreTrainedModel, option: dict[str, Any]) -> None:
+    """The speculation that it names is a default, which the manager's replaces."""
+    model = copy.deepcopy(target)
+    for name, value in option.items():
+        setattr(model.generation_config, name, value)
+    with make(model, draft) as manager:
+        assert deepest_draft(manager, generation_config=copy.deepcopy(model.generation_config)) == 3
 
 
 def test_one_budget_of_nodes_for_a_step(target: PreTrainedModel, draft: PreTrainedModel) -> None:

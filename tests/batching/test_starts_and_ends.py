@@ -60,6 +60,20 @@ def test_a_listener_that_raises_when_a_step_has_failed(monkeypatch: pytest.Monke
     assert_nothing_left(manager)
 
 
+def test_how_long_the_end_took(caplog: pytest.LogCaptureFixture) -> None:
+    """`join` logs it, as transformers' does."""
+    manager = make()
+    manager.start()
+    with caplog.at_level("INFO", logger="hf_specdec.batching.manager"):
+        manager.join(time.perf_counter(), timeout=0.01)
+        assert manager.is_running() and " has ended " not in caplog.text
+        manager.stop()
+        manager.join(time.perf_counter() - 100)
+        manager.join()
+    first, second = (text for record in caplog.records if " has ended " in (text := record.getMessage()))
+    assert " ended 0." in first and " ended 100." in second
+
+
 def test_blocks_of_a_failed_step_are_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that failed may have written NaN."""
     manager = make()

@@ -9,8 +9,8 @@ import torch
 
 from ...graphs import Record
 from ...random_generators import draws_undone
-from ..paged_cache import DevicePagedCache
 from ..request import Request
+from .device_cache import DevicePagedCache
 from .rows import InFlightRows, RowValues, StepSize
 
 

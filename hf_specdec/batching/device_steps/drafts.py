@@ -11,7 +11,7 @@ import torch
 from ...drafters.growth import Warp, grow, held_levels
 from ...forwards.node_inputs import causal_chain
 from ...trees import DraftTree, DynamicTree, TokenTree, Topology
-from ..paged_cache import DevicePagedCache
+from .device_cache import DevicePagedCache
 from .rows import InFlightRows
 
 

@@ -1,0 +1,155 @@
+"""Checks of a request's arguments, by which it is refused before it enters the queue."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import GenerationMode
+
+
+_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer")
+_OUTPUTS = (
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    "output_attentions",
+    "output_hidden_states",
+)
+_KNOWN_OPTIONS = frozenset(vars(GenerationConfig())) - {"tree", "speculative_config"} | frozenset(_OBJECTS)
+
+
+@dataclass(frozen=True, eq=False)
+class BaseConfig:
+    """
+    The config to which the options of a request are added.
+
+    Args:
+        config (`GenerationConfig`, *optional*): options from which `generate` prepares a plain call: without
+            speculation, and without an `eos_token_id` of -1.
+        ends (`bool`): whether end tokens end the texts: not with `eos_token_id=-1`, as with transformers' manager.
+    """
+
+    config: GenerationConfig | None
+    ends: bool
+
+    @classmethod
+    def of(cls, generation_config: GenerationConfig | None) -> BaseConfig:
+        """
+        Takes a copy of a user's config.
+
+        Raises:
+            TypeError: if it is not a `GenerationConfig`.
+        """
+        if generation_config is None:
+            return cls(None, True)
+        if not isinstance(generation_config, GenerationConfig):
+            raise TypeError(
+                f"`generation_config` must be a GenerationConfig, but is {type(generation_config).__name__}. Give its "
+                "options by name, or `GenerationConfig(**options)`."
+            )
+        plain = copy.deepcopy(generation_config)
+        plain.tree = plain.speculative_config = None
+        ends = plain.eos_token_id != -1
+        if not ends:
+            plain.eos_token_id = None
+        return cls(plain, ends)
+
+
+def check_kinds(request_id: Any, speculate: Any, seed: Any) -> None:
+    """Raises a `TypeError` for arguments of a request, other than prompt and options, of the wrong type."""
+    if not isinstance(request_id, str):
+        raise TypeError(f"`request_id` must be a string, but is {type(request_id).__name__}: {request_id!r}.")
+    if not isinstance(speculate, bool):
+        raise TypeError(f"`speculate` must be True or False, but is {type(speculate).__name__}: {speculate!r}.")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"`seed` must be an integer, but is {type(seed).__name__}: {seed!r}.")
+
+
+def checked_prompt(input_ids: Iterable[int], num_tokens: int) -> list[int]:
+    """
+    The tokens of a prompt, as integers.
+
+    Raises:
+        ValueError, TypeError: if there is none, or one is not an integer below `num_tokens`, the number that the model
+            knows.
+    """
+    if isinstance(input_ids, (str, bytes)) or not isinstance(input_ids, Iterable):
+        raise TypeError(
+            f"`input_ids` must be a list of tokens, but is {type(input_ids).__name__}: {input_ids!r}. For "
+            "`generate_batch`, give a list of such lists."
+        )
+    given = input_ids.tolist() if isinstance(input_ids, torch.Tensor) else list(input_ids)
+    try:
+        prompt = list(map(operator.index, given))
+    except TypeError:
+        prompt = []
+    if not prompt:
+        raise ValueError(
+            f"`input_ids` must be a list of one token or more, which are integers, but is {_shorten(given)}."
+        )
+    if min(prompt) < 0 or max(prompt) >= num_tokens:
+        raise ValueError(
+            f"`input_ids` must be tokens from 0 to {num_tokens - 1}, which the model knows, but is {_shorten(prompt)}."
+        )
+    return prompt
+
+
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """
+    The options that are not None.
+
+    Raises:
+        ValueError, TypeError: for an unknown option, or a value of the wrong type.
+    """
+    unknown = sorted(set(options) - _KNOWN_OPTIONS)
+    if unknown:
+        given = repr(options[unknown[0]])
+        raise ValueError(
+            f"`{unknown[0]}={given if len(given) <= 80 else type(options[unknown[0]]).__name__}` is not known "
+            f"here. A request takes the options of a `GenerationConfig`, "
+            f"{', '.join(f'`{name}`' for name in _OBJECTS)}."
+        )
+    _check_lengths(options)
+    ends = options.get("eos_token_id")
+    if isinstance(ends, str):
+        raise TypeError(f"`eos_token_id` must be a token, or a list of tokens, but is {ends!r}.")
+    for name in ("logits_processor", "stopping_criteria"):
+        if options.get(name) is not None and not isinstance(options[name], (list, tuple)):
+            raise TypeError(f"`{name}` must be a list, but is {type(options[name]).__name__}. Put it into one.")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def check_config(config: GenerationConfig) -> None:
+    """Raises a `ValueError` or `TypeError` for a prepared config that asks for what requests do not have."""
+    _check_lengths(vars(config))
+    for name in _OUTPUTS:
+        if getattr(config, name, None):
+            raise ValueError(f"`{name}=True`: requests return tokens alone. Use `generate`, or leave it out.")
+    if (config.num_return_sequences or 1) > 1:
+        raise ValueError(
+            f"`num_return_sequences={config.num_return_sequences}`: add as many requests instead, each with a "
+            "`seed` of its own."
+        )
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(
+            f"The generation mode '{mode.value}' is not for requests that share their steps: they are decoded "
+            "greedily or sampled. Leave the option that asks for it out (`num_beams`, `penalty_alpha`, …)."
+        )
+
+
+def _check_lengths(options: dict[str, Any]) -> None:
+    for name in ("max_new_tokens", "max_length"):
+        value = options.get(name)
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"`{name}` must be an integer, but is {value!r}.")
+
+
+def _shorten(tokens: list[Any]) -> str:
+    return repr(tokens) if len(tokens) <= 8 else f"{tokens[:4]!r}"[:-1] + ", …, " + f"{tokens[-3:]!r}"[1:]
