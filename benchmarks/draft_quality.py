@@ -33,7 +33,7 @@ from hf_specdec.benchmarking.comparison import compare
 from hf_specdec.benchmarking.contenders import GREEDY, Contender, baseline, sampling_options
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.figures import figures, pool
-from hf_specdec.benchmarking.prompts import EncodedPrompt
+from hf_specdec.benchmarking.prompts import EncodedPrompt, encode_turns
 from hf_specdec.loading import SMOLLM2, load_draft, load_target, load_tokenizer
 
 
@@ -179,8 +179,8 @@ def main(words: Sequence[str] | None = None) -> None:
     most = max(arguments.prompts, arguments.speed_prompts, 2)
     tasks = {"chat": prompts.chat(most), "code": prompts.code(most)}
 
-    def encode(texts: str | list[str]) -> Any:
-        return prompts.encode(tokenizer, texts).to(device)
+    def encode(*texts: str) -> Any:
+        return encode_turns(tokenizer, texts).to(device)
 
     gate = [encode(text) for texts in tasks.values() for text in texts[: arguments.speed_prompts or 2]]
     identical = count_identical(model, assistant, gate, length)
@@ -194,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for task, texts in tasks.items():
         texts = texts[: arguments.prompts]
         starts = range(0, len(texts), arguments.batch_size)
-        batches = [encode(texts[start : start + arguments.batch_size]) for start in starts]
+        batches = [encode(*texts[start : start + arguments.batch_size]) for start in starts]
         for tree, temperature, config in settings(isinstance(assistant, MedusaHeads)) if batches else ():
             found = Measurement.from_metrics(
                 acceptance(model, assistant, batches, temperature, config, length),

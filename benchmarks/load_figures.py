@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,14 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Timing:
-    """One request: number of generated tokens, and the times of its pieces of text in seconds from the start."""
+    """
+    One request: number of generated tokens, the times of its pieces of text in seconds from the start, and whether it
+    was cut off.
+    """
 
     tokens: int
     pieces: list[float]
+    is_cut: bool = False
 
     @property
     def ttft(self) -> float:
@@ -36,7 +41,7 @@ def summary(
     seconds: float, timings: list[Timing], before: dict[str, float], after: dict[str, float]
 ) -> dict[str, Any]:
     """
-    The figures of one load.
+    The figures of one load. Requests that were cut off count in all but the number of requests.
 
     Args:
         seconds (`float`): duration of the load.
@@ -48,9 +53,10 @@ def summary(
     drafts, drafted = change.get("num_drafts", 0.0), change.get("num_draft_tokens", 0.0)
     prefix = "num_accepted_tokens_per_pos_"
     by_position = {int(name.removeprefix(prefix)): n for name, n in change.items() if name.startswith(prefix)}
+    served = sum(not timing.is_cut for timing in timings)
     result: dict[str, Any] = {
-        "requests": len(timings),
-        "requests_per_second": len(timings) / seconds,
+        "requests": served,
+        "requests_per_second": served / seconds,
         "tokens_per_second": sum(timing.tokens for timing in timings) / seconds,
         "mean_acceptance_length": 1 + (change["num_accepted_tokens"] / drafts if drafts else 0.0) if change else None,
         "draft_acceptance_rate": change["num_accepted_tokens"] / drafted if drafted else None,
@@ -63,8 +69,8 @@ def summary(
     }
     for name, values in spans.items():
         values = sorted(values) or [0.0]
-        place = min(int(0.99 * len(values)), len(values) - 1)
-        shares = {"mean": statistics.mean(values), "median": statistics.median(values), "p99": values[place]}
+        p99 = values[math.ceil(0.99 * len(values)) - 1]
+        shares = {"mean": statistics.mean(values), "median": statistics.median(values), "p99": p99}
         result[f"{name}_ms"] = {share: 1e3 * value for share, value in shares.items()}
     return result
 

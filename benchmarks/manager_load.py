@@ -17,10 +17,11 @@ time to the first token; TPOT: time per token after the first; ITL: time between
 One manager of each contender serves all its loads, as a server would; it captures its CUDA graphs first
 (`manager.warmup()`). Before each load a few requests do not count; with `--warm-up`, as many as fit into so many
 seconds, at the full load. What is left of `--seconds` is shared out evenly to what is still to be measured; requests
-that are open when the time of a measurement ends count with the tokens they have. With `--rounds` every load is put on
-the contenders in turn so many times: throughput is the median, and beside it stands its multiple of the first
-contender's; the other figures are those of the median round. Greedy texts are compared with those of the first
-contender. Prints a table, then one JSON line. A trial on a CPU:
+that are open when the time of a measurement ends count with the tokens they have, but not as requests. With `--rounds`
+every load is put on the contenders in turn so many times: the figures are those of the round of median throughput (of
+the lower one in the middle if their number is even), and beside the throughput stands its multiple of the first
+contender's. Greedy texts are compared with those of the first contender. Prints a table, then one JSON line. A trial
+on a CPU:
 
     python benchmarks/manager_load.py --concurrency 1 4 --input-len 40 --output-len 20 --seconds 60
 """
@@ -150,7 +151,7 @@ def put_load(
     for name, request in running.items():
         manager.cancel_request(name)
         if request.pieces:
-            outcome.timings.append(Timing(len(request.tokens), request.pieces))
+            outcome.timings.append(Timing(len(request.tokens), request.pieces, is_cut=True))
     return outcome
 
 
@@ -239,11 +240,8 @@ def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list
     """The token ids of `count` prompts, equal for every contender."""
     if options.prompts == "real":
         tokenizer = loading.load_tokenizer(options.target)
-        built_in = [[{"role": "user", "content": prompt.text}] for prompt in prompt_sets.built_in()]
-        encoded = [
-            tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-            for chat in built_in
-        ]
+        built_in = prompt_sets.encode(tokenizer, prompt_sets.built_in(), "cpu")
+        encoded = [prompt.inputs["input_ids"][0].tolist() for prompt in built_in]
         return [encoded[number % len(encoded)] for number in range(count)]
     choice = random.Random(0)
     return [choice.choices(range(5, vocab_size), k=options.input_len) for _ in range(count)]
@@ -387,8 +385,7 @@ def main() -> None:
             else:
                 if cell.temperature == 0:
                     texts = expected.setdefault(cell.concurrency, outcome.texts)
-                    both = texts.keys() & outcome.texts.keys()
-                    figures["same_texts"] = sum(texts[one] == outcome.texts[one] for one in both) / max(len(both), 1)
+                    figures["same_texts"] = share_of_same(texts, outcome.texts)
                 case |= figures
             found[cell].append(case)
             print(json.dumps(case), file=sys.stderr, flush=True)
@@ -404,12 +401,21 @@ def main() -> None:
     print(json.dumps({**environment(options.device), **vars(options), "results": results}))
 
 
+def share_of_same(texts: dict[int, list[int]], others: dict[int, list[int]]) -> float | None:
+    """The share of equal texts among the prompts that both have finished; None if there are none."""
+    both = texts.keys() & others.keys()
+    return sum(texts[one] == others[one] for one in both) / len(both) if both else None
+
+
 def median_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the round of median throughput, with the throughput of all rounds; an error if all failed."""
+    """
+    The figures of the round of median throughput, the lower one of two in the middle, with the throughput of all
+    rounds; an error if all failed.
+    """
     done = sorted((one for one in rounds if "error" not in one), key=lambda one: one["tokens_per_second"])
     if not done:
         return dict(rounds[0])
-    return done[len(done) // 2] | {"tokens_per_second_of_rounds": [one["tokens_per_second"] for one in done]}
+    return done[(len(done) - 1) // 2] | {"tokens_per_second_of_rounds": [one["tokens_per_second"] for one in done]}
 
 
 if __name__ == "__main__":

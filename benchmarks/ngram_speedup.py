@@ -23,6 +23,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
+from hf_specdec.benchmarking.prompts import encode_turns
 from hf_specdec.smollm2 import smollm2_folder
 
 
@@ -65,7 +66,7 @@ def main() -> None:
     for task, contents in tasks.items():
         identical, plain_seconds, tree_seconds, tokens, drafts, accepted = 0, [], [], [], 0, 0
         for content in contents:
-            inputs = prompts.encode(tokenizer, content).to(arguments.device)
+            inputs = encode_turns(tokenizer, [content]).to(arguments.device)
             plain, _ = timed(exact, inputs, **length)
             identical += torch.equal(plain, timed(exact, inputs, **speculative, **length)[0])
             plain_times, tree_times = [], []

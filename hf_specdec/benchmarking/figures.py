@@ -62,7 +62,7 @@ def figures(
     *,
     temperature: float,
     reference: str,
-    step_ms: dict[str, dict[str, float]] | None = None,
+    step_ms: dict[tuple[str, str], dict[str, float]] | None = None,
 ) -> list[Figures]:
     """
     The figures of every task and contender, and of all tasks together, in the order of the calls.
@@ -71,7 +71,8 @@ def figures(
         calls (`Sequence[Call]`): the timed calls.
         temperature (`float`): temperature of the calls; at 0 the texts are compared with the reference's.
         reference (`str`): name of the contender that speed-ups are relative to.
-        step_ms (`dict`, *optional*): milliseconds of a step by contender and phase, in place of those of the calls.
+        step_ms (`dict`, *optional*): milliseconds of a step by phase, for pairs of a task and a contender, in place of
+            those of the calls.
     """
     tasks = list(dict.fromkeys(call.task for call in calls))
     contenders = list(dict.fromkeys(call.contender for call in calls))
@@ -84,6 +85,7 @@ def figures(
             own = [call for call in of_task if call.contender == contender]
             last_round = max(call.round for call in own)
             last = [call for call in own if call.round == last_round]
+            split = (step_ms or {}).get((task, contender))
             identical = sum(call.tokens == texts[call.prompt, call.round] for call in last)
             found.append(
                 Figures(
@@ -96,7 +98,7 @@ def figures(
                     speed_up=rate(own) / rate(plain),
                     identical=identical if temperature == 0 else None,
                     texts=len(last),
-                    **_speculation([call.metrics for call in own if call.metrics], (step_ms or {}).get(contender)),
+                    **_speculation([call.metrics for call in own if call.metrics], split),
                 )
             )
     return found

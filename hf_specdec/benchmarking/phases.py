@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..metrics import SpeculationMetrics, metrics_of_last_call
 from .comparison import generate, synchronize
 from .contenders import Contender, sampling_options
-from .figures import milliseconds_of_step
+from .figures import ALL_TASKS, milliseconds_of_step
 from .prompts import EncodedPrompt
 
 
@@ -49,9 +49,9 @@ def split_of_steps(
     *,
     temperature: float,
     max_new_tokens: int,
-) -> dict[str, dict[str, float]]:
+) -> dict[tuple[str, str], dict[str, float]]:
     """
-    Milliseconds per step by contender and phase, on an accelerator.
+    Milliseconds per step by phase, for every task of the prompts (and all together) and contender, on an accelerator.
 
     Waiting at the end of every phase makes these steps a little slower than the timed ones. Returns nothing on a CPU,
     where the timed calls have the phases.
@@ -59,13 +59,16 @@ def split_of_steps(
     if model.device.type == "cpu":
         return {}
     options, found = sampling_options(temperature) | {"max_new_tokens": max_new_tokens}, {}
+    tasks = [*dict.fromkeys(prompt.task for prompt in prompts), ALL_TASKS]
     with synchronized_phases(model.device):
         for contender in (contender for contender in contenders if contender.is_ours):
-            all_metrics = []
+            measured = []
             for prompt in prompts:
                 generate(model, contender, prompt, **options)
-                all_metrics.append(metrics_of_last_call())
-            found[contender.name] = milliseconds_of_step(all_metrics)
+                measured.append((prompt.task, metrics_of_last_call()))
+            for task in tasks:
+                of_task = [metrics for own, metrics in measured if task in (own, ALL_TASKS)]
+                found[task, contender.name] = milliseconds_of_step(of_task)
     return found
 
 

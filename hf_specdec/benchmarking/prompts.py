@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ class EncodedPrompt:
 
     Args:
         task (`str`): kind of text, by which figures are grouped.
-        inputs (`BatchEncoding`): `input_ids` `[1, tokens]` int64, and the tokenizer's other inputs of `generate`.
+        inputs (`BatchEncoding`): `input_ids` `[1, tokens]` int64, and the other inputs of `generate`.
     """
 
     task: str
@@ -115,11 +116,34 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt], device: str | torch.device
 ) -> list[EncodedPrompt]:
     """Tokenizes prompts onto a device, with the tokenizer's chat template if it has one."""
-    return [EncodedPrompt(prompt.task, _encode(tokenizer, prompt.text).to(device)) for prompt in prompts]
+    return [EncodedPrompt(prompt.task, encode_turns(tokenizer, [prompt.text]).to(device)) for prompt in prompts]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> BatchEncoding:
+def encode_turns(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> BatchEncoding:
+    """
+    Tokenizes texts, each as the user's turn if the tokenizer has a chat template, else as it is.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the target's tokenizer.
+        texts (`Sequence[str]`): the texts.
+
+    Returns:
+        `BatchEncoding`: `input_ids` and `attention_mask`, `[texts, tokens]` int64, padded on the left. There are no
+            `token_type_ids`, which many models refuse: text is of one type.
+    """
+    padding: dict[str, Any] = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
     if tokenizer.chat_template is None:
-        return tokenizer(text, return_tensors="pt")
-    messages = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        inputs = tokenizer(list(texts), return_tensors="pt", **padding)
+    else:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        side = {"padding_side": padding.pop("padding_side")} if padding else None
+        inputs = tokenizer.apply_chat_template(
+            chats,
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+            tokenizer_kwargs=side,
+            **padding,
+        )
+    inputs.pop("token_type_ids", None)
+    return inputs

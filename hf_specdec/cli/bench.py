@@ -86,12 +86,16 @@ def bench(
         str | None, typer.Option(help="Some of the targets, such as P1,P3.", rich_help_panel=PANEL_SUITE)
     ] = None,
     tiny: Annotated[
-        bool, typer.Option(help="A trial run on tiny models; its figures say nothing.", rich_help_panel=PANEL_SUITE)
+        bool,
+        typer.Option(
+            help="A trial run on tiny models, by default of 1 round; its figures say nothing.",
+            rich_help_panel=PANEL_SUITE,
+        ),
     ] = False,
 ) -> None:
     """
     Time a draft and its trees against plain generate, on your prompts or built-in ones. Exits with 1 if a greedy
-    float32 text differs from plain generate's: then nothing is timed.
+    float32 text differs from plain generate's (then nothing is timed), or one that is timed where it is no near-tie.
     """
     device = checked_device(device)
     if threads is not None:
@@ -100,6 +104,7 @@ def bench(
     if suite is not None:
         _refuse_others(context)
         head = None if draft == "ngram" else draft
+        rounds = 1 if tiny and not _is_given(context, "rounds") else rounds
         return run_suite(suite, only, target, head, device=device, tiny=tiny, rounds=rounds, profile=profile)
     if only is not None or tiny:
         raise typer.BadParameter("belongs to --suite gpu.", param_hint="--only" if only is not None else "--tiny")
@@ -124,7 +129,7 @@ def bench(
     with progress_bar() as progress:
         report = request.measure(progress, gate=gate, profile=profile)
     _show(report, plot)
-    if not report.is_lossless:
+    if report.is_lossless is False:
         raise typer.Exit(1)
 
 
@@ -151,7 +156,7 @@ class Request:
             total = benchmark.num_gate_calls(len(prompts), contenders)
             bar = progress.add_task("Comparing texts in float32", total=total)
             report.gate = benchmark.gate(model, prompts, contenders, self.method, lambda: progress.advance(bar))
-        if not report.is_lossless:
+        if report.is_lossless is False:
             return report
         if gate and self.dtype != "float32":
             del model, contenders  # free memory before loading in another dtype
@@ -216,9 +221,13 @@ WITH_SUITE = ("suite", "only", "tiny", "target", "draft", "device", "threads", "
 def _refuse_others(context: typer.Context) -> None:
     """Refuses options that `--suite` does not take: the suite has its own prompts, trees and baselines."""
     for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name)
-        if parameter.name not in WITH_SUITE and source is not None and source.name != "DEFAULT":
+        if parameter.name not in WITH_SUITE and _is_given(context, parameter.name):
             raise typer.BadParameter("does not go with --suite.", param_hint=parameter.opts[0])
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 # ------------------------------------------------------------------------------------------------------------- output
@@ -241,7 +250,10 @@ def _show(report: benchmark.Report, plot: Path | None) -> None:
     else:
         console.print()
         console.print(table(report))
-        if report.differences:
+        if report.no_ties:
+            console.print(differences_table(report.no_ties))
+            console.print(f"In {setting['dtype']}, these texts part where no rounding error explains it.")
+        elif report.differences:
             console.print(f"In {setting['dtype']}, texts part where the two best logits all but tie.")
         if plot is not None:
             from ..benchmarking.plot import save_plot

@@ -13,6 +13,8 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 import hf_specdec
 
 from ..benchmarking.contenders import GREEDY
+from ..benchmarking.equality import first_difference
+from ..benchmarking.prompts import encode_turns
 from ..loading import DTYPES, load_draft, load_target, load_tokenizer
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
@@ -62,7 +64,7 @@ def demo(
     model = or_bad_parameter("--target", load_target, target, torch_dtype, device)
     tokenizer = or_bad_parameter("--target", load_tokenizer, target)
     assistant = or_bad_parameter("--draft", load_draft, draft, torch_dtype, device)
-    inputs = _encode(tokenizer, prompt).to(model.device)
+    inputs = encode_turns(tokenizer, [prompt]).to(model.device)
     speculation = {"assistant_model": assistant, "speculative_config": config}
 
     console = Console()
@@ -91,14 +93,6 @@ def demo(
         console.print(f"In {dtype}, near-ties between tokens round either way; compare texts with --dtype float32.")
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> BatchEncoding:
-    """Tokens of the prompt, `[1, tokens]`: as the user's turn if there is a chat template, else as plain text."""
-    if tokenizer.chat_template is None:
-        return tokenizer(prompt, return_tensors="pt")
-    messages = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-
-
 def _generate(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> Run:
     """Times one greedy call. The device is done when it returns, because the tokens are copied to the host."""
     start = time.perf_counter()
@@ -119,10 +113,8 @@ def _compare(plain: Run, sped_up: Run, metrics: Any) -> Table:
 
 
 def _explain_difference(plain: torch.Tensor, sped_up: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
-    shared = min(len(plain), len(sped_up))
-    differing = (plain[:shared] != sped_up[:shared]).nonzero()
-    if not len(differing):
-        return f"One text has {len(plain)} tokens, the other {len(sped_up)}; the first {shared} are equal."
-    first = int(differing[0])
+    first = first_difference(plain.tolist(), sped_up.tolist())
+    if first == min(len(plain), len(sped_up)):
+        return f"One text has {len(plain)} tokens, the other {len(sped_up)}; the first {first} are equal."
     words = tokenizer.convert_ids_to_tokens([int(plain[first]), int(sped_up[first])])
     return f"They first differ at token {first}: {words[0]!r} plain, {words[1]!r} with the tree."

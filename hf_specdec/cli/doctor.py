@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Column, Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from .. import loading
 from ..checkpoints.reading import HubOptions
+from .arguments import checked_device, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption
 
 
 if TYPE_CHECKING:
     from ..doctor import Diagnosis
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = {"auto": "auto", **loading.DTYPES}
 
 
 def doctor(
@@ -43,15 +43,11 @@ def doctor(
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}.", param_hint="--dtype")
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
+    device = checked_device(device)
     prompts = PROMPTS if text is None else _prompts(text)
     console = Console()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, device_map=device_map).eval()
-        if device_map is None:
-            model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        tokenizer = AutoTokenizer.from_pretrained(target)
-    except (ImportError, OSError, ValueError) as error:
-        raise typer.BadParameter(str(error), param_hint="TARGET") from error
+    model = or_bad_parameter("TARGET", loading.load_target, target, DTYPES[dtype], device, device_map)
+    tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
     try:
         with console.status("The target writes, the head guesses"):
             diagnosis = diagnose(

@@ -98,6 +98,8 @@ def serve(
 
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
+    if disable_counts_waiting and disable_by_batch_size is None:
+        raise typer.BadParameter("belongs to --disable-by-batch-size.", param_hint="--disable-counts-waiting")
     check_address(host, port)
     device = checked_device(device)
     config = or_bad_parameter(

@@ -39,7 +39,7 @@ def run_suite(
         head=head,
         device=device,
         tiny=tiny,
-        rounds=1 if tiny else rounds,
+        rounds=rounds,
         traces=profile,
     )
     console = Console()

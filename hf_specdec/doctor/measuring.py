@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..benchmarking.contenders import GREEDY
+from ..benchmarking.prompts import encode_turns
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
@@ -36,14 +37,7 @@ class Text:
 
 def write(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, max_new_tokens: int) -> Text:
     """The target's greedy answer to a prompt, with the tokenizer's chat template if it has one."""
-    if tokenizer.chat_template is None:
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    else:
-        messages = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )["input_ids"]
-    ids = ids.to(execution_device(target))
+    ids = encode_turns(tokenizer, [prompt])["input_ids"].to(execution_device(target))
     text = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, **GREEDY)
     return Text(text[0], ids.shape[1])
 

@@ -15,14 +15,20 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-_MARK = "complete"
+_MARK, _HELD_OUT = "complete", "whole texts held out\n"
 _LOG = "log.jsonl"
+_OPTIONS = "training_options.json"
 _STEPS_BETWEEN_AGREEMENTS = 4  # each broadcast waits for the device
 
 
 def mark_complete(checkpoint: Path) -> None:
     """Marks a checkpoint as completely written; a process killed while writing leaves no mark."""
-    (checkpoint / _MARK).touch()
+    (checkpoint / _MARK).write_text(_HELD_OUT)
+
+
+def holds_out_whole_texts(checkpoint: Path) -> bool:
+    """Whether whole texts were held out from the run of a checkpoint; earlier versions held out pieces of texts."""
+    return (checkpoint / _MARK).read_text() == _HELD_OUT
 
 
 def newest_complete(output: Path, clean: bool = True) -> Path | None:
@@ -140,9 +146,16 @@ def _step_of(line: str) -> float:
         return float("inf")
 
 
+def write_identity(output: Path, identity: dict[str, Any]) -> None:
+    """Records the options of a run (see `TrainOptions.identity`) in `training_options.json`, unless it is there."""
+    path = output / _OPTIONS
+    if not path.is_file():
+        path.write_text(json.dumps(identity, indent=2) + "\n")
+
+
 def check_identity(output: Path, identity: dict[str, Any], defaults: dict[str, Any]) -> None:
     """
-    Writes the options of a run to `training_options.json`, or compares them with the options recorded there.
+    Compares the options of a run with those that `write_identity` recorded in its folder, if there are any.
 
     Args:
         output (`Path`): folder of the run.
@@ -152,9 +165,8 @@ def check_identity(output: Path, identity: dict[str, Any], defaults: dict[str, A
     Raises:
         ValueError: if the folder holds another run, naming the options that differ.
     """
-    path = output / "training_options.json"
+    path = output / _OPTIONS
     if not path.is_file():
-        path.write_text(json.dumps(identity, indent=2) + "\n")
         return
     before = defaults | json.loads(path.read_text())
     changed = [name for name in identity if before[name] != identity[name]]

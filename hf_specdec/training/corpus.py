@@ -39,6 +39,7 @@ class Corpus:
         target, tokenizer: the target and its tokenizer.
         rank, world_size (`int`): rank of this process and number of processes; each process writes its share.
         wait (callable): barrier over all processes.
+        begin (callable): called by the first process before the folder gets its first texts.
     """
 
     def __init__(
@@ -50,14 +51,16 @@ class Corpus:
         rank: int = 0,
         world_size: int = 1,
         wait: Callable[[], None] = lambda: None,
+        begin: Callable[[], None] = lambda: None,
     ):
         self.options, self.folder, self.target, self.tokenizer = options, folder, target, tokenizer
-        self.rank, self.world_size, self.wait = rank, world_size, wait
+        self.rank, self.world_size, self.wait, self.begin = rank, world_size, wait, begin
         folder.mkdir(parents=True, exist_ok=True)
 
-    def texts(self, deadline: float | None = None) -> list[Text] | None:
+    def texts(self, deadline: float | None = None) -> list[list[Text]] | None:
         """
-        All texts, cut to `max_length` tokens; None if the target had not written all of them by the deadline.
+        All texts, each as its pieces of at most `max_length` tokens (see `cut`), without those that have no pieces;
+        None if the target had not written all of them by the deadline.
 
         The texts written by then stay in the folder, and the next run continues.
 
@@ -65,7 +68,8 @@ class Corpus:
             deadline (`float`, *optional*): time of `time.monotonic()` at which writing stops.
 
         Raises:
-            ValueError: for fewer than 2 texts with tokens to predict, or a `max_length` beyond the target's positions.
+            ValueError: for fewer than 2 texts with tokens to predict (1 if none is held out), or a `max_length` beyond
+                the target's positions.
         """
         options, longest = self.options, _longest(self.target)
         if options.max_length > longest:
@@ -76,19 +80,19 @@ class Corpus:
         whole = self._stored()
         if options.loss_on_everything:
             whole = (replace(text, spans=[(0, len(text.input_ids))]) for text in whole)
-        texts = [piece for text in whole for piece in cut(text, options.max_length)]
-        if len(texts) < 2:
+        texts = [pieces for text in whole if (pieces := cut(text, options.max_length))]
+        if len(texts) < (2 if options.eval_texts else 1):
             raise ValueError(
                 f"The data has {len(texts)} texts with something to predict; at least 2 are needed, one to train on "
-                "and one to hold out."
+                "and one to hold out. With `eval_texts=0` none is held out, and 1 will do."
             )
         return texts
 
     def _stored(self) -> Iterable[Text]:
         """
-        The stored texts, in an order that does not depend on which process wrote which text. Equal texts, such as
-        greedy answers to equal questions, come once, so that no held-out text is trained on (of given data they were
-        stored once).
+        The stored texts, whole, in an order that does not depend on which process wrote which text. Equal texts, such
+        as greedy answers to equal questions, come once: none is both held out and trained on. (Given data was stored
+        without repeats.)
         """
         if self.options.data is not None:
             return iterate_written(self.folder / "encoded.jsonl")
@@ -104,6 +108,7 @@ class Corpus:
             records = read_records(options.data, options.data_split, options.data_limit)
             texts = _without_repeats(encode_record(record, place, self.tokenizer) for place, record in records)
             write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
+            self.begin()
             scratch.rename(path)
         self.wait()
         return True
@@ -116,6 +121,8 @@ class Corpus:
         if complete:
             return True
         jobs, total = self._jobs()
+        if self.rank == 0:
+            self.begin()
         missing = (job for job in range(total) if job not in done)
         mine = itertools.islice(missing, self.rank, None, self.world_size)
         number = len(range(self.rank, total - len(done), self.world_size))
@@ -175,7 +182,7 @@ def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] 
         questions = itertools.islice((line for line in lines if line), options.data_limit)
         yield from (([{"role": "user", "content": line}], None) for line in questions)
         return
-    for place, record in read_records(options.prompts, options.data_split, options.data_limit):
+    for place, record in read_records(options.prompts, options.data_split, options.data_limit, option="prompts"):
         messages = messages_of(record, place)
         if messages is None:
             yield None, record["text"]

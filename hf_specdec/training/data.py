@@ -42,7 +42,9 @@ class Text:
         return json.dumps(fields, separators=(",", ":"))
 
 
-def read_records(source: str | Path, split: str = "train", limit: int | None = None) -> Iterator[tuple[str, Any]]:
+def read_records(
+    source: str | Path, split: str = "train", limit: int | None = None, option: str = "data"
+) -> Iterator[tuple[str, Any]]:
     """
     Reads the records of a file (.jsonl, .json with a list, .txt as one text) or of a `datasets` data set.
 
@@ -50,6 +52,7 @@ def read_records(source: str | Path, split: str = "train", limit: int | None = N
         source (`str`): a path, or a name for `datasets.load_dataset`.
         split (`str`, *optional*, defaults to `"train"`): split of a `datasets` data set.
         limit (`int`, *optional*): largest number of records to read.
+        option (`str`, *optional*, defaults to `"data"`): name of the option that gave the source, for error messages.
 
     Yields:
         Pairs of the record's location, for error messages, and the record.
@@ -63,9 +66,9 @@ def read_records(source: str | Path, split: str = "train", limit: int | None = N
     if path.is_file():
         records = _read_file(path)
     elif path.suffix in (".jsonl", ".json", ".txt"):
-        raise FileNotFoundError(f"`data`={str(source)!r}: there is no such file.")
+        raise FileNotFoundError(f"`{option}`={str(source)!r}: there is no such file.")
     else:
-        records = _read_dataset(str(source), split)
+        records = _read_dataset(str(source), split, option)
     for number, (place, record) in enumerate(records):
         if limit is not None and number >= limit:
             return
@@ -91,12 +94,12 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
                     raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
 
 
-def _read_dataset(name: str, split: str) -> Iterator[tuple[str, Any]]:
+def _read_dataset(name: str, split: str, option: str) -> Iterator[tuple[str, Any]]:
     try:
         import datasets
     except ImportError as error:
         raise ImportError(
-            f"`data`={name!r} is no file here, and to load it as a data set `datasets` is missing: `pip install "
+            f"`{option}`={name!r} is no file here, and to load it as a data set `datasets` is missing: `pip install "
             "datasets`, or `pip install 'hf-specdec[train]'`."
         ) from error
     data = datasets.load_dataset(name, split=split)

@@ -52,21 +52,20 @@ def acceptance_length(top1: list[float]) -> float:
     return total
 
 
-def summarise(counts: torch.Tensor, prefix: str = "") -> dict[str, float]:
+def summarise(counts: torch.Tensor) -> dict[str, float]:
     """
     Metrics by name from summed counts.
 
     Args:
         counts (`torch.Tensor` of shape `[4, depths]`): `DepthCounts.stacked` summed over the batch dimension.
-        prefix (`str`, *optional*): prefix of every name.
 
     Returns:
         `dict[str, float]`: `top1_d` and `loss_d` for every depth d, and `acceptance_length`.
     """
     correct, rows, loss, loss_rows = counts.double().tolist()
     top1 = [right / max(of, 1.0) for right, of in zip(correct, rows, strict=True)]
-    result = {f"{prefix}top1_{depth}": value for depth, value in enumerate(top1, 1)}
+    result = {f"top1_{depth}": value for depth, value in enumerate(top1, 1)}
     for depth, (total, of) in enumerate(zip(loss, loss_rows, strict=True), 1):
-        result[f"{prefix}loss_{depth}"] = total / max(of, 1.0)
-    result[f"{prefix}acceptance_length"] = acceptance_length(top1)
+        result[f"loss_{depth}"] = total / max(of, 1.0)
+    result["acceptance_length"] = acceptance_length(top1)
     return {name: round(value, 5) for name, value in result.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..loading import DTYPES
+
 
 KINDS = ("eagle3", "eagle1", "draft")
 # Runs into one folder must agree on these options: checkpoints and the order of the data depend on them.
@@ -14,6 +16,13 @@ _IDENTITY = (
     "loss_on_everything draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids "
     "start_from unroll_steps decay epochs learning_rate batch_tokens seed"
 ).split()
+# Options that do nothing with other kinds, or other sources of texts.
+_OF_EAGLE3 = "draft_vocab_size shares_lm_head aux_layer_ids decay recompute".split()
+_OF_SOURCES = {
+    ("data", "prompts"): "data_split data_limit".split(),
+    ("prompts", "self_generate"): "greedy_share cool_share write_seconds generation_batch_size".split(),
+    ("self_generate",): "openings openings_share turns".split(),
+}
 _SIZES = "draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids".split()
 
 
@@ -47,7 +56,8 @@ class TrainOptions:
         max_length (`int`, *optional*, defaults to 1024): most tokens of a text, and tokens of a packed row.
         generation_batch_size (`int`, *optional*): rows in which the target writes; defaults to at most 2048 on CUDA,
             as the free memory allows, 16 on a CPU, and 256 on other devices.
-        eval_texts (`int`, *optional*, defaults to 64): number of held-out texts.
+        eval_texts (`int`, *optional*, defaults to 64): number of held-out texts, at most half of all. A text longer
+            than `max_length` is held out with all its pieces.
         loss_on_everything (`bool`, *optional*, defaults to `False`): whether questions are under the loss mask too.
         start_from (`str`, *optional*): Hub id or folder of a head or draft model with the initial weights; it also
             determines the sizes.
@@ -132,8 +142,6 @@ class TrainOptions:
                 f"Give one of `data`, `prompts` and `self_generate`, the number of texts that the target is to write; "
                 f"there {'is ' + ' and '.join(f'`{name}`' for name in given) if given else 'is none of them'}."
             )
-        if self.openings is not None and self.self_generate is None:
-            raise ValueError(f"`openings`={self.openings!r} is for `self_generate`, where the target asks, too.")
         if self.subjects is not None and self.openings is None:
             raise ValueError(f"`subjects`={self.subjects!r} fills places in `openings`: give that, too.")
         for name in (
@@ -148,7 +156,10 @@ class TrainOptions:
             raise ValueError("`eval_texts` and `draft_vocab_size` must not be negative.")
         if self.max_length < 16:
             raise ValueError(f"`max_length`={self.max_length}: texts of less than 16 tokens teach nothing.")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ValueError(f"`dtype`={self.dtype!r} is not one of {', '.join(map(repr, DTYPES))}.")
         self._check_shares()
+        self._check_source(given[0])
         self._check_kind()
 
     def _check_shares(self) -> None:
@@ -161,16 +172,27 @@ class TrainOptions:
                 "together. Choose smaller ones."
             )
 
+    def _check_source(self, given: str) -> None:
+        for sources, names in _OF_SOURCES.items():
+            changed = [name for name in names if self._is_changed(name)]
+            if given not in sources and changed:
+                raise ValueError(
+                    f"`{changed[0]}`={getattr(self, changed[0])!r} is for "
+                    f"{' and '.join(f'`{source}`' for source in sources)} alone, not for `{given}`. Leave it out."
+                )
+
+    def _is_changed(self, name: str) -> bool:
+        return getattr(self, name) != getattr(type(self), name)
+
     def _check_kind(self) -> None:
         if self.kind != "draft" and self.hidden_size is not None:
             raise ValueError(
                 f"`hidden_size`={self.hidden_size}: a head is as wide as its target, whose embeddings it reads. Leave "
                 "it out, or choose `kind='draft'`."
             )
-        if self.kind != "eagle3":
-            for name in ("draft_vocab_size", "shares_lm_head", "aux_layer_ids"):
-                if getattr(self, name) not in (None, False):
-                    raise ValueError(f"`{name}` is for `kind='eagle3'` alone, not for {self.kind!r}.")
+        for name in _OF_EAGLE3 if self.kind != "eagle3" else ():
+            if self._is_changed(name):
+                raise ValueError(f"`{name}` is for `kind='eagle3'` alone, not for {self.kind!r}. Leave it out.")
         for name in _SIZES if self.start_from is not None else ():
             if getattr(self, name) not in (None, False):
                 raise ValueError(f"`{name}` is what `start_from`={self.start_from!r} has: leave it out.")

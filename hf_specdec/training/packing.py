@@ -144,8 +144,15 @@ class Collator:
         return {name: torch.stack(values) for name, values in columns.items()}
 
 
-def split_texts(texts: Sequence[Text], eval_texts: int, seed: int = 0) -> tuple[list[Text], list[Text]]:
-    """Splits texts at random, by `seed`, into training texts and `eval_texts` held-out texts (at most half of all)."""
+def split_texts(texts: Sequence[Sequence[Text]], eval_texts: int, seed: int = 0) -> tuple[list[Text], list[Text]]:
+    """
+    The pieces of the training texts, and those of `eval_texts` held-out texts (at most half of all).
+
+    Args:
+        texts (list of lists of `Text`): the pieces of every text. A text is held out with all its pieces.
+        eval_texts (`int`): number of held-out texts.
+        seed (`int`, *optional*, defaults to 0): seed of the choice.
+    """
     held_out = set(random.Random(seed).sample(range(len(texts)), min(eval_texts, len(texts) // 2)))
-    train = [text for index, text in enumerate(texts) if index not in held_out]
-    return train, [text for index, text in enumerate(texts) if index in held_out]
+    train = [piece for index, pieces in enumerate(texts) if index not in held_out for piece in pieces]
+    return train, [piece for index, pieces in enumerate(texts) if index in held_out for piece in pieces]

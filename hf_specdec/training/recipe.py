@@ -6,27 +6,30 @@ import copy
 import importlib.util
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    set_seed,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, set_seed
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
+from ..loading import DTYPES, load_target, load_tokenizer
 from ..smollm2 import SMOLLM2_HUB_ID, smollm2_folder
-from .checkpoints import FirstEvaluation, LogFile, TimeLimits, check_identity, newest_complete
+from .checkpoints import (
+    FirstEvaluation,
+    LogFile,
+    TimeLimits,
+    check_identity,
+    holds_out_whole_texts,
+    newest_complete,
+    write_identity,
+)
 from .corpus import Corpus
 from .data import Text
 from .description import describe_run
@@ -45,6 +48,7 @@ from .vocabulary import choose_vocabulary, count_tokens
 
 logger = logging.get_logger(__name__)
 
+# Default learning rates for a width of 1: this project's own values, not a publication's.
 _RATE_TIMES_WIDTH = {"eagle3": 0.7, "eagle1": 0.12, "draft": 0.5}
 _HIGHEST_RATE = 2e-3
 
@@ -96,21 +100,31 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     # The other processes wait while the first reads the data, perhaps longer than the default timeout of ten minutes.
     state = PartialState(cpu=options.cpu, timeout=timedelta(hours=12))
     output.mkdir(parents=True, exist_ok=True)
-    with state.main_process_first():
-        check_identity(output, options.identity(), options.default_identity())
+    check_identity(output, options.identity(), options.default_identity())
+    state.wait_for_everyone()  # no process records its options before all have compared theirs
     done = _read_json(output / "result.json")
     if done is not None and done["finished"]:
         logger.info(f"{output} holds a finished run.")
         return TrainResult(**done | {"output": output})
     target, tokenizer = _load_target(options, state)
-    # `start_from` is checked before the target writes texts for hours: an error afterwards would come too late.
+    # The model is checked before the target writes texts for hours: an error afterwards would come too late.
     start = None if options.start_from is None else start_from(options.start_from, options.kind, target)
+    if start is None and options.kind != "draft":
+        _head_config(options, target)
     corpus = Corpus(
-        options, output / "data", target, tokenizer, state.process_index, state.num_processes, state.wait_for_everyone
+        options,
+        output / "data",
+        target,
+        tokenizer,
+        state.process_index,
+        state.num_processes,
+        wait=state.wait_for_everyone,
+        begin=partial(write_identity, output, options.identity()),
     )
     texts = corpus.texts(deadline)
     if texts is None:
         return TrainResult(output=output, finished=False, before={}, after={})
+    _check_held_out(output, texts)
     return _Run(options, output, target, tokenizer, texts, start, report).finish(deadline)
 
 
@@ -134,7 +148,7 @@ class _Run:
         output: Path,
         target: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        texts: list[Text],
+        texts: list[list[Text]],
         start: tuple[Any, torch.Tensor | None] | None,
         report: Callable[[str], None],
     ):
@@ -207,7 +221,8 @@ class _Run:
         options, target = self.options, self.target
         if options.kind != "draft":
             token_ids = self._vocabulary(texts)
-            return new_head(target, self._head_config(token_ids), token_ids), token_ids
+            size = None if token_ids is None else len(token_ids)
+            return new_head(target, _head_config(options, target, size), token_ids), token_ids
         model = new_draft_model(
             target,
             num_layers=options.num_layers or 2,
@@ -234,20 +249,6 @@ class _Run:
         logger.info(f"The draft vocabulary of {size} tokens holds {share:.2%} of the tokens to be predicted.")
         return token_ids
 
-    def _head_config(self, token_ids: torch.Tensor | None) -> Any:
-        options = self.options
-        return new_head_config(
-            self.target,
-            version=1 if options.kind == "eagle1" else 3,
-            target_name=_target_name(options),
-            draft_vocab_size=None if token_ids is None else len(token_ids),
-            shares_lm_head=options.shares_lm_head,
-            num_layers=options.num_layers or 1,
-            intermediate_size=options.intermediate_size,
-            aux_layer_ids=None if options.aux_layer_ids is None else list(options.aux_layer_ids),
-            depth=options.unroll_steps,
-        )
-
     def _arguments(self, num_rows: int) -> DraftArguments:
         options = self.options
         cuda = self.target.device.type == "cuda"
@@ -263,6 +264,8 @@ class _Run:
             num_train_epochs=options.epochs,
             learning_rate=rate,
             lr_scheduler_type="cosine",
+            # The share of warm-up is SpecForge's default (scripts/train_eagle3.py); betas, weight decay and the limit
+            # of the norm are those of EAGLE-3 (SafeAILab/EAGLE, eagle/traineagle3/ds_config.json).
             warmup_steps=0.015,
             adam_beta1=0.9,
             adam_beta2=0.95,
@@ -312,14 +315,35 @@ def _target_name(options: TrainOptions) -> str:
     return options.target or SMOLLM2_HUB_ID
 
 
+def _head_config(options: TrainOptions, target: PreTrainedModel, draft_vocab_size: int | None = None) -> Any:
+    return new_head_config(
+        target,
+        version=1 if options.kind == "eagle1" else 3,
+        target_name=_target_name(options),
+        draft_vocab_size=draft_vocab_size,
+        shares_lm_head=options.shares_lm_head,
+        num_layers=options.num_layers or 1,
+        intermediate_size=options.intermediate_size,
+        aux_layer_ids=None if options.aux_layer_ids is None else list(options.aux_layer_ids),
+        depth=options.unroll_steps,
+    )
+
+
 def _load_target(options: TrainOptions, state: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    name = options.target
-    if name is None:
-        with state.main_process_first():
-            name = str(smollm2_folder())
-    cuda = state.device.type == "cuda"
-    dtype = getattr(torch, options.dtype or ("bfloat16" if cuda else "float32"), None)
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"`dtype`={options.dtype!r} is not one of 'float32', 'bfloat16', 'float16'.")
-    target = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(state.device)
-    return target.eval(), AutoTokenizer.from_pretrained(name)
+    if options.target is None:
+        with state.main_process_first():  # the first process writes the folder
+            smollm2_folder()
+    dtype = options.dtype or ("bfloat16" if state.device.type == "cuda" else "float32")
+    return load_target(options.target, DTYPES[dtype], str(state.device)), load_tokenizer(options.target)
+
+
+def _check_held_out(output: Path, texts: Sequence[Sequence[Text]]) -> None:
+    """Refuses to go on with a run whose checkpoints have seen other pieces of the texts that are held out now."""
+    checkpoint = newest_complete(output, clean=False)
+    if checkpoint is None or all(len(pieces) == 1 for pieces in texts):
+        return
+    if not holds_out_whole_texts(checkpoint):
+        raise ValueError(
+            f"`output`={str(output)!r} holds a run of an earlier version, which held out pieces of texts and trained "
+            "on their other pieces. Give another folder, to begin again with whole texts held out."
+        )

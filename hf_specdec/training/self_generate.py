@@ -274,7 +274,7 @@ def written_jobs(path: Path) -> set[int]:
 def write_texts(
     path: Path,
     texts: Iterable[Text],
-    total: int,
+    total: int | None,
     done: int = 0,
     progress: bool = True,
     description: str = "Target writes",
@@ -285,7 +285,7 @@ def write_texts(
     Args:
         path (`Path`): the .jsonl file.
         texts (iterable of `Text`): texts to append.
-        total (`int`): length of the progress bar; None if unknown.
+        total (`int`, *optional*): number of texts that there will be, for the progress bar; None if unknown.
         done (`int`, *optional*, defaults to 0): texts that exist already.
         progress (`bool`, *optional*, defaults to `True`): whether to show the bar.
         description (`str`, *optional*): label of the bar.

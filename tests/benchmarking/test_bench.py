@@ -5,17 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.benchmarking import HEAD, invoke, last_line, on_tiny_target
-from support.goldens import TINY_TARGET
+from support.goldens import TINY_TARGET, trained_target, trained_tokenizer
 from transformers import BatchEncoding, PreTrainedModel
 
+from hf_specdec import NgramDraft, SpeculationMetrics
+from hf_specdec.benchmarking import bench as benchmark
+from hf_specdec.benchmarking import equality, phases
 from hf_specdec.benchmarking.bench import Method, Report, measure
 from hf_specdec.benchmarking.contenders import baseline, speculative
-from hf_specdec.benchmarking.prompts import EncodedPrompt
+from hf_specdec.benchmarking.equality import Difference, Gate
+from hf_specdec.benchmarking.prompts import EncodedPrompt, Prompt, encode
 from hf_specdec.cache import TreeCache
 
 
@@ -124,6 +129,78 @@ def test_figures_for_a_model_card(target: PreTrainedModel, draft: PreTrainedMode
         assert measurement.speed_up == pytest.approx(row.speed_up)
         assert (measurement.dtype, measurement.hardware) == ("float64", "a machine")
     assert report.measurements("generate") == []
+
+
+def test_a_tokenizer_that_returns_token_types() -> None:
+    tokenizer = trained_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    prompts = encode(tokenizer, [Prompt("chat", "t5 t6 t7")], "cpu")
+    found = benchmark.gate(trained_target(), prompts, [speculative(NgramDraft(), "chain:2")], Method(max_new_tokens=6))
+    assert found.is_passed and found.num_prompts == 1
+
+
+def difference(contender: str, gap: float) -> Difference:
+    return Difference(contender=contender, task="chat", prompt=0, position=3, gap=gap, rounding=0.1)
+
+
+@pytest.mark.parametrize(
+    "gate, differences, expected",
+    [
+        (None, [], None),
+        (None, [difference("tree chain:3", 0.09)], None),
+        (None, [difference("tree chain:3", 0.11)], False),
+        (None, [difference("prompt lookup", 0.11)], None),
+        (Gate({}, 1, []), [], True),
+        (Gate({}, 1, []), [difference("tree chain:3", 0.09)], True),
+        (Gate({}, 1, []), [difference("tree chain:3", 0.11)], False),
+        (Gate({}, 1, [difference("tree chain:3", 0.0)]), [], False),
+    ],
+)
+def test_a_report_says_lossless_if_that_was_checked(
+    gate: Gate | None, differences: list[Difference], expected: bool | None
+) -> None:
+    assert Report(setting={}, gate=gate, differences=differences).is_lossless is expected
+
+
+def test_a_difference_that_is_no_tie_is_not_called_one(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TreeCache, "_move", lambda cache, kept: None)
+    result = bench(prompts, "--tree", "branching:4,3,2", "--no-gate")
+    assert result.exit_code == 1, result.output
+    assert "all but tie" not in result.stdout and "first differing token" in result.stdout
+    assert last_line(result)["differences"]
+
+
+def test_near_ties_are_named_as_such(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TreeCache, "_move", lambda cache, kept: None)
+    monkeypatch.setattr(equality, "NEAR_TIE", {torch.float32: 1e9})
+    result = bench(prompts, "--tree", "branching:4,3,2", "--no-gate")
+    assert result.exit_code == 0, result.output
+    assert "all but tie" in result.stdout and "first differing token" not in result.stdout
+
+
+def test_the_time_of_a_step_is_that_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator, one prompt of each task is measured apart."""
+    asked: list[str] = []
+    monkeypatch.setattr(benchmark, "compare", lambda *arguments, **options: [])
+    monkeypatch.setattr(benchmark, "differences_of", lambda *arguments: [])
+    monkeypatch.setattr(benchmark, "figures", lambda calls, *, step_ms, **options: made.append(step_ms) or [])
+    monkeypatch.setattr(phases, "generate", lambda model, contender, prompt, **options: asked.append(prompt.task))
+
+    def metrics() -> SpeculationMetrics:
+        seconds = {"propose": 0.001 if asked[-1] == "chat" else 0.003}
+        return SpeculationMetrics(accepted_per_step=[[1]], seconds=seconds)
+
+    monkeypatch.setattr(phases, "metrics_of_last_call", metrics)
+    made: list[Any] = []
+    inputs = BatchEncoding({"input_ids": torch.tensor([[3]])})
+    prompts = [EncodedPrompt(task, inputs) for task in ("chat", "chat", "code", "code")]
+    contenders = [baseline("eager", None), speculative(NgramDraft(), "chain:2")]
+    model: Any = SimpleNamespace(device=torch.device("meta"))
+    measure(Report(setting={}, gate=None), model, prompts, contenders, Method())
+    assert asked == ["chat", "code"]
+    drafting = {key: value["draft"] for key, value in made[0].items()}
+    expected = {"chat": 1.0, "code": 3.0, "all": 2.0}
+    assert drafting == pytest.approx({(task, "tree chain:2"): value for task, value in expected.items()})
 
 
 @pytest.mark.parametrize(

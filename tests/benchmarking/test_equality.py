@@ -8,7 +8,7 @@ from transformers import BatchEncoding, PreTrainedModel
 
 from hf_specdec.benchmarking.comparison import Call, compare
 from hf_specdec.benchmarking.contenders import Contender, speculative
-from hf_specdec.benchmarking.equality import check, differences_of
+from hf_specdec.benchmarking.equality import check, differences_of, first_difference
 from hf_specdec.benchmarking.prompts import EncodedPrompt
 
 
@@ -51,6 +51,13 @@ def test_a_text_that_ends_early_differs_where_it_ends(target: PreTrainedModel) -
     ]
     (difference,) = differences_of(target, PROMPTS, calls, "generate")
     assert (difference.contender, difference.position) == ("short", 2)
+
+
+@pytest.mark.parametrize(
+    "tokens, others, expected", [([1, 2, 3], [1, 5, 3], 1), ([1, 2], [1, 2, 3], 2), ([1, 2], [1], 1), ([], [4], 0)]
+)
+def test_where_texts_part(tokens: list[int], others: list[int], expected: int) -> None:
+    assert first_difference(tokens, others) == first_difference(others, tokens) == expected
 
 
 def test_calls_are_in_turn_and_of_every_prompt(target: PreTrainedModel, draft: PreTrainedModel) -> None:

@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.chat import chat_tokenizer
 from support.goldens import trained_tokenizer
 
-from hf_specdec.benchmarking.prompts import TASKS, Prompt, built_in, encode, first_of_each, read
+from hf_specdec.benchmarking.prompts import TASKS, Prompt, built_in, encode, encode_turns, first_of_each, read
 
 
 def test_every_built_in_set_has_a_handful_of_prompts() -> None:
@@ -56,6 +57,23 @@ def test_files_without_prompts(content: str, message: str, tmp_path: Path) -> No
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read(path)
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_several_turns_are_padded_on_the_left_and_have_no_types(chats: bool) -> None:
+    """Whatever the tokenizer does by itself: a Llama refuses `token_type_ids`."""
+    tokenizer = chat_tokenizer() if chats else trained_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer.padding_side = "right"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    texts = ["w1", "w1 w2 w3"] if chats else ["t5", "t5 t6 t7"]
+    found = encode_turns(tokenizer, texts)
+    assert set(found) == {"input_ids", "attention_mask"}
+    assert found["attention_mask"][0].tolist() == sorted(found["attention_mask"][0].tolist())
+    for row, text in enumerate(texts):
+        alone = encode_turns(tokenizer, [text])
+        assert set(alone) == {"input_ids", "attention_mask"}
+        assert found["input_ids"][row][found["attention_mask"][row].bool()].tolist() == alone["input_ids"][0].tolist()
 
 
 def test_encoding_keeps_the_task_and_goes_through_a_chat_template() -> None:

@@ -20,6 +20,7 @@ from hf_specdec.benchmarking.suite.pair import TREE, Pair, bisect
 from hf_specdec.benchmarking.suite.run import Suite
 from hf_specdec.benchmarking.suite.sizes import TINY, random_llama
 from hf_specdec.cache import TreeCache
+from hf_specdec.cli import suite as cli_suite
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,14 @@ def test_a_red_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     result = suite("--only", "P1")
     assert result.exit_code == 1
     assert "not plain generate's in float32" in last_line(result)["targets"]["P1"]["note"]
+
+
+@pytest.mark.parametrize("given, expected", [((), 1), (("--rounds", 2), 2)])
+def test_rounds_of_a_trial(monkeypatch: pytest.MonkeyPatch, given: tuple[Any, ...], expected: int) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(cli_suite.targets, "run", lambda options, begins: seen.append(options) or iter(()))
+    assert suite("--only", "P4", *given).exit_code == 0
+    assert [options.rounds for options in seen] == [expected]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without CUDA")

@@ -78,11 +78,17 @@ def test_without_prompts(tmp_path: Path) -> None:
     [
         (("--dtype", "int8"), "'int8' is not one of auto, float32"),
         (("--device", "cpu", "--device-map", "auto"), "not both"),
+        (("--device", "foo"), "'foo' is no device"),
     ],
 )
 def test_impossible_options(arguments: tuple[str, ...], message: str) -> None:
     code, text = doctor(TINY_TARGET, HEAD, *arguments)
     assert code == 2 and message in text
+
+
+def test_without_a_target() -> None:
+    code, text = doctor("/no/such/folder", HEAD)
+    assert code == 2 and "TARGET" in text and "There is no folder '/no/such/folder'" in text
 
 
 def test_without_a_head(tmp_path: Path) -> None:

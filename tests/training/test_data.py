@@ -105,8 +105,9 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match="list of records"):
         list(read_records(tmp_path / "bad.json"))
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        list(read_records(tmp_path / "none.jsonl"))
+    for option in ("data", "prompts"):
+        with pytest.raises(FileNotFoundError, match=f"`{option}`=.*no such file"):
+            list(read_records(tmp_path / "none.jsonl", option=option))
 
 
 def test_datasets(tmp_path: Path) -> None:

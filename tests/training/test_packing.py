@@ -65,9 +65,11 @@ def test_ids_and_masks_of_all_texts() -> None:
 
 
 def test_held_out_texts_are_the_same_every_time() -> None:
-    texts = texts_of(list(range(4, 54)))
+    texts = [cut(text, 30) for text in texts_of(list(range(4, 54)))]
     train, held_out = split_texts(texts, 10)
-    assert len(held_out) == 10 and len(train) == 40
+    numbers = [{text.input_ids[0] for text in side} for side in (train, held_out)]
+    assert [len(side) for side in numbers] == [40, 10] and not numbers[0] & numbers[1]
+    assert len(train) + len(held_out) == sum(map(len, texts)) > 50
     assert split_texts(texts, 10) == (train, held_out)
     assert len(split_texts(texts[:4], 10)[1]) == 2
-    assert torch.equal(make_row(train)["segment_ids"].unique(), torch.arange(40))
+    assert torch.equal(make_row(train)["segment_ids"].unique(), torch.arange(len(train)))

@@ -26,7 +26,7 @@ import hf_specdec
 from hf_specdec.cli import build_app
 from hf_specdec.eagle import EagleHead
 from hf_specdec.training import TrainOptions, recipe, train
-from hf_specdec.training.checkpoints import check_identity, mark_complete, newest_complete
+from hf_specdec.training.checkpoints import check_identity, mark_complete, newest_complete, write_identity
 from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import Text
 
@@ -164,6 +164,78 @@ def test_questions_are_learned_on_demand(tmp_path: Path, written: list[Text]) ->
     assert train(TrainOptions(output=str(tmp_path / "all"), loss_on_everything=True, **options)).finished
 
 
+def test_what_fails_before_there_are_texts_may_be_corrected(tmp_path: Path, data: Path) -> None:
+    """The folder belongs to the run that has its first texts."""
+    options = {"output": str(tmp_path), "epochs": 0.5, **SMALL}
+    for wrong, error, message in (
+        ({"data": "missing.jsonl"}, FileNotFoundError, "`data`='missing.jsonl'"),
+        ({"prompts": "missing.jsonl"}, FileNotFoundError, "`prompts`='missing.jsonl': there is no such file"),
+        ({"data": str(data), "target": str(tmp_path / "none")}, OSError, "There is no folder"),
+        ({"data": str(data), "max_length": 4096}, ValueError, "2048 positions"),
+        ({"data": str(data), "aux_layer_ids": (1, 3, 60)}, ValueError, "does not have"),
+    ):
+        with pytest.raises(error, match=message):
+            train(TrainOptions(**options | wrong))
+    assert not train(TrainOptions(**options, data=str(data), max_seconds=1e-3)).finished
+    with pytest.raises(ValueError, match="`data` was "):
+        train(TrainOptions(**options, data="other.jsonl"))
+
+
+def test_a_run_that_has_begun_to_write_keeps_its_options(tmp_path: Path) -> None:
+    options = {"output": str(tmp_path), "max_seconds": 1e-6, **SMALL}
+    train(TrainOptions(**options, self_generate=24))
+    with pytest.raises(ValueError, match="`self_generate` was 24 and is 25"):
+        train(TrainOptions(**options, self_generate=25))
+
+
+def long_texts(path: Path) -> Path:
+    """Six texts of 160 tokens, each of one token throughout."""
+    texts = [Text([10 + number] * 160, [(0, 160)]) for number in range(6)]
+    path.write_text("".join(text.to_json() + "\n" for text in texts))
+    return path
+
+
+def test_no_piece_of_a_held_out_text_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides: list[set[int]] = []
+    original = recipe.Rows
+
+    def noting(texts: list[Text], *arguments: Any) -> Any:
+        sides.append({text.input_ids[0] for text in texts})
+        return original(texts, *arguments)
+
+    monkeypatch.setattr(recipe, "Rows", noting)
+    data = long_texts(tmp_path / "texts.jsonl")
+    options = SMALL | {"eval_texts": 2}
+    train(TrainOptions(output=str(tmp_path / "out"), data=str(data), max_seconds=1e-3, **options))
+    trained_on, held_out = sides
+    assert (len(trained_on), len(held_out)) == (4, 2) and not trained_on & held_out
+
+
+def test_runs_of_earlier_versions_go_on_if_no_text_was_cut(tmp_path: Path, data: Path) -> None:
+    """Their checkpoints have empty marks. The split of texts that fit is the same; that of longer ones is not."""
+    for source, is_refused in ((data, False), (long_texts(tmp_path / "long.jsonl"), True)):
+        output = tmp_path / source.stem
+        options = {"output": str(output), "data": str(source), "epochs": 3.0, **SMALL}
+        train(TrainOptions(max_seconds=1e-3, **options))
+        checkpoint = newest_complete(output)
+        assert checkpoint is not None
+        (checkpoint / "complete").write_text("")
+        if not is_refused:
+            assert train(TrainOptions(**options)).finished
+            continue
+        with pytest.raises(ValueError, match="run of an earlier version"):
+            train(TrainOptions(**options))
+
+
+def test_one_text_is_enough_if_none_is_held_out(tmp_path: Path) -> None:
+    data = tmp_path / "book.jsonl"
+    data.write_text(Text(list(range(5, 245)), [(0, 240)]).to_json() + "\n")
+    options = {"data": str(data), "epochs": 1.0, **SMALL}
+    with pytest.raises(ValueError, match="1 texts with something to predict.*With `eval_texts=0`"):
+        train(TrainOptions(output=str(tmp_path / "held"), **options))
+    assert train(TrainOptions(output=str(tmp_path / "all"), **options | {"eval_texts": 0})).finished
+
+
 def test_texts_longer_than_the_target_can_read_are_refused(tmp_path: Path, data: Path) -> None:
     with pytest.raises(ValueError, match="`max_length`=4096: the target has 2048 positions"):
         train(TrainOptions(output=str(tmp_path), data=str(data), **SMALL | {"max_length": 4096}))
@@ -188,7 +260,8 @@ def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
         (tmp_path / f"written-{rank:05d}.jsonl").write_text("".join(text.to_json() + "\n" for text in written))
     (tmp_path / "complete").touch()
     found = Corpus(options, tmp_path, trained_target(), chat_tokenizer()).texts()
-    assert found is not None and [list(text.input_ids) for text in found] == [[1, 9, 9, 4], [1, 8, 7, 5]]
+    assert found is not None
+    assert [[list(piece.input_ids) for piece in text] for text in found] == [[[1, 9, 9, 4]], [[1, 8, 7, 5]]]
 
 
 def test_what_the_data_repeats_counts_once(tmp_path: Path, data: Path) -> None:
@@ -298,9 +371,11 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path, data: Path) -
 def test_folders_of_earlier_versions(tmp_path: Path) -> None:
     """They do not name the options of later ones: those had their defaults."""
     options = TrainOptions(output=str(tmp_path), self_generate=9)
+    check_identity(tmp_path, options.identity(), TrainOptions.default_identity())
+    assert not list(tmp_path.iterdir())
     later = ("subjects", "openings_share", "greedy_share", "cool_share")
     early = {name: value for name, value in options.identity().items() if name not in later}
-    (tmp_path / "training_options.json").write_text(json.dumps(early))
+    write_identity(tmp_path, early)
     check_identity(tmp_path, options.identity(), TrainOptions.default_identity())
     other = replace(options, openings_share=0.8, greedy_share=0.5)
     with pytest.raises(ValueError, match="`openings_share` was 0.5 and is 0.8, `greedy_share` was 0.3 and is 0.5"):
@@ -335,6 +410,18 @@ def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path
         ({"self_generate": 5, "openings_share": 1.5}, "`openings_share`=1.5 is a share"),
         ({"self_generate": 5, "cool_share": -0.1}, "`cool_share`=-0.1 is a share"),
         ({"self_generate": 5, "greedy_share": 0.9}, "more than all answers"),
+        ({"self_generate": 5, "dtype": "int8"}, "`dtype`='int8' is not one of 'float32', 'bfloat16', 'float16'"),
+        ({"self_generate": 5, "kind": "eagle1", "decay": 0.7}, "`decay` is for `kind='eagle3'` alone, not for"),
+        ({"self_generate": 5, "kind": "draft", "recompute": True}, "`recompute` is for `kind='eagle3'` alone"),
+        ({"data": "x", "greedy_share": 0.4}, "`greedy_share`=0.4 is for `prompts` and `self_generate` alone"),
+        ({"data": "x", "cool_share": 0.1}, "`cool_share`"),
+        ({"data": "x", "write_seconds": 9.0}, "`write_seconds`"),
+        ({"data": "x", "generation_batch_size": 8}, "`generation_batch_size`"),
+        ({"data": "x", "turns": 2}, "`turns`=2 is for `self_generate` alone, not for `data`"),
+        ({"prompts": "x", "turns": 2}, "`turns`=2 is for `self_generate` alone, not for `prompts`"),
+        ({"prompts": "x", "openings_share": 0.4}, "`openings_share`"),
+        ({"self_generate": 5, "data_limit": 9}, "`data_limit`=9 is for `data` and `prompts` alone"),
+        ({"self_generate": 5, "data_split": "test"}, "`data_split`"),
     ],
 )
 def test_options_that_make_no_run(fields: dict[str, Any], message: str) -> None:
@@ -369,6 +456,7 @@ def test_the_command(tmp_path: Path, data: Path) -> None:
         (["--self-generate", "5"], "Give one of"),
         (["--draft-vocab-size", "999"], "draft_vocab_size"),
         (["--dtype", "int8"], "dtype"),
+        (["--target", "/no/such/folder"], "There is no folder '/no/such/folder'"),
     ],
 )
 def test_bad_options_are_explained(tmp_path: Path, data: Path, more: list[str], message: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...config import SpeculativeConfig
 from ...loading import load_draft, load_target, load_tokenizer
@@ -20,7 +20,7 @@ from ..contenders import baseline, sampling_options, speculative
 from ..equality import Gate, check, differences_of
 from ..figures import figures
 from ..phases import trace_call
-from ..prompts import EncodedPrompt, built_in, encode
+from ..prompts import EncodedPrompt, built_in, encode, encode_turns
 from .sizes import tree_of
 
 
@@ -54,9 +54,7 @@ class Trained:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer = load_tokenizer(self.target)
-        tokenizer.padding_side = "left"
-        return tokenizer
+        return load_tokenizer(self.target)
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -146,15 +144,9 @@ def drawn_over_best(trained: Trained) -> dict[str, Any]:
 def acceptance(trained: Trained, config: SpeculativeConfig) -> tuple[float, float]:
     """Tokens per step at temperature 1, over the built-in prompts in one batch, and their standard error."""
     texts = [prompt.text for prompt in built_in(num_prompts=trained.num_prompts)]
-    if trained.tokenizer.chat_template is None:
-        inputs = trained.tokenizer(texts, return_tensors="pt", padding=True)
-    else:
-        chats = [[{"role": "user", "content": text}] for text in texts]
-        options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True, "padding": True}
-        inputs = trained.tokenizer.apply_chat_template(chats, **options)
     torch.manual_seed(0)
     trained.model.generate(
-        **BatchEncoding(inputs).to(trained.device),
+        **encode_turns(trained.tokenizer, texts).to(trained.device),
         **sampling_options(1.0),
         max_new_tokens=trained.max_new_tokens,
         assistant_model=trained.assistant,

@@ -25,7 +25,6 @@ class Sizes:
         max_new_tokens (`int`): new tokens of timed calls.
         gate_tokens (`int`): new tokens of the comparison in float32.
         repeats (`int`): timings of a forward.
-        is_trial (`bool`): whether the run only tries the code, with meaningless figures.
     """
 
     shape: dict[str, Any]
@@ -35,7 +34,6 @@ class Sizes:
     max_new_tokens: int
     gate_tokens: int
     repeats: int
-    is_trial: bool = False
 
 
 LLAMA_8B = Sizes(
@@ -74,7 +72,6 @@ TINY = Sizes(
     max_new_tokens=48,
     gate_tokens=16,
     repeats=5,
-    is_trial=True,
 )
 """Sizes that try the code on any machine, within seconds."""
 

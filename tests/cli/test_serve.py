@@ -1,0 +1,16 @@
+"""Arguments of `hf-specdec serve` that are refused before a model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+from support.benchmarking import on_tiny_target
+
+
+for package in ("fastapi", "uvicorn", "openai", "prometheus_client"):
+    pytest.importorskip(package)
+
+
+def test_waiting_requests_count_towards_a_limit_alone() -> None:
+    result = on_tiny_target("serve", "--disable-counts-waiting", "--host", "no.such.host.invalid")
+    assert result.exit_code == 2
+    assert "--disable-counts-waiting" in result.output and "belongs to --disable-by-batch-size" in result.output
