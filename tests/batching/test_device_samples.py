@@ -83,7 +83,7 @@ def expected(number: int, setting: str) -> torch.Tensor:
 
 
 FAST = {("noisy", "rejection"), ("noisy", "rejection, budgets")}
-FAST |= {("head", "rejection"), ("head", "target, dynamic"), ("head", "off")}
+FAST |= {("head", "rejection"), ("head", "target, dynamic")}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_samples_are_exact(assistant: str, method: str, runs: list[InFlightStep]
     assert len(runs) > 20
 
 
-@pytest.mark.parametrize("method", ["rejection", "off"])
+@pytest.mark.parametrize("method", ["rejection", pytest.param("off", marks=pytest.mark.slow)])
 def test_samples_with_seeds_are_exact(method: str, runs: list[InFlightStep]) -> None:
     found = fit_requests("noisy", method, True, ("plain", "temperature"))
     assert found.p_value > SIGNIFICANCE, found

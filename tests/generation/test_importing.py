@@ -96,7 +96,7 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
         "from transformers.models.llama.modeling_llama import LlamaForCausalLM",
         pytest.param("from transformers.models.llama.configuration_llama import LlamaConfig", marks=pytest.mark.slow),
         pytest.param("from transformers import GenerationConfig, pipeline", marks=pytest.mark.slow),
-        "import transformers.generation.utils",
+        pytest.param("import transformers.generation.utils", marks=pytest.mark.slow),
         "import importlib.util; importlib.util.find_spec('transformers.generation.utils')",
     ],
 )
