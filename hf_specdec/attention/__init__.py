@@ -9,7 +9,7 @@ Attention over the nodes of a tree.
 """
 
 from .context import AttentionContext, TreeContext, mask_values
-from .registered import layer_window, register, tree_attention, tree_attention_mask
+from .registered import layer_window, register, tree_attention, tree_attention_mask, window_of
 from .switch import (
     NAME,
     implementation_of,
@@ -34,4 +34,5 @@ __all__ = [
     "switched_to_tree_attention",
     "tree_attention",
     "tree_attention_mask",
+    "window_of",
 ]

@@ -97,7 +97,11 @@ def layer_window(module: torch.nn.Module, kwargs: dict[str, Any]) -> int | None:
     """The sliding window of an attention layer, None for full attention."""
     if "sliding_window" in kwargs:
         return kwargs["sliding_window"]
-    config, layer = module.config, getattr(module, "layer_idx", None)
+    return window_of(module.config, getattr(module, "layer_idx", None))
+
+
+def window_of(config: PreTrainedConfig, layer: int | None) -> int | None:
+    """The sliding window that a config names for a layer (None: for all), None for full attention."""
     types = getattr(config, "layer_types", None)
     if types is not None and layer is not None and types[layer] != "sliding_attention":
         return None

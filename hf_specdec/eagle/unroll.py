@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
+from ..attention import window_of
 from ..forwards.rope import LENGTH_DEPENDENT
 from .modeling_eagle import EagleHead
 
@@ -86,7 +87,7 @@ def unrolled_attention(
     """
     layer, step = module.layer_idx, unrolled.step
     unrolled.keys[layer, step], unrolled.values[layer, step] = key, value
-    visible = unrolled.visible(_window(module.config, layer))
+    visible = unrolled.visible(window_of(module.config, layer))
     if step == 0:
         groups = module.num_key_value_groups
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -94,7 +95,7 @@ def unrolled_attention(
     else:
         keys = [unrolled.keys[layer, index] for index in range(step + 1)]
         values = [unrolled.values[layer, index] for index in range(step + 1)]
-        first = max(1, step + 1 - (_window(module.config, layer) or step + 1))
+        first = max(1, step + 1 - (window_of(module.config, layer) or step + 1))
         arguments: tuple[Any, ...] = (query, visible, scaling, first, *keys, *values)
         if unrolled.recompute and torch.is_grad_enabled():
             output = checkpoint(_attend, *arguments, use_reentrant=False)
@@ -229,15 +230,6 @@ def _attention_lent(head: EagleHead) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
-
-
-def _window(config: Any, layer: int) -> int | None:
-    """The sliding window of a layer, by the rule of `EagleHead`."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    if types is not None and types[layer] != "sliding_attention":
-        return None
-    return window
 
 
 def _upcast(values: torch.Tensor) -> torch.Tensor:
