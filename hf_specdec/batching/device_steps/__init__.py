@@ -2,7 +2,7 @@
 Captured steps: whole steps of requests in flight, each the replay of one CUDA graph. A graph has the draft's catching
 up and its trees, the target's forward, the walk and the commit; the host loads the rows and reads the report.
 
-- `rows`: the inputs of a captured step, per row.
+- `rows`: the inputs of a captured step, per row; `values`: what they are loaded with.
 - `device_cache`: K/V blocks whose lengths only the device knows.
 - `walks`: verification of the rows, each in its own way.
 - `captured`: the base class of captured steps.
