@@ -76,8 +76,9 @@ def available_host_memory(root: Path = Path("/")) -> int:
 
 def _host_memory(root: Path) -> Iterator[int]:
     for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            yield int(line.split()[1]) << 10
+        name, *values = line.split()
+        if name == "MemAvailable:" and values and values[0].isdecimal():
+            yield int(values[0]) << 10
 
 
 def _left_in_cgroups(root: Path) -> Iterator[int]:
@@ -93,14 +94,14 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
     for place in (group, *group.parents[: len(group.relative_to(top).parts)]):
         limit, used = (next(iter(_lines(place / f"memory.{name}")), "") for name in ("max", "current"))
         if limit.isdecimal() and used.isdecimal():
-            files = dict(line.split() for line in _lines(place / "memory.stat") if line.startswith("inactive_file "))
-            yield max(int(limit) - int(used) + int(files.get("inactive_file", 0)), 0)
+            cached = [line.split()[-1] for line in _lines(place / "memory.stat") if line.startswith("inactive_file ")]
+            yield max(int(limit) - int(used) + sum(int(number) for number in cached if number.isdecimal()), 0)
 
 
 def _lines(path: Path) -> list[str]:
     """The lines of a file; none if it cannot be read."""
     try:
-        return path.read_text().splitlines()
+        return [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return []
 

@@ -30,9 +30,10 @@ class Difference:
     Args:
         contender (`str`), task (`str`), prompt (`int`): contender, task and prompt number of the text.
         position (`int`): index of the first new token that differs.
-        gap (`float`): the model's best logit at `position` minus its second best, in the model's dtype.
+        gap (`float`): the model's best logit at `position` minus that of the token that is worse, of the two which
+            the texts have there (of the second best token, where one text ends), in the model's dtype.
         rounding (`float`): largest gap that roundings in the model's dtype may open or close: `NEAR_TIE` times the
-            distance of the dtype's numbers at the largest logit.
+            relative rounding error of the dtype, times the best logit.
     """
 
     contender: str
@@ -140,13 +141,14 @@ def _difference(
     ids = torch.cat([ids, ids.new_tensor([plain[:position]]).long()], dim=1)
     with torch.no_grad():
         logits = model(ids, use_cache=False, **keeping_one_logit(model)).logits[0, -1].float()
-    best = logits.topk(2).values
-    step = torch.finfo(model.dtype).eps * float(logits.abs().max())
+    best = float(logits.max())
+    chosen = [text[position] for text in (plain, other) if position < len(text)]
+    worst = float(logits[chosen].min()) if len(chosen) == 2 else float(logits.topk(2).values[1])
     return Difference(
         contender=contender,
         task=prompt.task,
         prompt=index,
         position=position,
-        gap=float(best[0] - best[1]),
-        rounding=NEAR_TIE.get(model.dtype, 64) * step,
+        gap=best - worst,
+        rounding=NEAR_TIE.get(model.dtype, 64) * torch.finfo(model.dtype).eps * abs(best),
     )

@@ -130,6 +130,9 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Ba
     Returns:
         `BatchEncoding`: `input_ids` and `attention_mask`, `[texts, tokens]` int64, padded on the left. There are no
             `token_type_ids`, which many models refuse: text is of one type.
+
+    Raises:
+        ValueError: for several texts, by a tokenizer without a padding token.
     """
     padding: dict[str, Any] = {"padding": True, "padding_side": "left"} if len(texts) > 1 else {}
     if tokenizer.chat_template is None:

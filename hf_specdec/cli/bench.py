@@ -252,7 +252,9 @@ def _show(report: benchmark.Report, plot: Path | None) -> None:
         console.print(table(report))
         if report.no_ties:
             console.print(differences_table(report.no_ties))
-            console.print(f"In {setting['dtype']}, these texts part where no rounding error explains it.")
+            console.print(
+                f"In {setting['dtype']}, these texts part from plain generate's where no rounding explains it."
+            )
         elif report.differences:
             console.print(f"In {setting['dtype']}, texts part where the two best logits all but tie.")
         if plot is not None:

@@ -18,7 +18,7 @@ from .growth import LevelNodes, grow
 LONGEST_FORWARD = 512
 """Most tokens per row that are caught up with in one forward."""
 MOST_WITH_LOGITS = 64
-"""Most unread tokens per row in a forward that computes the logits of all; more are read before, without them."""
+"""Most unread tokens per row in a forward of rows of different lengths, which computes the logits of all tokens."""
 
 
 class DraftModelDrafter(Drafter):
@@ -122,12 +122,12 @@ class DraftModelDrafter(Drafter):
         lengths = sequences.lengths
         # A row that did not grow forwards its root again.
         seen = [min(cached, length - 1) for cached, length in zip(self.cache.lengths, lengths, strict=True)]
-        while max(length - start for start, length in zip(seen, lengths, strict=True)) > MOST_WITH_LOGITS:
+        counts = [length - start for start, length in zip(seen, lengths, strict=True)]
+        while max(counts) > (LONGEST_FORWARD if min(counts) == max(counts) else MOST_WITH_LOGITS):
             ends = [min(start + LONGEST_FORWARD, length - 1) for start, length in zip(seen, lengths, strict=True)]
             most = max(end - start for start, end in zip(seen, ends, strict=True))
             self._forward_from(sequences, seen, most, logits_to_keep=1)
-            seen = ends
-        counts = [length - start for start, length in zip(seen, lengths, strict=True)]
+            seen, counts = ends, [length - end for end, length in zip(ends, lengths, strict=True)]
         uniform = min(counts) == max(counts)
         logits = self._forward_from(sequences, seen, max(counts), logits_to_keep=1 if uniform else 0)
         self.cache.set_lengths(lengths)

@@ -46,7 +46,6 @@ def compile_overlapping(graph: fx.GraphModule, inputs: list[Any], **options: Any
     Inductor, as a backend of `torch.compile`, with kernels that are launched early; without, if the code that it has
     generated does not show that all of them wait first.
     """
-    from torch._inductor.compile_fx import compile_fx
     from torch._inductor.scheduler import Scheduler
 
     untouched = _copy_of(graph)  # compiling changes it
@@ -59,7 +58,7 @@ def compile_overlapping(graph: fx.GraphModule, inputs: list[Any], **options: Any
         mock.patch.object(torch.compiler.config, "cache_key_tag", tag),
     ):
         try:
-            return compile_fx(graph, inputs, inner_compile=_compile_checked, **options)
+            return _inductor()(graph, inputs, inner_compile=_compile_checked, **options)
         except _Unsafe:
             logger.info("Kernels of a compiled graph are not launched early: not all of them wait first.")
     return compile_in_turn(untouched, inputs, **options)
@@ -70,11 +69,9 @@ def compile_in_turn(graph: fx.GraphModule, inputs: list[Any], **options: Any) ->
     Inductor, as a backend of `torch.compile`, with kernels that begin when the one before has ended, also where torch
     is set to launch them early: its kernels do not wait for ours that are.
     """
-    from torch._inductor.compile_fx import compile_fx
-
     late: AbstractContextManager[None] = _config().patch({"triton.enable_pdl": False} if _has_early_launches() else {})
     with late:
-        return compile_fx(graph, inputs, **options)
+        return _inductor()(graph, inputs, **options)
 
 
 class _Unsafe(Exception):
@@ -114,6 +111,11 @@ def _copy_of(graph: fx.GraphModule) -> fx.GraphModule:
         if hasattr(node, "_dynamo_source"):
             own._dynamo_source = node._dynamo_source
     return copied
+
+
+def _inductor() -> Any:
+    """The backend as torch calls it: it also starts the processes that compile kernels."""
+    return torch._dynamo.lookup_backend("inductor")
 
 
 def _has_early_launches() -> bool:

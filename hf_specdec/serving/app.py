@@ -78,6 +78,7 @@ class _OwnRequests:
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
+        body = {name: value for name, value in body.items() if value is not None}  # null is the default
         check_options(body)
         check_numbers(body)
         response = await handler.handle_request(chosen_tools(body), request_id)
@@ -233,7 +234,9 @@ def _add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         if engine.fatal_error is not None:
             return _error(503, "engine_error", str(engine.fatal_error))
-        return _error(500, "server_error", f"{type(error).__name__}: {error}")
+        return _error(
+            500, "server_error", f"An unexpected {type(error).__name__}, of which the server's log tells more."
+        )
 
     handlers: dict[type[Exception], Any] = {
         ValueError: _refused,

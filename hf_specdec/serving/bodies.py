@@ -27,7 +27,7 @@ _ANSWERED_ALIKE = {
     "background": ("false",),
     "context_management": ("[]",),
     "conversation": (),
-    "include": ("[]",),
+    "include": ("[]", '["reasoning.encrypted_content"]'),
     "max_tool_calls": (),
     "previous_response_id": (),
     "reasoning": ("{}",),
@@ -51,11 +51,12 @@ def check_options(body: dict[str, Any]) -> None:
         TypeError, ValueError: if one is given with a value that changes something.
     """
     for name, values in _ANSWERED_ALIKE.items():
-        if body.get(name) is not None and json.dumps(body[name]) not in values:
+        if _without_nulls(body.get(name)) is not None and json.dumps(_without_nulls(body[name])) not in values:
             remedy = _REMEDIES.get(name, "Leave it out.")
             raise ValueError(f"`{name}={shortened(body[name])}` is not supported by this server. {remedy}")
-    _check_object("chat_template_kwargs", body.get("chat_template_kwargs", {}))
-    if "chat_template" in body.get("chat_template_kwargs", {}):
+    of_template = body.get("chat_template_kwargs") or {}
+    _check_object("chat_template_kwargs", of_template)
+    if "chat_template" in of_template:
         raise ValueError(
             "`chat_template_kwargs.chat_template` is not supported by this server: the chat template is the model's. "
             "Leave it out, or use `/v1/completions`, which takes text as it is."
@@ -185,7 +186,7 @@ def _check_tools(tools: Any) -> None:
         raise TypeError(f"`tools` must be a list of functions, but is {shortened(tools)}.")
     for number, tool in enumerate(tools):
         _check_object(f"tools[{number}]", tool)
-        kind = tool.get("type", "function")
+        kind = tool.get("type") or "function"
         if kind != "function":
             raise ValueError(
                 f"`tools[{number}].type={shortened(kind)}` is not supported by this server: leave it out."
@@ -255,6 +256,11 @@ def _check_arguments(where: str, function: dict[str, Any]) -> None:
         found = None
     if not isinstance(found, dict):
         raise ValueError(f"`{where}.arguments` must be a JSON object, but is {shortened(arguments)}.")
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value, without what is null in an object: that is the default."""
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 def _check_object(where: str, value: Any) -> None:

@@ -76,6 +76,8 @@ class TrimmedAnswers:
         self._own, self._stop_strings = tokenizer, stop_strings
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_own":  # not there yet, as in a copy that is being made
+            raise AttributeError(name)
         return getattr(self._own, name)
 
     def parse_response(self, *args: Any, **options: Any) -> dict[str, Any]:

@@ -77,14 +77,17 @@ class Corpus:
         complete = self._encode() if self.options.data is not None else self._write(deadline)
         if not complete:
             return None
-        whole = self._stored()
+        return self._in_pieces(self._stored())
+
+    def _in_pieces(self, whole: Iterable[Text]) -> list[list[Text]]:
+        options = self.options
         if options.loss_on_everything:
             whole = (replace(text, spans=[(0, len(text.input_ids))]) for text in whole)
         texts = [pieces for text in whole if (pieces := cut(text, options.max_length))]
         if len(texts) < (2 if options.eval_texts else 1):
             raise ValueError(
-                f"The data has {len(texts)} texts with something to predict; at least 2 are needed, one to train on "
-                "and one to hold out. With `eval_texts=0` none is held out, and 1 will do."
+                f"The number of texts with something to predict is {len(texts)}; at least 2 are needed, one to train "
+                "on and one to hold out. With `eval_texts=0` none is held out, and 1 will do."
             )
         return texts
 
@@ -108,6 +111,7 @@ class Corpus:
             records = read_records(options.data, options.data_split, options.data_limit)
             texts = _without_repeats(encode_record(record, place, self.tokenizer) for place, record in records)
             write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
+            self._in_pieces(iterate_written(scratch))  # raises if there are too few
             self.begin()
             scratch.rename(path)
         self.wait()

@@ -57,7 +57,7 @@ class TrainOptions:
         generation_batch_size (`int`, *optional*): rows in which the target writes; defaults to at most 2048 on CUDA,
             as the free memory allows, 16 on a CPU, and 256 on other devices.
         eval_texts (`int`, *optional*, defaults to 64): number of held-out texts, at most half of all. A text longer
-            than `max_length` is held out with all its pieces.
+            than `max_length` is held out with all its pieces, which count as texts.
         loss_on_everything (`bool`, *optional*, defaults to `False`): whether questions are under the loss mask too.
         start_from (`str`, *optional*): Hub id or folder of a head or draft model with the initial weights; it also
             determines the sizes.

@@ -146,13 +146,19 @@ class Collator:
 
 def split_texts(texts: Sequence[Sequence[Text]], eval_texts: int, seed: int = 0) -> tuple[list[Text], list[Text]]:
     """
-    The pieces of the training texts, and those of `eval_texts` held-out texts (at most half of all).
+    The pieces of the training texts, and those of the held-out texts: whole texts, until these have `eval_texts`
+    pieces, or are half of all texts.
 
     Args:
-        texts (list of lists of `Text`): the pieces of every text. A text is held out with all its pieces.
-        eval_texts (`int`): number of held-out texts.
+        texts (list of lists of `Text`): the pieces of every text.
+        eval_texts (`int`): number of held-out pieces, unless the last text held out has more.
         seed (`int`, *optional*, defaults to 0): seed of the choice.
     """
-    held_out = set(random.Random(seed).sample(range(len(texts)), min(eval_texts, len(texts) // 2)))
+    held_out: set[int] = set()
+    num_pieces = 0
+    for index in random.Random(seed).sample(range(len(texts)), min(eval_texts, len(texts) // 2)):
+        if num_pieces < eval_texts:
+            held_out.add(index)
+            num_pieces += len(texts[index])
     train = [piece for index, pieces in enumerate(texts) if index not in held_out for piece in pieces]
     return train, [piece for index, pieces in enumerate(texts) if index in held_out for piece in pieces]

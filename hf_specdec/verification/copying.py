@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -46,8 +47,16 @@ def deep_copy(value: Any, memo: dict[int, Any]) -> Any:
                 own_cell.cell_contents = copy.deepcopy(cell.cell_contents, memo)
         own.__defaults__ = copy.deepcopy(function.__defaults__, memo)
         own.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-        own.__dict__.update(copy.deepcopy(vars(function), memo))
+        own.__dict__.update({name: _copy_or_itself(value, memo) for name, value in vars(function).items()})
     return memo[id(value)] if inspect.isfunction(value) and id(value) in memo else copy.deepcopy(value, memo)
+
+
+def _copy_or_itself(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of a function's attribute; the attribute itself if it cannot be copied, as locks cannot."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # whatever a user's class raises while it is copied
+        return value
 
 
 def _has_state(function: FunctionType) -> bool:
@@ -88,8 +97,9 @@ def _held_by(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     held = list(getattr(value, "__dict__", {}).values())
     for kind in type(value).__mro__:
-        members = [member for member in vars(kind).values() if inspect.ismemberdescriptor(member)]
-        held += [getattr(value, member.__name__, None) for member in members]
+        for slot in filter(inspect.ismemberdescriptor, vars(kind).values()):
+            with suppress(AttributeError):  # of a slot without a value
+                held.append(slot.__get__(value))
     if isinstance(value, dict):
         held += value.values()
     elif isinstance(value, (list, tuple, set, frozenset, deque)):

@@ -110,6 +110,15 @@ def test_host_memory(files: dict[str, str], kib: int, tmp_path: Path) -> None:
     assert available_host_memory(tmp_path) == kib * 1024
 
 
+def test_host_memory_of_odd_files(tmp_path: Path) -> None:
+    odd = {"proc/meminfo": b"\nMemAvailable:\n", "proc/self/cgroup": b"0::/\xff\n", f"{GROUPS}/memory.max": b"4096000"}
+    odd |= {f"{GROUPS}/memory.current": b"1024000", f"{GROUPS}/memory.stat": b"inactive_file \n"}
+    for name, text in odd.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text)
+    assert available_host_memory(tmp_path) == 3000 * 1024
+
+
 def test_host_memory_where_it_is_not_told(tmp_path: Path) -> None:
     assert available_host_memory(tmp_path) > 0 and free_memory(torch.device("cpu")) > 0
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from support.models import tiny_model
 from transformers import BatchEncoding, PreTrainedModel
 
 from hf_specdec.benchmarking.comparison import Call, compare
@@ -58,6 +61,22 @@ def test_a_text_that_ends_early_differs_where_it_ends(target: PreTrainedModel) -
 )
 def test_where_texts_part(tokens: list[int], others: list[int], expected: int) -> None:
     assert first_difference(tokens, others) == first_difference(others, tokens) == expected
+
+
+@pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float32).min])
+def test_a_tie_is_one_of_the_tokens_that_were_written(monkeypatch: pytest.MonkeyPatch, masked: float) -> None:
+    """Two logits may all but tie where a third token was written, and masked ones are no measure of roundings."""
+    target = tiny_model(dtype=torch.float32)
+    logits = torch.full((1, 1, 8), masked)
+    logits[0, 0, :3] = torch.tensor([20.0, 19.99999, 10.0])
+    monkeypatch.setattr(type(target), "__call__", lambda *args, **options: SimpleNamespace(logits=logits))
+    for token, is_near_tie in ((1, True), (2, False)):
+        calls = [
+            Call(contender=name, task="chat", prompt=0, round=0, tokens=[written], seconds=1.0)
+            for name, written in (("generate", 0), ("tree", token))
+        ]
+        (difference,) = differences_of(target, PROMPTS, calls, "generate")
+        assert difference.is_near_tie is is_near_tie and 0 < difference.rounding < 1
 
 
 def test_calls_are_in_turn_and_of_every_prompt(target: PreTrainedModel, draft: PreTrainedModel) -> None:

@@ -68,8 +68,15 @@ def test_held_out_texts_are_the_same_every_time() -> None:
     texts = [cut(text, 30) for text in texts_of(list(range(4, 54)))]
     train, held_out = split_texts(texts, 10)
     numbers = [{text.input_ids[0] for text in side} for side in (train, held_out)]
-    assert [len(side) for side in numbers] == [40, 10] and not numbers[0] & numbers[1]
+    assert not numbers[0] & numbers[1] and 10 <= len(held_out) < 10 + max(map(len, texts))
     assert len(train) + len(held_out) == sum(map(len, texts)) > 50
     assert split_texts(texts, 10) == (train, held_out)
+    assert len(split_texts([pieces[:1] for pieces in texts], 10)[1]) == 10
     assert len(split_texts(texts[:4], 10)[1]) == 2
+
+
+def test_few_long_texts_are_not_held_out_by_half() -> None:
+    texts = [[Text([number, piece], [(1, 2)]) for piece in range(100)] for number in range(20)]
+    train, held_out = split_texts(texts, 64)
+    assert (len(train), len(held_out)) == (1900, 100)
     assert torch.equal(make_row(train)["segment_ids"].unique(), torch.arange(len(train)))

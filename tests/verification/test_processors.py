@@ -669,6 +669,27 @@ def test_models_and_tokenizers_are_not_copied(
     assert_same_calls(target, draft, inputs_of[3], options)
 
 
+def test_attributes_of_functions_that_cannot_be_copied_are_shared(
+    target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs]
+) -> None:
+    """A lock has no copies; nor has what `functools.singledispatch` keeps, and what it finds is the same anyway."""
+
+    def locked(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        with locked.lock:
+            locked.calls += 1
+        return scores - locked.calls % 2 * input_ids[:, -1:]
+
+    @functools.singledispatch
+    def dispatched(input_ids: Any, scores: torch.Tensor) -> torch.Tensor:
+        return scores.flip(-1)
+
+    locked.lock, locked.calls = threading.Lock(), 0
+    options = {"max_new_tokens": NEW_TOKENS, "logits_processor": [locked, dispatched]}
+    plain = generate_plain(target, inputs_of[3], options)
+    locked.calls = 0
+    assert generate_with_tree(target, draft, inputs_of[3], options).equal(plain)
+
+
 def test_what_cannot_be_copied_is_refused_for_batches(
     target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs]
 ) -> None:
