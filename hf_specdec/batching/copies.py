@@ -11,7 +11,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from ..verification.copying import deep_copy, kept_whole
+from ..verification.copying import copy_or_refuse, kept_whole
 from ..verification.processor_kinds import READS_OWN_HISTORY, READS_SCORES_ONLY
 
 
@@ -39,10 +39,5 @@ def with_own_objects(options: dict[str, Any]) -> dict[str, Any]:
 def _own(name: str, part: Any, memo: dict[int, Any]) -> Any:
     if type(part) in _REMEMBER_NOTHING:
         return part
-    try:
-        return deep_copy(part, memo)
-    except Exception as error:  # whatever a user's class raises while it is copied
-        raise ValueError(
-            f"`{name}`: {type(part).__name__} cannot be copied for each of the requests ({error}). Give it a "
-            "`__deepcopy__`, or add the requests one by one, each with one of its own."
-        ) from error
+    remedy = "add the requests one by one, each with one of its own"
+    return copy_or_refuse(part, memo, name, "each of the requests", remedy)

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
+from ..forwards.chunks import LONGEST_FORWARD
 from ..forwards.models import execution_device, keeping_one_logit
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
@@ -15,8 +16,6 @@ from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow
 
 
-LONGEST_FORWARD = 512
-"""Most tokens per row that are caught up with in one forward."""
 MOST_WITH_LOGITS = 64
 """Most unread tokens per row in a forward of rows of different lengths, which computes the logits of all tokens."""
 

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLog
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
-from ..forwards.chunks import WIDTHS
+from ..forwards.chunks import LONGEST_FORWARD, WIDTHS
 from ..forwards.features import decoder_layers
 from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
@@ -28,8 +28,6 @@ from .heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of
 if TYPE_CHECKING:
     from ..forwards.features import WatchedTarget
 
-LONGEST_FORWARD = 512
-"""Most rows of one forward of a head while it catches up: bounds its memory."""
 MOST_UNPADDED_ROWS = 16
 """Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
 MOST_WAITING = 4096

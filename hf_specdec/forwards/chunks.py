@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 WIDTHS = (64, 256, 512)
 """Widths of chunks, in tokens per row."""
+LONGEST_FORWARD = 512
+"""Most tokens per row that a draft reads in one forward while it catches up: bounds its memory."""
 TOKENS_TIMES_PARAMETERS = 5 * 10**12
 """Tokens times parameters of a forward that takes a current GPU 25 ms, at two operations for each and 400 TFLOP/s."""
 MOST_PADDED = 512

@@ -51,11 +51,30 @@ def deep_copy(value: Any, memo: dict[int, Any]) -> Any:
     return memo[id(value)] if inspect.isfunction(value) and id(value) in memo else copy.deepcopy(value, memo)
 
 
+def copy_or_refuse(value: Any, memo: dict[int, Any], name: str, purpose: str, remedy: str) -> Any:
+    """
+    A deep copy (see `deep_copy`) of a logits processor or stopping criterion.
+
+    Raises:
+        ValueError: if it cannot be copied; the message names the argument, what the copy is for, and the remedy.
+    """
+    try:
+        return deep_copy(value, memo)
+    except Exception as error:  # whatever a user's class raises while it is copied
+        raise ValueError(
+            f"`{name}`: {type(value).__name__} cannot be copied for {purpose} ({error}). Give it a `__deepcopy__`, or "
+            f"{remedy}."
+        ) from error
+
+
 def _copy_or_itself(value: Any, memo: dict[int, Any]) -> Any:
     """A deep copy of a function's attribute; the attribute itself if it cannot be copied, as locks cannot."""
+    before = set(memo)
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # whatever a user's class raises while it is copied
+        for half_made in memo.keys() - before:
+            del memo[half_made]
         return value
 
 

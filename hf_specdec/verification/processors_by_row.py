@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList
 
-from .copying import deep_copy, kept_whole
+from .copying import copy_or_refuse, kept_whole
 from .processor_kinds import ASKS_BY_ROW, HOLDS_CONTEXT, HOLDS_ROWS, READS_OWN_HISTORY, READS_SCORES_ONLY
 
 
@@ -45,13 +45,8 @@ def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) ->
 
 
 def _copy(processor: Any, memo: dict[int, Any]) -> Any:
-    try:
-        return deep_copy(processor, memo)
-    except Exception as error:  # whatever a user's class raises while it is copied
-        raise ValueError(
-            f"`logits_processor`: {type(processor).__name__} cannot be copied for the rows of a batch ({error}). Give "
-            "it a `__deepcopy__`, or call `generate` with one sequence at a time."
-        ) from error
+    remedy = "call `generate` with one sequence at a time"
+    return copy_or_refuse(processor, memo, "logits_processor", "the rows of a batch", remedy)
 
 
 class _AsBatch:

@@ -34,6 +34,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
+from hf_specdec.verification.copying import deep_copy
 from hf_specdec.verification.processors_by_row import copies_per_row
 
 
@@ -688,6 +689,20 @@ def test_attributes_of_functions_that_cannot_be_copied_are_shared(
     plain = generate_plain(target, inputs_of[3], options)
     locked.calls = 0
     assert generate_with_tree(target, draft, inputs_of[3], options).equal(plain)
+
+
+def test_no_half_made_copy_of_an_attribute_is_taken_for_a_whole_one() -> None:
+    """A lock in an object keeps it from being copied, whoever holds it."""
+    shared = Holder([threading.Lock()])
+
+    def function() -> None:
+        pass
+
+    function.shared = shared
+    memo: dict[int, Any] = {}
+    assert deep_copy(function, memo).shared is shared
+    with pytest.raises(TypeError, match="cannot pickle"):
+        deep_copy(shared, memo)
 
 
 def test_what_cannot_be_copied_is_refused_for_batches(

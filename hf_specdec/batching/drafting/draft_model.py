@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...drafters import DraftModelDrafter, DraftRequest
+from ...forwards.chunks import LONGEST_FORWARD
 from ...forwards.models import execution_device
 from ...forwards.node_inputs import causal_chain
 from ...graphs import GraphPool
@@ -19,7 +20,7 @@ from ..paged_cache import PagedCache
 from ..request import Request
 from ..step_rows import StepRows
 from .base import Drafting
-from .forwards import LONGEST_FORWARD, MOST_UNREAD_TOKENS, can_be_captured
+from .forwards import MOST_UNREAD_TOKENS, can_be_captured
 
 
 MOST_TOKENS = 8192

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...drafters import DraftRequest, EagleDrafter
+from ...forwards.chunks import LONGEST_FORWARD
 from ...forwards.models import execution_device
 from ...graphs import GraphPool
 from ...trees import DraftTree
@@ -20,7 +21,7 @@ from ..request import Request
 from ..step_rows import StepRows
 from ..waiting_features import WaitingFeatures
 from .base import Drafting
-from .forwards import LONGEST_FORWARD, MOST_UNREAD_TOKENS, can_be_captured, nodes_of
+from .forwards import MOST_UNREAD_TOKENS, can_be_captured, nodes_of
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ from ...forwards.tree_forward import TreeForward
 from ...kernels import DTYPES
 
 
-LONGEST_FORWARD = 512
-"""Most tokens per row that a draft forwards at once when it catches up."""
 MOST_UNREAD_TOKENS = 16
 """Most unread tokens of a row that are read in the forward that drafts; rows further behind catch up before it."""
 
