@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec.cli import build_app
+from hf_specdec.metrics import set_last_metrics
 
 
 ROOT = Path(__file__).parent.parent
@@ -97,7 +98,7 @@ def run_page(page: Path) -> dict[str, Any]:
 def test_python_runs(page: Path, stand_ins: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     patch_hub(monkeypatch, stand_ins)
-    hf_specdec.metrics.set_last_metrics(None)
+    set_last_metrics(None)
     namespace = run_page(page)
     assert not blocks(page, "python") or namespace.keys() > names(page).keys()
     assert not trained_target().training and trained_target().config._attn_implementation == "sdpa"

@@ -21,6 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.metrics import set_last_metrics
 
 
 PROMPT = 9
@@ -96,11 +97,11 @@ def test_pipeline_with_an_assistant(trained_draft: PreTrainedModel, texts: list[
     plain = pipeline("text-generation", model=target, tokenizer=tokenizer)
     speculative = pipeline("text-generation", model=target, tokenizer=tokenizer, assistant_model=trained_draft)
     expected = plain(texts, **options)
-    hf_specdec.metrics.set_last_metrics(None)
+    set_last_metrics(None)
     assert speculative(texts, **options, tree=IRREGULAR) == expected
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
     assert speculative(texts, **options, speculative_config=SpeculativeConfig(tree=TokenTree.chain(3))) == expected
-    hf_specdec.metrics.set_last_metrics(None)
+    set_last_metrics(None)
     assert speculative(texts[0], max_new_tokens=24, do_sample=False, tree=IRREGULAR) == expected[0]
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
@@ -111,7 +112,7 @@ def test_pipeline_with_a_drafter_of_ours(texts: list[str], batch_size: int) -> N
     plain = pipeline("text-generation", model=trained_target(), tokenizer=trained_tokenizer())
     options = {"max_new_tokens": 48, "do_sample": False, "batch_size": batch_size}
     expected = plain(texts, **options)
-    hf_specdec.metrics.set_last_metrics(None)
+    set_last_metrics(None)
     assert plain(texts, **options, assistant_model=NgramDraft(min_ngram=1)) == expected
     assert hf_specdec.last_metrics().num_drafts > 0
 
