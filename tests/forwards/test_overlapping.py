@@ -98,7 +98,7 @@ def test_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "can_overlap", lambda device: device.type == "cuda")
     monkeypatch.setattr(overlapping, "kernels_are_installed", lambda: True)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        # (A second GPU cannot be faked where there is one: torch allocates on what it fakes.)
+        # Not cuda:1: torch allocates on a GPU that it fakes, and there may be one only.
         first, elsewhere, on_cpu = (torch.empty(3, device=device) for device in ("cuda:0", "meta", "cpu"))
     assert overlapping.overlaps([first, on_cpu, 4])
     assert not overlapping.overlaps([first, elsewhere]) and not overlapping.overlaps([on_cpu, 4])
