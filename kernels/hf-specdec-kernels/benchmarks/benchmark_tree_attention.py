@@ -4,6 +4,7 @@ P6: times tree attention with 32 query heads, 8 K/V heads, head dimension 128, b
     python benchmarks/benchmark_tree_attention.py            # the table
     python benchmarks/benchmark_tree_attention.py --sweep    # tries other tiles and splits, for about a minute
     python benchmarks/benchmark_tree_attention.py --sweep 20 --batch 1
+    python benchmarks/benchmark_tree_attention.py --small    # other shapes: short texts, few nodes, small models
 
 Floors: the bytes of keys and values over the measured copy bandwidth, and the FLOPs over 780 TFLOP/s. Peers: sdpa with
 a dense mask, as transformers calls it (K/V repeated) and with grouped queries, and compiled flex_attention. Equality
@@ -30,23 +31,38 @@ from hf_specdec_kernels.tree_attention.tiles import Tiles
 HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 32, 8, 128, 8192
 TENSOR_FLOPS = 780e12
 SETTINGS = [(batch, nodes) for batch in (1, 16) for nodes in (16, 64)]
+LLAMA, SMOLLM = (32, 8, 128), (9, 3, 64)
+SMALL = [(1, 33, 640, LLAMA), (1, 5, 640, LLAMA), (1, 60, 460, SMOLLM), (1, 9, 240, SMOLLM)]
+SMALL += [(1, 64, 640, LLAMA), (4, 33, 640, LLAMA), (1, 33, 2000, LLAMA), (1, 5, 2000, LLAMA), (1, 5, 8192, LLAMA)]
+"""
+Batch, nodes, committed slots, and shape of the model's attention: query heads, K/V heads and head dimension. Keys and
+values of short texts stay in the L2 cache.
+"""
 
 
 class Setting:
     """Inputs of one row of the table, in enough copies that no call finds its keys and values in the L2 cache."""
 
-    def __init__(self, batch: int, nodes: int, dtype: torch.dtype = torch.bfloat16, context: int = CONTEXT):
+    def __init__(
+        self,
+        batch: int,
+        nodes: int,
+        context: int = CONTEXT,
+        heads: tuple[int, int, int] = (HEADS, KV_HEADS, HEAD_DIM),
+        dtype: torch.dtype = torch.bfloat16,
+    ):
         self.batch, self.nodes, self.context = batch, nodes, context
-        shape = (batch, KV_HEADS, context + nodes, HEAD_DIM)
-        self.kv_bytes = 2 * dtype.itemsize * batch * KV_HEADS * (context + nodes) * HEAD_DIM
-        self.flops = 4 * batch * HEADS * nodes * (context + nodes) * HEAD_DIM
+        query_heads, kv_heads, head_dim = heads
+        shape = (batch, kv_heads, context + nodes, head_dim)
+        self.kv_bytes = 2 * dtype.itemsize * batch * kv_heads * (context + nodes) * head_dim
+        self.flops = 4 * batch * query_heads * nodes * (context + nodes) * head_dim
         copies = copies_needed(self.kv_bytes)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device="cuda", dtype=dtype)
 
         self.caches = [(random(*shape), random(*shape)) for _ in range(copies)]
-        self.query = random(batch, nodes, HEADS, HEAD_DIM).transpose(1, 2)
+        self.query = random(batch, nodes, query_heads, head_dim).transpose(1, 2)
         self.lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
         self.ancestors = random_tree(nodes)
         self.words = pack_ancestors(self.ancestors)
@@ -99,7 +115,7 @@ def random_tree(nodes: int) -> torch.Tensor:
 def check() -> None:
     """Checks equality with the naive version: close in float32, within rounding in bfloat16."""
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2)):
-        setting = Setting(2, 24, dtype, context=1500)
+        setting = Setting(2, 24, context=1500, dtype=dtype)
         key, value = setting.caches[0]
         found = setting.ours(key, value)
         arguments = (setting.query.double(), key.double(), value.double(), setting.lengths, setting.words, 24)
@@ -140,6 +156,27 @@ def measure(setting: Setting, bandwidth: float) -> dict[str, Any]:
             found["peers"][name] = {"ms": peer.median, "over_ours": peer.median / ours.median}
             print(f"  {name}: {peer}, {peer.median / ours.median:.1f} × ours")
     return found
+
+
+def measure_small(bandwidth: float) -> list[dict[str, Any]]:
+    """Times tree attention in the settings of SMALL, beside the floor; returns a row for each."""
+    rows = []
+    for batch, nodes, context, heads in SMALL:
+        setting = Setting(batch, nodes, context, heads)
+        ours = time_calls(setting.calls(setting.ours), replays=100)
+        floor = setting.floor(bandwidth)
+        shape = "{} query heads on {} of dimension {}".format(*heads)
+        print(f"batch {batch}, {nodes} nodes after {context} slots, {shape}: {ours}, floor {floor:.4f}")
+        row = {
+            "batch": batch,
+            "nodes": nodes,
+            "context": context,
+            "heads": heads,
+            "ms": ours.median,
+            "floor_ms": floor,
+        }
+        rows.append(row)
+    return rows
 
 
 NARROW = [(64, 64, 4, 4), (64, 64, 4, 3), (64, 32, 4, 6), (64, 64, 4, 2), (64, 64, 8, 3), (64, 32, 4, 4)]
@@ -201,6 +238,7 @@ def sweep(setting: Setting, seconds: float) -> dict[str, Any] | None:
 def main() -> dict[str, Any]:
     parser = argparse.ArgumentParser(description="Tree attention against its floors and peers.")
     parser.add_argument("--sweep", nargs="?", type=float, const=60.0, help="seconds for other tiles and splits")
+    parser.add_argument("--small", action="store_true", help="short texts, few nodes and small models")
     parser.add_argument("--batch", type=int, choices=(1, 16), help="this batch size alone")
     options = parser.parse_args()
     settings = [(batch, nodes) for batch, nodes in SETTINGS if options.batch in (None, batch)]
@@ -209,6 +247,10 @@ def main() -> dict[str, Any]:
     check()
     bandwidth = copy_bandwidth()
     print(f"{environment()}\ncopy bandwidth {bandwidth / 1e12:.2f} TB/s (read + write)")
+    if options.small:
+        found = {"small": measure_small(bandwidth), **environment()}
+        print(json.dumps(found))
+        return found
     rows, fastest = [], []
     for batch, nodes in settings:
         setting = Setting(batch, nodes)

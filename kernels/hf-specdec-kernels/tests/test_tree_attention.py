@@ -9,7 +9,7 @@ import torch
 
 from hf_specdec_kernels import pack_ancestors, tree_attention
 from hf_specdec_kernels.tree_attention.naive import tree_attention_naive
-from hf_specdec_kernels.tree_attention.tiles import Tiles, choose_num_splits, choose_tiles, fills_twice
+from hf_specdec_kernels.tree_attention.tiles import Tiles, choose_num_splits, choose_tiles
 from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
 
 
@@ -193,7 +193,7 @@ def test_strided_output(device: torch.device) -> None:
 
 def test_tiles_fit_into_shared_memory() -> None:
     """Tiles are unchanged on a device with 227 KiB, and load fewer keys at once on devices down to 99 KiB."""
-    tiles = choose_tiles(256, 128, torch.bfloat16)
+    tiles = choose_tiles(256, 128, torch.bfloat16, 8256, 8000)
     assert tiles.blocks_of_step == 2 and tiles.within(227 * 1024, 128, 2) == tiles
     for kib, blocks_of_step, num_stages in ((163, 1, 3), (99, 1, 2), (1, 1, 1)):
         fitting = tiles.within(kib * 1024, 128, 2)
@@ -202,18 +202,35 @@ def test_tiles_fit_into_shared_memory() -> None:
 
 
 def test_splits_fill_the_device() -> None:
-    small, medium, large = (choose_tiles(pairs, 128, torch.bfloat16) for pairs in (32, 64, 256))
-    assert not fills_twice(8 * 8192, 132) and fills_twice(16 * 8 * 8192, 132)
+    few, one, large = (choose_tiles(pairs, 128, torch.bfloat16, 8256, 8000) for pairs in (20, 64, 256))
+    assert few == one
     # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 splits make 128 programs.
-    assert choose_num_splits(8, 128, 132, small) == 16
-    # Batch 16: two programs per multiprocessor, one program, or two waves of one.
-    assert choose_num_splits(128, 128, 132, small) == 2 and choose_num_splits(128, 128, 132, medium) == 1
+    assert choose_num_splits(8, 128, 132, one) == 16
+    # Batch 16: one program per multiprocessor, two programs, or two waves of one.
+    assert choose_num_splits(128, 128, 132, one) == 1
+    assert choose_num_splits(128, 128, 132, replace(one, programs_per_sm=2)) == 2
     assert choose_num_splits(256, 128, 132, large) == 1
-    assert choose_num_splits(8, 1, 132, small) == 1
-    # Few queries and short texts: two small tiles for each of 8 or 3 K/V heads.
-    short = choose_tiles(20, 128, torch.bfloat16, fills=False, slots=1024)
-    assert short.block_m == 16 and choose_tiles(20, 128, torch.bfloat16, fills=False).block_m == 32
-    assert choose_num_splits(16, 16, 132, short) == 8 and choose_num_splits(6, 8, 132, short) == 8
+    assert choose_num_splits(8, 1, 132, one) == 1
+
+
+def test_few_keys_have_small_programs() -> None:
+    def chosen(pairs: int, rows: int, slots: int) -> tuple[int, int, int]:
+        """Pairs and keys of a program's tile, and splits, for a number of rows times K/V heads."""
+        tiles = choose_tiles(pairs, 128, torch.bfloat16, slots, rows * slots / 132)
+        num_blocks = -(-slots // tiles.block_n)
+        splits = choose_num_splits(rows * -(-pairs // tiles.block_m), num_blocks, 132, tiles)
+        return tiles.block_m, tiles.block_n, splits
+
+    # Four tiles of 64 pairs for each K/V head: two programs of one warp group per multiprocessor.
+    assert chosen(256, 8, 8256) == (64, 64, 8)
+    # Short texts: as many programs as multiprocessors, with one block of 64 keys or two of 32 at least...
+    assert chosen(132, 8, 704) == (64, 64, 5) and chosen(180, 3, 512) == (64, 64, 8)
+    assert chosen(64, 8, 704) == chosen(20, 8, 704) == (64, 32, 11)
+    assert chosen(4, 8, 704) == (16, 64, 11) and chosen(20, 8, 360) == (16, 64, 6)
+    # ...and no second wave of them.
+    assert chosen(132, 32, 704) == (64, 64, 1)
+    # Small programs are for few keys alone.
+    assert chosen(4, 32, 704)[0] == 16 and chosen(4, 64, 704)[0] == 64
 
 
 def test_nodes_past_the_block_table_have_no_keys(device: torch.device) -> None:

@@ -9,12 +9,16 @@ import triton
 import triton.language as tl
 
 from ..devices import can_overlap, num_multiprocessors, options_of_launch, shared_memory_limit
-from .tiles import BLOCKS_OF_SHORT_PROGRAM, Tiles, choose_num_splits, choose_tiles, fills_twice
+from .tiles import BLOCKS_OF_SHORT_PROGRAM, Tiles, choose_num_splits, choose_tiles
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-_COMBINED = 4096
-"""Partial values that a program of `_combine_kernel` joins; with fewer values, each program would do too little."""
+BLOCKS_OF_WAITING = tl.constexpr(2)
+"""Blocks of committed slots that are read while the second loop of a program waits for its first keys."""
+_COMBINED, _COMBINED_OF_MANY, _MANY_SPLITS = 4096, 8192, 16
+"""
+Partial values that a program of `_combine_kernel` joins, and with many splits: fewer are not worth a program.
+"""
 
 
 @triton.jit
@@ -77,7 +81,7 @@ def _tree_attention_kernel(
     Program (tile and split, K/V head, row): attention of one tile of BLOCK_M (node, query head) pairs over one split
     of the keys. A split is a range of blocks of BLOCK_N keys, first the committed slots, then the nodes. Full blocks
     of committed slots are taken BLOCKS_OF_STEP at a time, other blocks (with ONE_LOOP all) one by one. With ONE_WORD
-    the ancestors of a node fit in one word.
+    the ancestors of a node fit in one word, which is read before the loops.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # for the kernel before
@@ -121,8 +125,10 @@ def _tree_attention_kernel(
     full_blocks = (length - start) // BLOCK_N
     committed_blocks = tl.cdiv(length - start, BLOCK_N)
     num_blocks = committed_blocks + tl.cdiv(num_nodes, BLOCK_N)
-    begin = split * num_blocks // num_splits
-    end = (split + 1) * num_blocks // num_splits
+    # The last split has fewer blocks if it takes its nodes in a second loop, which waits for its first loads.
+    weight = num_blocks if ONE_LOOP else num_blocks + BLOCKS_OF_WAITING
+    begin = tl.minimum(split * weight // num_splits, num_blocks)
+    end = tl.minimum((split + 1) * weight // num_splits, num_blocks)
 
     accumulated = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -130,7 +136,7 @@ def _tree_attention_kernel(
     in_block = tl.arange(0, BLOCK_N)
 
     steps = 0 if ONE_LOOP else tl.maximum(tl.minimum(end, full_blocks) - begin, 0) // BLOCKS_OF_STEP
-    if ONE_WORD:  # read early
+    if ONE_WORD:
         node_words = ancestors + row * ancestors_stride_b + nodes * ancestors_stride_n
         only_words = tl.load(node_words, mask=pair_inside, other=0)
     in_step = tl.arange(0, BLOCK_N * BLOCKS_OF_STEP)
@@ -230,7 +236,6 @@ def _combine_kernel(
     """Program (BLOCK_P (node, query head) pairs, K/V head, row): joins the partial results of all splits."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # until the first kernel has written the partial results
-        tl.extra.cuda.gdc_launch_dependents()
     pairs = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     kv_head = tl.program_id(1)
     row = tl.program_id(2)
@@ -250,6 +255,10 @@ def _combine_kernel(
     )
     highest = tl.load(partial_highest + offsets, mask=inside, other=float("-inf"))
     total = tl.load(partial_total + offsets, mask=inside, other=0.0)
+    if OVERLAP:
+        # Not before the wait: programs of the next kernel would come to lie beside those of the first kernel, two on
+        # one multiprocessor while others are free.
+        tl.extra.cuda.gdc_launch_dependents()
     shift = tl.max(highest, axis=1)
     if SINKS:
         sink = tl.load(sinks + heads, mask=pair_inside, other=0.0).to(tl.float32) * LOG2_E
@@ -305,8 +314,8 @@ def launch_tree_attention(
     slots = min(capacity, capacity if window is None else window + num_nodes)
     multiprocessors = num_multiprocessors(query.device)
     if tiles is None:
-        fills = fills_twice(batch * kv_heads * slots, multiprocessors)
-        tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, fills, slots)
+        keys = batch * kv_heads * slots / multiprocessors
+        tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, slots, keys)
         if paged:  # steps of two blocks with page offsets would not fit into the registers
             tiles = replace(tiles, blocks_of_step=1)
         tiles = tiles.within(
@@ -347,12 +356,13 @@ def launch_tree_attention(
         FIRST=first_slots is not None, PAGE_SIZE=key.shape[2] if paged else 0,
         WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", OVERLAP=overlap,
-        ONE_LOOP=one_loop, ONE_WORD=num_nodes <= 64,
+        ONE_LOOP=one_loop, ONE_WORD=(one_loop or num_splits == 1) and num_nodes <= 64,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **options_of_launch(overlap),
     )  # fmt: skip
     if num_splits > 1:
         block_splits = triton.next_power_of_2(num_splits)
-        block_p = max(1, min(_COMBINED // (block_splits * block_v), triton.next_power_of_2(pairs)))
+        combined = _COMBINED_OF_MANY if block_splits >= _MANY_SPLITS else _COMBINED
+        block_p = max(1, min(combined // (block_splits * block_v), triton.next_power_of_2(pairs)))
         _combine_kernel[(triton.cdiv(pairs, block_p), kv_heads, batch)](
             out, partial, partial_highest, partial_total, lengths if sinks is None else sinks, queries, num_splits,
             *out.stride(),
