@@ -7,6 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from support.calls import telling_prompts  # noqa: E402
 from support.models import noisy_copy, tiny_model  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
@@ -113,3 +114,9 @@ def target() -> PreTrainedModel:
 def draft(target: PreTrainedModel) -> PreTrainedModel:
     """A draft that agrees with it often."""
     return noisy_copy(target, noise=0.05)
+
+
+@pytest.fixture(scope="module")
+def inputs_of(target: PreTrainedModel) -> dict[int, dict[str, torch.Tensor]]:
+    """Prompts of 12 tokens by batch size; without padding for one sequence."""
+    return {batch_size: telling_prompts(target, batch_size, 12) for batch_size in (1, 3)}
