@@ -256,8 +256,8 @@ def _combine_kernel(
     highest = tl.load(partial_highest + offsets, mask=inside, other=float("-inf"))
     total = tl.load(partial_total + offsets, mask=inside, other=0.0)
     if OVERLAP:
-        # Not before the wait: programs of the next kernel would come to lie beside those of the first kernel, two on
-        # one multiprocessor while others are free.
+        # After the loads: launched right after the wait, the next kernel was slower, probably since its programs were
+        # placed two on one multiprocessor while programs of this kernel held others.
         tl.extra.cuda.gdc_launch_dependents()
     shift = tl.max(highest, axis=1)
     if SINKS:
