@@ -318,6 +318,8 @@ def launch_tree_attention(
         tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, slots, keys)
         if paged:  # steps of two blocks with page offsets would not fit into the registers
             tiles = replace(tiles, blocks_of_step=1)
+        elif window is not None:  # two programs would need a little more shared memory than a multiprocessor has
+            tiles = replace(tiles, programs_per_sm=1)
         tiles = tiles.within(
             shared_memory_limit(query.device), triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize
         )
