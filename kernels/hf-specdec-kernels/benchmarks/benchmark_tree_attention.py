@@ -41,7 +41,7 @@ values of short texts stay in the L2 cache.
 
 
 class Setting:
-    """Inputs of one row of the table, in enough copies that no call finds its keys and values in the L2 cache."""
+    """Inputs of one row of the table, in up to 16 copies, so that long texts are not in the L2 cache."""
 
     def __init__(
         self,
