@@ -1,7 +1,8 @@
 """
 Compiles the kernels for an H100/H200 (sm_90) on a machine without a GPU, and prints the resources of each: registers,
 bytes of local memory ("stack": spilled registers) and of shared memory. A kernel that needs more shared memory than
-the device has is an error, and one that is launched early and does not wait before it touches memory.
+the device has, or than was planned, is an error, and one that is launched early and does not wait before it touches
+memory.
 
     python tests/compile_for_hopper.py [part of a case's name]
 """
@@ -26,9 +27,12 @@ from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
+from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
 
 
 LARGEST_SHARED_MEMORY = 227 * 1024
+OF_A_MULTIPROCESSOR, OF_THE_SYSTEM = 228 * 1024, 1024
+"""Bytes of shared memory of a multiprocessor, and bytes that are reserved for each of its programs."""
 TOUCHES_MEMORY = re.compile(r"griddepcontrol\.wait|\b(?:ld|st|red|atom)\.(?:volatile\.)?global|\bcp\.async|\bprefetch")
 """What touches global memory in a kernel's PTX, and the wait."""
 
@@ -48,10 +52,31 @@ def compile_only(kernel: Any, grid: Any) -> Callable:
         )
         if shared > LARGEST_SHARED_MEMORY:
             raise RuntimeError(f"{kernel.fn.__name__} needs {shared} bytes of shared memory.")
+        if "BLOCKS_OF_STEP" in kwargs:
+            check_plan(shared, kwargs["HEAD_DIM"], args[0].dtype.itemsize)
         if kwargs.get("launch_pdl") and TOUCHES_MEMORY.findall(ptx)[0] != "griddepcontrol.wait":
             raise RuntimeError(f"{kernel.fn.__name__} touches memory before it waits for the kernel before.")
 
     return compile_and_report
+
+
+PLANNED: list[Launch] = []
+"""Launches of tree attention, in order."""
+
+
+def plan_and_note(*args: Any) -> Launch:
+    PLANNED.append(plan_launch(*args))
+    return PLANNED[-1]
+
+
+def check_plan(shared: int, head_dim: int, itemsize: int) -> None:
+    """Checks that tree attention's bound of shared memory holds, and that as many programs fit as are planned."""
+    tiles = PLANNED[-1].tiles
+    bound = tiles.shared_memory(1 << (head_dim - 1).bit_length(), itemsize)
+    if shared > bound:
+        raise RuntimeError(f"{tiles} need {shared} bytes of shared memory, more than the bound, {bound}.")
+    if tiles.programs_per_sm * (shared + OF_THE_SYSTEM) > OF_A_MULTIPROCESSOR:
+        raise RuntimeError(f"{tiles.programs_per_sm} programs with {shared} bytes do not fit on a multiprocessor.")
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -155,6 +180,9 @@ CASES = {
     "attention, batch of 16, 16 nodes": lambda: attention(16, HALF, batch=16),
     "attention, batch of 16, 64 nodes": lambda: attention(64, HALF, batch=16),
     "attention, batch of 16, 64 nodes, pages": lambda: attention(64, HALF, batch=16, page_size=64),
+    "attention, window, 16 nodes": lambda: attention(16, HALF, window=4096),
+    "attention, window, 64 nodes": lambda: attention(64, HALF, window=4096),
+    "attention, window, batch of 16, 64 nodes": lambda: attention(64, HALF, batch=16, window=4096),
     "attention, float16, all options": lambda: attention(
         16, torch.float16, window=512, softcap=50.0, sinks=torch.empty(32, dtype=torch.float16), page_size=16
     ),
@@ -212,6 +240,8 @@ def main(wanted: str) -> None:
     triton.runtime.driver.set_active(driver)
     triton.runtime.jit.KernelInterface.__getitem__ = compile_only
     tree_attention_launch.num_multiprocessors = lambda device: 132
+    tree_attention_launch.shared_memory_limit = lambda device: LARGEST_SHARED_MEMORY
+    tree_attention_launch.plan_launch = plan_and_note
     for launches in (tree_attention_launch, merged_linear_launch):
         launches.can_overlap = lambda device: True
     print(f"triton {triton.__version__}")

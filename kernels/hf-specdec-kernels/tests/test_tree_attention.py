@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
 from hf_specdec_kernels import pack_ancestors, tree_attention
 from hf_specdec_kernels.tree_attention.naive import tree_attention_naive
-from hf_specdec_kernels.tree_attention.tiles import Tiles, choose_num_splits, choose_tiles
+from hf_specdec_kernels.tree_attention.tiles import Launch, Tiles, plan_launch
 from hf_specdec_kernels.tree_attention.triton import launch_tree_attention
 
 
@@ -164,6 +165,14 @@ def test_steps_of_several_blocks(name: str, blocks_of_step: int, num_splits: int
         compare(replace(case, capacity=capacity), device)
 
 
+@pytest.mark.parametrize("num_splits", [3, 20])
+@pytest.mark.parametrize("name", ["usual", "more than a word of nodes", "padding", "short window", "pages"])
+def test_two_loops_over_several_splits(name: str, num_splits: int, device: torch.device) -> None:
+    """Splits whose programs have whole blocks, nodes, both, or (in short rows) nothing, one block at a time."""
+    options = {"capacity": 400, "tiles": Tiles(16, 16, 4, 2, 1), "num_splits": num_splits, "dtype": torch.float16}
+    compare(replace(SMALL[name], **options), device)
+
+
 def test_all_options_together(device: torch.device) -> None:
     options = {"window": 23, "softcap": 3.0, "sinks": True, "padding": True, "page_size": 8, "dtype": torch.float16}
     compare(Case(batch=3, num_splits=5, **options), device)
@@ -191,38 +200,45 @@ def test_strided_output(device: torch.device) -> None:
         torch.testing.assert_close(out, tree_attention_naive(**arguments), atol=2e-5, rtol=2e-5)
 
 
+def plan(pairs: int, rows: int, slots: int, **options: Any) -> Launch:
+    """The launch on an H200, for head dimension 128 and bfloat16."""
+    on_h200 = {"head_dim": 128, "dtype": torch.bfloat16, "multiprocessors": 132, "shared_memory": 227 * 1024}
+    return plan_launch(pairs, rows, slots, **on_h200 | {"num_nodes": 33} | options)
+
+
 def test_tiles_fit_into_shared_memory() -> None:
     """Tiles are unchanged on a device with 227 KiB, and load fewer keys at once on devices down to 99 KiB."""
-    tiles = choose_tiles(256, 128, torch.bfloat16, 8256, 8000)
-    assert tiles.blocks_of_step == 2 and tiles.within(227 * 1024, 128, 2) == tiles
+    for pairs, rows, slots in ((256, 128, 8256), (256, 8, 8256), (64, 128, 8256), (64, 8, 8256), (4, 8, 512)):
+        assert plan(pairs, rows, slots).tiles == plan(pairs, rows, slots, shared_memory=2**30).tiles
+    assert plan(256, 128, 8256).tiles.blocks_of_step == 2
     for kib, blocks_of_step, num_stages in ((163, 1, 3), (99, 1, 2), (1, 1, 1)):
-        fitting = tiles.within(kib * 1024, 128, 2)
+        fitting = plan(256, 128, 8256, shared_memory=kib * 1024).tiles
         assert (fitting.blocks_of_step, fitting.num_stages) == (blocks_of_step, num_stages)
         assert kib == 1 or fitting.shared_memory(128, 2) <= kib * 1024
 
 
 def test_splits_fill_the_device() -> None:
-    few, one, large = (choose_tiles(pairs, 128, torch.bfloat16, 8256, 8000) for pairs in (20, 64, 256))
-    assert few == one
-    # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 splits make 128 programs.
-    assert choose_num_splits(8, 128, 132, one) == 16
+    # Batch 1, 8 K/V heads, 8k slots, 132 multiprocessors: 16 splits make 128 programs...
+    assert plan(64, 8, 8256).num_splits == plan(20, 8, 8256).num_splits == 16
+    # ...and for more pairs four tiles for each K/V head, two programs of one warp group per multiprocessor.
+    launch = plan(256, 8, 8256)
+    assert (launch.num_tiles, launch.num_splits, launch.tiles.block_m) == (4, 8, 64)
     # Batch 16: one program per multiprocessor, two programs, or two waves of one.
-    assert choose_num_splits(128, 128, 132, one) == 1
-    assert choose_num_splits(128, 128, 132, replace(one, programs_per_sm=2)) == 2
-    assert choose_num_splits(256, 128, 132, large) == 1
-    assert choose_num_splits(8, 1, 132, one) == 1
+    tiles = plan(64, 128, 8256).tiles
+    assert plan(64, 128, 8256).num_splits == 1
+    assert plan(64, 128, 8256, tiles=replace(tiles, programs_per_sm=2)).num_splits == 2
+    assert plan(256, 128, 8256).num_splits == 1
+    assert plan(64, 8, 64).num_splits == 1
+    # With a window two programs do not fit.
+    assert plan(256, 8, 8256, window=True).num_splits == 4
 
 
 def test_few_keys_have_small_programs() -> None:
     def chosen(pairs: int, rows: int, slots: int) -> tuple[int, int, int]:
-        """Pairs and keys of a program's tile, and splits, for a number of rows times K/V heads."""
-        tiles = choose_tiles(pairs, 128, torch.bfloat16, slots, rows * slots / 132)
-        num_blocks = -(-slots // tiles.block_n)
-        splits = choose_num_splits(rows * -(-pairs // tiles.block_m), num_blocks, 132, tiles)
-        return tiles.block_m, tiles.block_n, splits
+        """Pairs and keys of a program's tile, and splits."""
+        launch = plan(pairs, rows, slots)
+        return launch.tiles.block_m, launch.tiles.block_n, launch.num_splits
 
-    # Four tiles of 64 pairs for each K/V head: two programs of one warp group per multiprocessor.
-    assert chosen(256, 8, 8256) == (64, 64, 8)
     # Short texts: as many programs as multiprocessors, with one block of 64 keys or two of 32 at least...
     assert chosen(132, 8, 704) == (64, 64, 5) and chosen(180, 3, 512) == (64, 64, 8)
     assert chosen(64, 8, 704) == chosen(20, 8, 704) == (64, 32, 11)
@@ -230,7 +246,18 @@ def test_few_keys_have_small_programs() -> None:
     # ...and no second wave of them.
     assert chosen(132, 32, 704) == (64, 64, 1)
     # Small programs are for few keys alone.
-    assert chosen(4, 32, 704)[0] == 16 and chosen(4, 64, 704)[0] == 64
+    assert chosen(4, 32, 704)[0] == 16 and chosen(4, 64, 704)[0] == chosen(4, 8, 2000)[0] == 64
+
+
+def test_loops() -> None:
+    """Programs of a few blocks have one loop, and read the words of their nodes early if they have only one word."""
+    short, long, whole = plan(132, 8, 704), plan(132, 8, 8256), plan(64, 128, 8256)
+    assert short.one_loop and short.one_word
+    assert not long.one_loop and not long.one_word
+    assert not whole.one_loop and whole.one_word and whole.num_splits == 1
+    assert not plan(264, 8, 704, num_nodes=66).one_word
+    assert not plan(256, 128, 8256, num_splits=64).one_loop  # steps of two blocks
+    assert plan(256, 128, 8256, num_splits=64, paged=True).one_loop
 
 
 def test_nodes_past_the_block_table_have_no_keys(device: torch.device) -> None:

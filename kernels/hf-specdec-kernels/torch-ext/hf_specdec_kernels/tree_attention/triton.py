@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 
 from ..devices import can_overlap, num_multiprocessors, options_of_launch, shared_memory_limit
-from .tiles import BLOCKS_OF_SHORT_PROGRAM, Tiles, choose_num_splits, choose_tiles
+from .tiles import Tiles, plan_launch
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCKS_OF_WAITING = tl.constexpr(2)
 """Blocks of committed slots that are read while the second loop of a program waits for its first keys."""
-_COMBINED, _COMBINED_OF_MANY, _MANY_SPLITS = 4096, 8192, 16
-"""
-Partial values that a program of `_combine_kernel` joins, and with many splits: fewer are not worth a program.
-"""
+_COMBINED, _COMBINED_OF_MANY, _MANY_SPLITS = 4096, 8192, 9
+"""Partial values that a program of `_combine_kernel` joins, with fewer than 9 splits and with more."""
 
 
 @triton.jit
@@ -312,23 +308,12 @@ def launch_tree_attention(
     paged = block_tables is not None
     capacity = block_tables.shape[1] * key.shape[2] if paged else key.shape[2]
     slots = min(capacity, capacity if window is None else window + num_nodes)
-    multiprocessors = num_multiprocessors(query.device)
-    if tiles is None:
-        keys = batch * kv_heads * slots / multiprocessors
-        tiles = choose_tiles(pairs, max(head_dim, value_dim), query.dtype, slots, keys)
-        if paged:  # steps of two blocks with page offsets would not fit into the registers
-            tiles = replace(tiles, blocks_of_step=1)
-        elif window is not None:  # two programs would need a little more shared memory than a multiprocessor has
-            tiles = replace(tiles, programs_per_sm=1)
-        tiles = tiles.within(
-            shared_memory_limit(query.device), triton.next_power_of_2(max(head_dim, value_dim)), query.dtype.itemsize
-        )
-    num_tiles = triton.cdiv(pairs, tiles.block_m)
-    num_blocks = triton.cdiv(slots, tiles.block_n)
-    if num_splits is None:
-        programs = num_tiles * kv_heads * batch
-        num_splits = choose_num_splits(programs, num_blocks, multiprocessors, tiles)
-    one_loop = tiles.blocks_of_step == 1 and num_blocks <= BLOCKS_OF_SHORT_PROGRAM * num_splits
+    launch = plan_launch(
+        pairs, batch * kv_heads, slots, num_nodes, max(head_dim, value_dim), query.dtype,
+        num_multiprocessors(query.device), shared_memory_limit(query.device), paged, window is not None,
+        tiles, num_splits,
+    )  # fmt: skip
+    tiles, num_tiles, num_splits = launch.tiles, launch.num_tiles, launch.num_splits
     overlap = can_overlap(query.device)
     partial = partial_highest = partial_total = out
     if num_splits > 1:
@@ -358,12 +343,12 @@ def launch_tree_attention(
         FIRST=first_slots is not None, PAGE_SIZE=key.shape[2] if paged else 0,
         WIDE=key.shape[2] * max(key.stride(2), value.stride(2)) >= 2**31,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32", OVERLAP=overlap,
-        ONE_LOOP=one_loop, ONE_WORD=(one_loop or num_splits == 1) and num_nodes <= 64,
+        ONE_LOOP=launch.one_loop, ONE_WORD=launch.one_word,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **options_of_launch(overlap),
     )  # fmt: skip
     if num_splits > 1:
         block_splits = triton.next_power_of_2(num_splits)
-        combined = _COMBINED_OF_MANY if block_splits >= _MANY_SPLITS else _COMBINED
+        combined = _COMBINED_OF_MANY if num_splits >= _MANY_SPLITS else _COMBINED
         block_p = max(1, min(combined // (block_splits * block_v), triton.next_power_of_2(pairs)))
         _combine_kernel[(triton.cdiv(pairs, block_p), kv_heads, batch)](
             out, partial, partial_highest, partial_total, lengths if sinks is None else sinks, queries, num_splits,
