@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measuring import CACHE_TO_FLUSH, Time, attempt, copy_bandwidth, environment, require_cuda, time_calls
+from measuring import Time, attempt, copies_needed, copy_bandwidth, environment, require_cuda, time_calls
 
 from hf_specdec_kernels import merged_linear
 from hf_specdec_kernels.merged_linear.naive import merged_linear_naive
@@ -53,7 +53,7 @@ class Setting:
             return torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
 
         self.input = random(1, self.rows, features)
-        copies = max(2, CACHE_TO_FLUSH // self.bytes + 1)
+        copies = copies_needed(self.bytes)
         self.weights = [[random(size, features) for size in sizes] for _ in range(copies)]
 
     def time(self, call: Callable[..., Any], replays: int = 40) -> Time:

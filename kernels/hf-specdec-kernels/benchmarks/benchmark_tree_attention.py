@@ -34,14 +34,12 @@ SETTINGS = [(batch, nodes) for batch in (1, 16) for nodes in (16, 64)]
 LLAMA, SMOLLM = (32, 8, 128), (9, 3, 64)
 SMALL = [(1, 33, 640, LLAMA), (1, 5, 640, LLAMA), (1, 60, 460, SMOLLM), (1, 9, 240, SMOLLM)]
 SMALL += [(1, 64, 640, LLAMA), (4, 33, 640, LLAMA), (1, 33, 2000, LLAMA), (1, 5, 2000, LLAMA), (1, 5, 8192, LLAMA)]
-"""
-Batch, nodes, committed slots, and shape of the model's attention: query heads, K/V heads and head dimension. Keys and
-values of short texts stay in the L2 cache.
-"""
+SMALL += [(16, 5, 8192, LLAMA), (16, 1, 8192, LLAMA)]
+"""Batch, nodes, committed slots, and shape of the model's attention: query heads, K/V heads and head dimension."""
 
 
 class Setting:
-    """Inputs of one row of the table, in up to 16 copies, so that long texts are not in the L2 cache."""
+    """Inputs of one row of the table, in so many copies that none is in the L2 cache when it is read again."""
 
     def __init__(
         self,
@@ -179,12 +177,12 @@ def measure_small(bandwidth: float) -> list[dict[str, Any]]:
     return rows
 
 
-NARROW = [(64, 64, 4, 4), (64, 64, 4, 3), (64, 32, 4, 6), (64, 64, 4, 2), (64, 64, 8, 3), (64, 32, 4, 4)]
-WIDE = [(128, 64, 8, 3), (128, 64, 8, 2, 2), (64, 64, 4, 2), (128, 64, 8, 3, 2), (64, 32, 4, 4), (256, 64, 16, 2)]
-WIDE += [(64, 64, 4, 3), (128, 64, 8, 2), (256, 64, 16, 3), (64, 64, 4, 2, 2), (256, 64, 8, 2)]
+NARROW = [(64, 32, 4, 6), (64, 64, 4, 4), (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 8, 3), (64, 32, 4, 4)]
+WIDE = [(64, 64, 4, 3), (128, 64, 8, 3, 2), (128, 64, 8, 3), (128, 64, 8, 2, 2), (64, 64, 4, 2), (64, 32, 4, 4)]
+WIDE += [(256, 64, 16, 2), (128, 64, 8, 2), (256, 64, 16, 3), (64, 64, 4, 2, 2), (256, 64, 8, 2)]
 """
-Tiles to try for 64 and 256 (node, query head) pairs per K/V head, the most promising first: pairs of a program, keys
-of a block, warps, stages, and blocks of a step.
+Tiles to try for 64 and 256 (node, query head) pairs per K/V head: pairs of a program, keys of a block, warps, stages,
+and blocks of a step. The chosen ones come first.
 """
 SPLITS = (1, 2, 4, 8, 12, 16, 24, 33)
 
@@ -241,6 +239,8 @@ def main() -> dict[str, Any]:
     parser.add_argument("--small", action="store_true", help="short texts, few nodes and small models")
     parser.add_argument("--batch", type=int, choices=(1, 16), help="this batch size alone")
     options = parser.parse_args()
+    if options.small and (options.sweep is not None or options.batch is not None):
+        parser.error("--small measures shapes of its own: give it without --sweep and --batch.")
     settings = [(batch, nodes) for batch, nodes in SETTINGS if options.batch in (None, batch)]
     require_cuda()
     torch.manual_seed(0)

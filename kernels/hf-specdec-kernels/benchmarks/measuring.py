@@ -35,7 +35,7 @@ class Time:
 
 def copies_needed(num_bytes: int) -> int:
     """Number of copies of inputs of `num_bytes` that calls should take in turn."""
-    return max(2, min(16, -(-CACHE_TO_FLUSH // max(num_bytes, 1)) + 1))
+    return max(2, -(-CACHE_TO_FLUSH // max(num_bytes, 1)) + 1)
 
 
 def time_calls(calls: Sequence[Callable[[], Any]], replays: int = 40) -> Time:

@@ -171,6 +171,6 @@ def plan_launch(
     if num_splits is None:
         num_splits = choose_num_splits(num_tiles * rows, num_blocks, multiprocessors, tiles)
     one_loop = tiles.blocks_of_step == 1 and num_blocks <= BLOCKS_OF_SHORT_PROGRAM * num_splits
-    # In two loops, of several splits only the last one has nodes: the others would wait for words that they do not use.
+    # With two loops, of several splits only the last one has nodes: the others would wait for words they do not use.
     one_word = num_nodes <= 64 and (one_loop or num_splits == 1)
     return Launch(tiles, num_tiles, num_splits, one_loop, one_word)
