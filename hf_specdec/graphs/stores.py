@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..device_steps.step import DeviceStep
     from ..forwards.node_inputs import NodeInputs
     from ..forwards.tree_forward import TreeForward
+    from ..trees import Tree
 
 SMALLEST_CAPACITY = 512
 MOST_CAPTURED_QUERIES = 256
@@ -59,6 +60,8 @@ class GraphStore:
         self.steps: dict[Any, DeviceStep] = {}
         """Whole steps of this target, each with some draft, captured over this memory."""
         self.compiles_steps = True
+        self.compiled_trees: set[Any] = set()
+        """Trees for which compiled steps were captured over this memory, as that of the target or of the draft."""
         self.captures_no_steps_with: weakref.WeakSet[GraphStore] = weakref.WeakSet()
         """Stores of drafts with which a step could not be captured."""
         self._last_used: torch.cuda.Event | None = None
@@ -86,6 +89,7 @@ class GraphStore:
             self._graphs.clear()
             self._pool.leave()
             self.steps.clear()
+            self.compiled_trees.clear()
             held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
             torch._foreach_zero_(list(held))  # another text may have left NaN there
@@ -144,14 +148,14 @@ class _Shelf:
     stores: dict[_Key, GraphStore] = field(default_factory=dict)
     lent: set[_Key] = field(default_factory=set)
 
-    def idle_of_at_least(self, wanted: _Key) -> _Key | None:
+    def idle_for_compiled(self, tree: Any, wanted: _Key) -> _Key | None:
         """
-        The smallest usable store at hand, of this capacity or more and else alike, if possible one with captured
-        steps; None if there is none.
+        The smallest usable store at hand, of this capacity or more and else alike, if possible one with compiled steps
+        for `tree`; None if there is none.
         """
         rows, capacity, mode = wanted
         fit = [
-            (not store.steps, key)
+            (tree not in store.compiled_trees, key)
             for key, store in self.stores.items()
             if (key[0], key[2]) == (rows, mode) and key[1] >= capacity and key not in self.lent
             if store.works and store.compiles_steps
@@ -169,12 +173,12 @@ class GraphLoans:
 
     Args:
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where the model can be captured.
-        takes_larger (`bool`, *optional*, defaults to `False`): whether a larger store that is there already will do:
-            for calls whose graphs take long to make.
+        compiled_tree (`Tree`, *optional*): the tree of a call that compiles its steps: a larger store that is there already
+            will do.
     """
 
-    def __init__(self, wanted: bool | Literal["auto"], takes_larger: bool = False):
-        self.wanted, self.takes_larger = wanted, takes_larger
+    def __init__(self, wanted: bool | Literal["auto"], compiled_tree: Tree | None = None):
+        self.wanted, self.compiled_tree = wanted, compiled_tree
         self._lent: list[tuple[_Shelf, _Key, GraphStore, torch.device]] = []
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
@@ -197,7 +201,9 @@ class GraphLoans:
             shelf = _shelves.get(model)
             if shelf is None or shelf.fingerprint != fingerprint:
                 shelf = _shelves[model] = _Shelf(fingerprint)
-            key = (self.takes_larger and shelf.idle_of_at_least(smallest)) or smallest
+            key = smallest
+            if self.compiled_tree is not None:
+                key = shelf.idle_for_compiled(self.compiled_tree, smallest) or smallest
             if key in shelf.lent:
                 return None
             if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
@@ -225,9 +231,9 @@ class GraphLoans:
 
 
 @contextmanager
-def graph_loans(wanted: bool | Literal["auto"], takes_larger: bool = False) -> Iterator[GraphLoans]:
+def graph_loans(wanted: bool | Literal["auto"], compiled_tree: Tree | None = None) -> Iterator[GraphLoans]:
     """Context with the loans of one call, see `GraphLoans`, given back at its end."""
-    loans = GraphLoans(wanted, takes_larger)
+    loans = GraphLoans(wanted, compiled_tree)
     try:
         yield loans
     finally:

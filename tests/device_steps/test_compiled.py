@@ -72,6 +72,18 @@ def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+def test_short_prompts_take_the_compiled_step_of_long_ones(steps: Steps) -> None:
+    """Also if an uncompiled call has captured a step over less memory in between."""
+    target = tiny_model(dtype=torch.float32)
+    draft = noisy_copy(target, 0.05)
+    for length, config in ((140, compiled()), (9, SpeculativeConfig(tree=IRREGULAR)), (9, compiled())):
+        inputs = prompts(1, length)
+        plain = target.generate(**inputs, max_new_tokens=12, do_sample=False)
+        options = {"max_new_tokens": 12, "do_sample": False, "assistant_model": draft, "speculative_config": config}
+        assert torch.equal(plain, target.generate(**inputs, **options))
+    assert steps.captures == 2
+
+
 def test_models_that_cannot_be_traced(steps: Steps) -> None:
     """One warning, and whole steps all the same."""
     target = tiny_model("mixtral", dtype=torch.float32)

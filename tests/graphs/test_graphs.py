@@ -238,20 +238,22 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
 
 
 def test_who_takes_a_larger_store(stand_in: StandIn) -> None:
-    """Calls that compile, if it is idle, works, and one with steps before others."""
+    """Calls that compile, if it is idle, works, and one with compiled steps for the tree before others."""
     target = tiny_model()
+    tree, other = hf_specdec.TokenTree.parse("[(0,)]"), hf_specdec.TokenTree.parse("[(0,), (1,)]")
 
-    def capacity(num_slots: int, takes_larger: bool = True) -> int:
-        with graphs.graph_loans(True, takes_larger) as loans:
+    def capacity(num_slots: int, compiled_tree: Any = tree) -> int:
+        with graphs.graph_loans(True, compiled_tree) as loans:
             store = loans.store(target, 1, num_slots)
             assert store is not None
             return store.capacity
 
-    large, small = capacity(900), capacity(20, takes_larger=False)
+    large, small = capacity(900), capacity(20, None)
     assert small < large and capacity(20) == small
     stores = {store.capacity: store for store in graphs.stores._shelves[target].stores.values()}
-    stores[large].steps["some"] = object()  # type: ignore[assignment]
-    assert capacity(20) == capacity(900) == large and capacity(20, takes_larger=False) == small
+    stores[large].compiled_trees.add(tree)
+    stores[small].compiled_trees.add(other)
+    assert capacity(20) == capacity(900) == large and capacity(20, other) == capacity(20, None) == small
     with graphs.graph_loans(True) as loans:
         loans.store(target, 1, 900)
         assert capacity(20) == small
