@@ -173,8 +173,8 @@ class GraphLoans:
 
     Args:
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where the model can be captured.
-        compiled_tree (`Tree`, *optional*): the tree of a call that compiles its steps: a larger store that is there already
-            will do.
+        compiled_tree (`Tree`, *optional*): the tree of a call that compiles its steps, which takes any store that is
+            there and large enough.
     """
 
     def __init__(self, wanted: bool | Literal["auto"], compiled_tree: Tree | None = None):
