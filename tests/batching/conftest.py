@@ -1,11 +1,15 @@
-"""What tests of whole steps of requests share."""
+"""What tests of requests in flight share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.batches import assert_nothing_left, manager_of
+from transformers import PreTrainedModel
 
+from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.batching.device_steps.step import InFlightStep
 
 
@@ -21,3 +25,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
 
     monkeypatch.setattr(InFlightStep, "launch", counted)
     return found
+
+
+@pytest.fixture
+def manager(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[SpeculativeBatchingManager]:
+    """A running manager, which must hold nothing when it has stopped."""
+    with manager_of(target, draft) as manager:
+        yield manager
+    assert_nothing_left(manager)

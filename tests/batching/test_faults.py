@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from support.batches import assert_nothing_left, limits, manager_of, ragged_prompts, text_alone
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.requests import RequestStatus
 
@@ -24,11 +24,6 @@ from hf_specdec.trees import DraftTree, TokenTree, Topology
 PROMPTS = ragged_prompts((9, 14, 5))
 POISONED = 60
 """A token that is in no other prompt."""
-
-
-def make(model: PreTrainedModel, draft: Any, **options: Any) -> SpeculativeBatchingManager:
-    options = {"tree": "[(0,), (1,), (0, 0)]", "continuous_batching_config": limits()} | options
-    return model.init_continuous_batching(assistant_model=draft, **options)
 
 
 def check_others(manager: SpeculativeBatchingManager, target: PreTrainedModel, bad: dict[str, Any]) -> Any:
@@ -61,7 +56,7 @@ def test_a_temperature_that_leaves_nothing(
     warper: dict[str, Any],
 ) -> None:
     """Also where a warper raises before anything is drawn."""
-    manager = make(target, draft if assistant == "draft" else NgramDraft())
+    manager = manager_of(target, draft if assistant == "draft" else NgramDraft())
     bad = {"input_ids": PROMPTS[1], "do_sample": True, "temperature": temperature, "seed": seed, **warper}
     result = check_others(manager, target, bad)
     assert result.status == RequestStatus.FAILED
@@ -93,7 +88,7 @@ def test_infinite_logits(
     target, draft = copy.deepcopy(target), copy.deepcopy(draft)
     poison(target if of == "target" else draft, value)
     bad = {"input_ids": [*PROMPTS[1], POISONED], "do_sample": True, **warper}
-    manager = make(target, draft)
+    manager = manager_of(target, draft)
     result = check_others(manager, target, bad)
     learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
     assert all(map(math.isfinite, learnt))
@@ -110,7 +105,7 @@ def test_infinite_logits_beside_others_with_the_same_warpers(target: PreTrainedM
     poison(poisoned, torch.inf)
     prompts, texts = ([4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, POISONED]), []
     for model in (target, poisoned):
-        manager = make(model, NgramDraft())
+        manager = manager_of(model, NgramDraft())
         names = [
             manager.add_request(prompt, seed=5, do_sample=True, top_h=0.9, max_new_tokens=20) for prompt in prompts
         ]
@@ -178,7 +173,7 @@ class Draws(Drafter):
 )
 def test_a_fault_in_a_users_drafter(target: PreTrainedModel, how: str, words: str) -> None:
     bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": False}
-    result = check_others(make(target, Proposes(how), tree="[(0,)]"), target, bad)
+    result = check_others(manager_of(target, Proposes(how), tree="[(0,)]"), target, bad)
     assert result.status == RequestStatus.FAILED and words in result.error
 
 
@@ -209,7 +204,7 @@ WRONG_DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", WRONG_DRAFTS)
 def test_a_fault_in_what_a_users_drafter_draws(target: PreTrainedModel, name: str) -> None:
     wrong, words = WRONG_DRAFTS[name]
-    manager = make(target, Draws(**wrong), tree="[(0,), (0, 0)]")
+    manager = manager_of(target, Draws(**wrong), tree="[(0,), (0, 0)]")
     bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": True}
     result = check_others(manager, target, bad)
     assert result.status == RequestStatus.FAILED and words in result.error
@@ -227,7 +222,7 @@ NOTHING: dict[str, dict[str, Any]] = {
 def test_a_users_drafter_that_draws_nothing(target: PreTrainedModel, nothing: dict[str, Any]) -> None:
     """It is no fault: there is nothing whose distribution were missing."""
     bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": True}
-    result = check_others(make(target, Draws(**nothing), tree="[(0,), (0, 0)]"), target, bad)
+    result = check_others(manager_of(target, Draws(**nothing), tree="[(0,), (0, 0)]"), target, bad)
     assert result.error is None and len(result.generated_tokens) == 20
 
 
@@ -250,7 +245,7 @@ class Box:
 
 
 def test_cancelled_before_it_was_seen(target: PreTrainedModel) -> None:
-    manager = make(target, NgramDraft())
+    manager = manager_of(target, NgramDraft())
 
     def add_and_cancel() -> None:
         manager.add_request(PROMPTS[0], request_id="short-lived", max_new_tokens=100)
@@ -269,7 +264,7 @@ def test_cancelled_before_it_was_seen(target: PreTrainedModel) -> None:
 
 
 def test_added_before_the_stop_and_not_yet_seen(target: PreTrainedModel) -> None:
-    manager = make(target, NgramDraft())
+    manager = manager_of(target, NgramDraft())
 
     def add_and_stop() -> None:
         manager.add_request(PROMPTS[0], request_id="late", max_new_tokens=10, do_sample=False)
@@ -284,7 +279,7 @@ def test_added_before_the_stop_and_not_yet_seen(target: PreTrainedModel) -> None
 
 def test_added_while_the_manager_dies(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look whether it lives and the queue: refused, not left where nobody takes it from."""
-    manager = make(target, NgramDraft())
+    manager = manager_of(target, NgramDraft())
     prepare = manager._admission.request
 
     def fail() -> None:
@@ -342,7 +337,7 @@ def test_streaming_results_are_told_once_and_as_they_were(target: PreTrainedMode
 
 def test_a_cancellation_is_of_the_request_that_was_open(target: PreTrainedModel) -> None:
     """Not of a later one with the same name."""
-    manager = make(target, NgramDraft())
+    manager = manager_of(target, NgramDraft())
     manager.cancel_request("mine")
     manager.add_request(PROMPTS[0], "mine", max_new_tokens=6)
     with manager:
@@ -357,7 +352,7 @@ def test_nan_of_a_prompt_that_was_not_read_to_its_end(target: PreTrainedModel) -
     target, draft = copy.deepcopy(target), copy.deepcopy(target)
     with torch.no_grad():
         target.get_input_embeddings().weight[POISONED] = torch.nan
-    manager = make(target, draft, continuous_batching_config=limits(num_blocks=20, max_batch_tokens=16))
+    manager = manager_of(target, draft, continuous_batching_config=limits(num_blocks=20, max_batch_tokens=16))
     engine = manager.engine
     bad = manager._admission.request("bad", [POISONED] * 20, {"max_new_tokens": 4})
     with engine.running():
@@ -380,7 +375,7 @@ def test_nan_of_a_prompt_that_was_not_read_to_its_end(target: PreTrainedModel) -
 
 def test_results_come_even_if_the_device_is_lost(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request in the middle of its prompt, and others: nobody waits for ever."""
-    manager = make(target, NgramDraft(), continuous_batching_config=limits(max_batch_tokens=8))
+    manager = manager_of(target, NgramDraft(), continuous_batching_config=limits(max_batch_tokens=8))
     lost: list[bool] = []
     zero = PagedLayer.zero
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import pytest
-from support.batches import assert_nothing_left, limits, ragged_prompts, text_alone
+from support.batches import assert_nothing_left, manager_of, ragged_prompts, text_alone
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.requests import RequestStatus
 
@@ -17,19 +15,7 @@ from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
 
 
-TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
 PROMPTS = ragged_prompts((9, 14, 5, 21))
-
-
-def make(model: PreTrainedModel, draft: Any) -> SpeculativeBatchingManager:
-    return model.init_continuous_batching(assistant_model=draft, tree=TREE, continuous_batching_config=limits())
-
-
-@pytest.fixture
-def manager(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[SpeculativeBatchingManager]:
-    with make(target, draft) as manager:
-        yield manager
-    assert_nothing_left(manager)
 
 
 def test_streaming_is_in_order(manager: SpeculativeBatchingManager, target: PreTrainedModel) -> None:
@@ -79,7 +65,7 @@ def test_names_that_are_taken(manager: SpeculativeBatchingManager) -> None:
 
 
 def test_iteration_over_all_results(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    manager = make(target, draft)
+    manager = manager_of(target, draft)
     names = manager.add_requests(PROMPTS, max_new_tokens=10, record_timestamps=True)
     manager.start()
     found = {}
@@ -127,7 +113,7 @@ def test_a_listener_is_told_all_results_of_a_step_together(target: PreTrainedMod
         told.append(results)
         threads.add(threading.current_thread().name)
 
-    manager = make(target, draft)
+    manager = manager_of(target, draft)
     manager.listen(listen)
     names = manager.add_requests(PROMPTS, max_new_tokens=12, do_sample=False, streaming=True)
     with manager:
@@ -147,7 +133,7 @@ def test_a_listener_that_fails_ends_the_manager_and_all_requests(target: PreTrai
     def fails(_: Any) -> None:
         raise OSError("no more")
 
-    manager = make(target, NgramDraft())
+    manager = manager_of(target, NgramDraft())
     manager.listen(fails)
     names = manager.add_requests(PROMPTS, max_new_tokens=12, streaming=True)
     manager.start()

@@ -13,6 +13,7 @@ from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGeneratio
 from .models import prompts
 
 
+REQUEST_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
 LENGTHS = (9, 1, 30, 2, 17, 41, 5, 12, 26, 3)
 """From a single token to several blocks and chunks; past the sliding windows of the tiny models."""
 
@@ -27,6 +28,12 @@ def limits(num_blocks: int = 200, block_size: int = 4, **options: Any) -> Contin
     name = "page_size" if "page_size" in inspect.signature(ContinuousBatchingConfig).parameters else "block_size"
     options = {"max_batch_tokens": 16} | options
     return ContinuousBatchingConfig(num_blocks=num_blocks, **{name: block_size}, **options)
+
+
+def manager_of(model: PreTrainedModel, draft: Any, **options: Any) -> SpeculativeBatchingManager:
+    """A manager with `REQUEST_TREE` and small limits, if `options` name no others."""
+    options = {"tree": REQUEST_TREE, "continuous_batching_config": limits()} | options
+    return model.init_continuous_batching(assistant_model=draft, **options)
 
 
 def text_alone(model: PreTrainedModel, prompt: list[int], **options: Any) -> list[int]:
