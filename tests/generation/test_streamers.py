@@ -18,6 +18,7 @@ from transformers import (
     TextIteratorStreamer,
     TextStreamer,
 )
+from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 
@@ -60,6 +61,20 @@ def test_streamers_get_the_calls_of_plain_generate(
     assert ours == plain
     assert ours[0] == ("put", "cpu", text[:, :PROMPT].tolist()) and ours[-1] == ("end",)
     assert is_ragged(metrics) or batch_size == 1
+
+
+@pytest.mark.parametrize("assistant", ["self", "ngram"])
+def test_streamers_beside_other_drafts(
+    target: PreTrainedModel, assistant: str, inputs_of: dict[int, Inputs], text_of: dict[int, Text]
+) -> None:
+    """The prompt, then token by token, then the end, whichever draft writes."""
+    recorder = RecordingStreamer()
+    draft = {"self": target, "ngram": hf_specdec.NgramDraft(min_ngram=1)}[assistant]
+    generate_with_tree(target, draft, inputs_of[1], {"max_new_tokens": NEW_TOKENS, "streamer": recorder})
+    prompt, *tokens, end = recorder.log
+    assert prompt == ("put", "cpu", inputs_of[1]["input_ids"].tolist()) and end == ("end",)
+    assert tokens == [("put", "cpu", [token]) for token in text_of[1][0]]
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"skip_prompt": True}, {"skip_special_tokens": True}], ids=str)
@@ -137,3 +152,19 @@ def test_streamers_see_tokens_as_soon_as_they_are_known(target: PreTrainedModel,
         handle.remove()
     kinds = [entry if isinstance(entry, str) else entry[0] for entry in log]
     assert kinds == ["put", "forward", "put", *(["forward"] + ["put"] * 5) * 2, "end"]
+
+
+def test_a_streamer_that_writes_into_its_tokens(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """The text stays as it is, as in plain `generate`."""
+
+    class Overwrites(BaseStreamer):
+        def put(self, value: torch.Tensor) -> None:
+            value.fill_(0)
+
+        def end(self) -> None:
+            pass
+
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    call = {"max_new_tokens": 12, "do_sample": False}
+    text = target.generate(**inputs, **call, assistant_model=draft, tree="[(0,), (0, 0)]", streamer=Overwrites())
+    assert torch.equal(text, target.generate(**inputs, **call))
