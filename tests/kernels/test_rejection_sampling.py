@@ -11,29 +11,17 @@ import numpy as np
 import pytest
 import torch
 from support.exact import SIGNIFICANCE, fit
-from support.tables import TableModel, fan, token_law
+from support.tables import DRAFTS_OF_TABLES, TREES_OF_TABLES, TableModel, fan, token_law
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import hf_specdec_kernels
-from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
+from hf_specdec.trees import DraftTree
 from hf_specdec_kernels import Walks
 from hf_specdec_kernels.rejection_sampling import naive
 from hf_specdec_kernels.rejection_sampling.filters import target_probabilities
 
 
 SAMPLES = 12_000
-TREES = {
-    "chain": TokenTree.chain(3),
-    "regular": TokenTree.from_branching((3, 2)),
-    "irregular": TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,1), (1,0), (0,0,0), (0,0,1), (1,0,0)]"),
-    "only the last child has children": TokenTree.parse("[(0,), (1,), (2,), (2,0), (2,1), (2,1,0)]"),
-    "budgets": DynamicTree(depth=3, top_k=3, num_nodes=9),
-}
-DRAFTS = {
-    "close": lambda target, seed: TableModel(target.scores + 0.5 * TableModel.random(4, 8, 1.0, seed).scores),
-    "far": lambda target, seed: TableModel.random(4, 8, 1.5, seed),
-    "of 2 tokens": lambda target, seed: TableModel.random(4, 8, 1.5, seed, support=2),
-}
 
 
 def tree_arguments(draft: DraftTree, logits: torch.Tensor) -> dict:
@@ -69,12 +57,12 @@ def texts(draft: DraftTree, walks: Walks) -> list[list[int]]:
     return [[*row[1 : accepted + 1], last] for row, accepted, last in rows]
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("draft", DRAFTS_OF_TABLES)
+@pytest.mark.parametrize("tree", TREES_OF_TABLES)
 def test_rejection_has_the_joint_distribution(tree: str, draft: str) -> None:
     """Two tokens behind the root and the one after them, at trees of up to three levels."""
     target = TableModel.random(4, 8, 1.5, seed=20, support=3 if draft == "far" else None)
-    drafts = DRAFTS[draft](target, 24).grow(TREES[tree], 8_000)
+    drafts = DRAFTS_OF_TABLES[draft](target, 24).grow(TREES_OF_TABLES[tree], 8_000)
     walks = by_rejection(drafts, target.score(drafts))
     found = fit(target.finish(texts(drafts, walks), 3), target.joint(3))
     assert found.p_value > SIGNIFICANCE
@@ -82,10 +70,10 @@ def test_rejection_has_the_joint_distribution(tree: str, draft: str) -> None:
     assert walks.accepted.sum() > 0
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree", TREES_OF_TABLES)
 def test_target_has_the_joint_distribution(tree: str) -> None:
     target = TableModel.random(4, 8, 1.5, seed=20)
-    drafts = DRAFTS["close"](target, 24).grow_best(TREES[tree], 8_000)
+    drafts = DRAFTS_OF_TABLES["close"](target, 24).grow_best(TREES_OF_TABLES[tree], 8_000)
     walks = by_target(drafts, target.score(drafts))
     found = fit(target.finish(texts(drafts, walks), 3), target.joint(3))
     assert found.p_value > SIGNIFICANCE
@@ -153,10 +141,10 @@ def test_wrong_samplers_are_found(mistake: Callable, monkeypatch: pytest.MonkeyP
     assert fit(tokens, p).p_value < SIGNIFICANCE or fit(places, torch.from_numpy(law)).p_value < SIGNIFICANCE
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree", TREES_OF_TABLES)
 def test_greedy_goes_along_the_argmax(tree: str) -> None:
     target = TableModel.random(4, 8, 1.5, seed=20)
-    drafts = DRAFTS["close"](target, 24).grow(TREES[tree], 300)
+    drafts = DRAFTS_OF_TABLES["close"](target, 24).grow(TREES_OF_TABLES[tree], 300)
     logits = (4 * target.score(drafts)).round()  # with ties
     walks = hf_specdec_kernels.greedy_walk(**tree_arguments(drafts, logits))
     assert walks.accepted.sum() > 0

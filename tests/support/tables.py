@@ -214,3 +214,18 @@ def normalised(weights: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
 
 def _at(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, tokens[:, None], axis=1)[:, 0]
+
+
+TREES_OF_TABLES = {
+    "chain": TokenTree.chain(3),
+    "regular": TokenTree.from_branching((3, 2)),
+    "irregular": TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,1), (1,0), (0,0,0), (0,0,1), (1,0,0)]"),
+    "only the last child has children": TokenTree.parse("[(0,), (1,), (2,), (2,0), (2,1), (2,1,0)]"),
+    "budgets": DynamicTree(depth=3, top_k=3, num_nodes=9),
+}
+DRAFTS_OF_TABLES: dict[str, Callable[[TableModel, int], TableModel]] = {
+    "close": lambda target, seed: TableModel(target.scores + 0.5 * TableModel.random(4, 8, 1.0, seed).scores),
+    "far": lambda target, seed: TableModel.random(4, 8, 1.5, seed),
+    "of 2 tokens": lambda target, seed: TableModel.random(4, 8, 1.5, seed, support=2),
+}
+"""Drafts of a target, made with a seed."""

@@ -9,6 +9,8 @@ import pytest
 import torch
 from support.exact import SIGNIFICANCE, fit, fit_counts
 from support.tables import (
+    DRAFTS_OF_TABLES,
+    TREES_OF_TABLES,
     TableModel,
     by_hand,
     by_rejection,
@@ -24,7 +26,7 @@ from hf_specdec.drafters.growth import draw_without_replacement
 from hf_specdec.generation.distribution import TargetDistribution
 from hf_specdec.generation.recording import Recorder
 from hf_specdec.generation.sequences import Sequences
-from hf_specdec.trees import DraftTree, DynamicTree, TokenTree, Topology
+from hf_specdec.trees import DraftTree, TokenTree, Topology
 from hf_specdec.verification import walk_by_rejection
 
 
@@ -257,27 +259,13 @@ def test_p_and_q_that_differ_in_the_last_bits():
 # --------------------------------------------------------------------------------------------------------------- trees
 
 
-TREES = {
-    "chain": TokenTree.chain(3),
-    "regular": TokenTree.from_branching((3, 2)),
-    "irregular": TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,1), (1,0), (0,0,0), (0,0,1), (1,0,0)]"),
-    "only the last child has children": TokenTree.parse("[(0,), (1,), (2,), (2,0), (2,1), (2,1,0)]"),
-    "budgets": DynamicTree(depth=3, top_k=3, num_nodes=9),
-}
-DRAFTS = {
-    "close": lambda target, seed: TableModel(target.scores + 0.5 * TableModel.random(4, 8, 1.0, seed).scores),
-    "far": lambda target, seed: TableModel.random(4, 8, 1.5, seed),
-    "of 2 tokens": lambda target, seed: TableModel.random(4, 8, 1.5, seed, support=2),
-}
-
-
 @pytest.mark.parametrize("cut", [False, True], ids=["p with all tokens", "p of 3 tokens"])
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("draft", DRAFTS_OF_TABLES)
+@pytest.mark.parametrize("tree", TREES_OF_TABLES)
 def test_joint_distribution_of_trees(tree: str, draft: str, cut: bool):
     """Two tokens behind the root, and the bonus token or what is drawn after it, at trees of up to three levels."""
     target = TableModel.random(4, 8, 1.5, seed=20, support=3 if cut else None)
-    drafts = DRAFTS[draft](target, 24).grow(TREES[tree], 8_000)
+    drafts = DRAFTS_OF_TABLES[draft](target, 24).grow(TREES_OF_TABLES[tree], 8_000)
     walked = walk(drafts, target.score(drafts), by_rejection)
     texts = target.finish(walked.tokens, 3)
     found = fit(texts, target.joint(3))
@@ -289,7 +277,7 @@ def test_joint_distribution_of_trees(tree: str, draft: str, cut: bool):
 
 def test_bonus_token_after_a_full_path():
     target = TableModel.random(4, 8, 1.5, seed=20)
-    drafts = DRAFTS["close"](target, 24).grow(TokenTree.chain(1), SAMPLES)
+    drafts = DRAFTS_OF_TABLES["close"](target, 24).grow(TokenTree.chain(1), SAMPLES)
     walked = walk(drafts, target.score(drafts), by_rejection)
     full = torch.tensor([tokens for tokens in walked.tokens if len(tokens) == 2])
     assert len(full) > SAMPLES / 2
