@@ -1,0 +1,22 @@
+"""Comparison of caches."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache
+
+
+def assert_same_cache(ours: Cache, plain: Cache, visible: torch.Tensor | None = None, **tolerance: float) -> None:
+    """Equal lengths and K/V in every layer; where `visible` (`[batch, slots]`) is given, only there."""
+    assert ours.get_seq_length() == plain.get_seq_length()
+    assert len(ours.layers) == len(plain.layers)
+    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
+        assert type(mine) is type(theirs)
+        assert mine.get_seq_length() == theirs.get_seq_length()
+        assert mine.get_mask_sizes(3) == theirs.get_mask_sizes(3)
+        for name in ("keys", "values"):
+            states = [getattr(layer, name).transpose(1, 2) for layer in (mine, theirs)]
+            assert states[0].shape == states[1].shape
+            if visible is not None:
+                states = [held[visible[:, visible.shape[1] - held.shape[1] :]] for held in states]
+            torch.testing.assert_close(*states, **(tolerance or {"rtol": 0.0, "atol": 0.0}))
