@@ -65,9 +65,6 @@ def step_for(call: SpeculativeCall) -> DeviceStep | None:
         if step is None:
             store.captures_no_steps_with.add(of_draft)
             return None
-        if plan.compile and store.compiles_steps:
-            for lent in (store, of_draft):
-                lent.compiled_trees.add(tree)
         while len(store.steps) >= MOST_STEPS:
             del store.steps[next(iter(store.steps))]
         weakref.finalize(of_draft, _forget, weakref.ref(store), key)

@@ -62,7 +62,7 @@ class _Loop:
         self.streamed, self.max_length = 0, sequences.max_length
         self.is_spoiled = False
         """Whether a step has taken nothing from a row: then the call goes on by steps of the host, without drafts."""
-        self.most_new = step.tree_depth + 1
+        self.most_new = step.tree.depth + 1
 
     def run(self) -> None:
         reports = Reports(self.step.rows.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -51,7 +52,9 @@ class DeviceStep:
         width = 2 + tree.depth + 1 + (len(DraftTemperature.GRID) if draws else 0)
         self.rows = DeviceRows.of(batch_size, target.cache.capacity, sorted(sequences.end_tokens), width, device)
         values = warpers.tensors(batch_size, device)
-        self.tree_depth, self.drawing = tree.depth, None
+        self.tree, self.drawing, self.is_compiled = tree, None, False
+        self.of_draft = weakref.ref(drafter.cache.storage)
+        """The store of the draft's K/V; the step itself is kept by that of the target's."""
         if draws:
             self.drawing = Drawing(drafter, torch.ones(batch_size, device=device), **values)
         self.verdict = Verdict(kind, drawing=self.drawing, **values)
@@ -78,6 +81,7 @@ class DeviceStep:
         device = target.forward.device
         with draws_undone(device):  # capturing runs a step first, whose K/V lies after the committed slots
             self.replay, _ = record(lambda: self._run(target, bound, forward, cache), device)
+        self.is_compiled = compiles
 
     def _run(self, target: Target, bound: Any, forward: TreeForward, cache: DeviceCache) -> list[torch.Tensor]:
         """
@@ -105,7 +109,7 @@ class DeviceStep:
             logits,
             tokens.masked_fill(~usable, -1),
             draft,
-            max_depth=self.tree_depth,
+            max_depth=self.tree.depth,
             end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
             active=rows.active,
         )

@@ -245,7 +245,8 @@ def speculative_decoding(
         stack.enter_context(draws_undone_on_error(*map(execution_device, (model, *drafter.models))))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
-        loans = stack.enter_context(graph_loans(plan.cuda_graphs, plan.tree if plan.compile else None))
+        compiled_tree = plan.tree if plan.compile else None
+        loans = stack.enter_context(graph_loans(plan.cuda_graphs, compiled_tree, drafter.models))
         return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
 
 

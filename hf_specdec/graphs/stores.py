@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,8 +60,6 @@ class GraphStore:
         self.steps: dict[Any, DeviceStep] = {}
         """Whole steps of this target, each with some draft, captured over this memory."""
         self.compiles_steps = True
-        self.compiled_trees: set[Any] = set()
-        """Trees for which compiled steps were captured over this memory, as that of the target or of the draft."""
         self.captures_no_steps_with: weakref.WeakSet[GraphStore] = weakref.WeakSet()
         """Stores of drafts with which a step could not be captured."""
         self._last_used: torch.cuda.Event | None = None
@@ -89,11 +87,15 @@ class GraphStore:
             self._graphs.clear()
             self._pool.leave()
             self.steps.clear()
-            self.compiled_trees.clear()
             held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
             torch._foreach_zero_(list(held))  # another text may have left NaN there
         return held
+
+    def drafts_compiled_with(self, tree: Tree) -> list[GraphStore]:
+        """The drafts' stores of the compiled steps for `tree` over this memory."""
+        found = (step.of_draft() for step in self.steps.values() if step.is_compiled and step.tree == tree)
+        return [store for store in found if store is not None]
 
     def held(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The keys and values of a layer, as the last call left them; None before the first."""
@@ -148,14 +150,14 @@ class _Shelf:
     stores: dict[_Key, GraphStore] = field(default_factory=dict)
     lent: set[_Key] = field(default_factory=set)
 
-    def idle_for_compiled(self, tree: Any, wanted: _Key) -> _Key | None:
+    def idle_of_at_least(self, wanted: _Key, prefers: Callable[[GraphStore], bool]) -> _Key | None:
         """
-        The smallest usable store at hand, of this capacity or more and else alike, if possible one with compiled steps
-        for `tree`; None if there is none.
+        The smallest usable store at hand, of this capacity or more and else alike, if possible one that the caller
+        prefers; None if there is none.
         """
         rows, capacity, mode = wanted
         fit = [
-            (tree not in store.compiled_trees, key)
+            (not prefers(store), key)
             for key, store in self.stores.items()
             if (key[0], key[2]) == (rows, mode) and key[1] >= capacity and key not in self.lent
             if store.works and store.compiles_steps
@@ -173,12 +175,18 @@ class GraphLoans:
 
     Args:
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where the model can be captured.
-        compiled_tree (`Tree`, *optional*): the tree of a call that compiles its steps, which takes any store that is
-            there and large enough.
+        compiled_tree (`Tree`, *optional*): the tree of a call that compiles its steps. Such a call takes larger stores
+            than it needs, too: those with a compiled step for this tree, or else the smallest that are there.
+        drafts (`Sequence[PreTrainedModel]`, *optional*): the models that draft in this call.
     """
 
-    def __init__(self, wanted: bool | Literal["auto"], compiled_tree: Tree | None = None):
-        self.wanted, self.compiled_tree = wanted, compiled_tree
+    def __init__(
+        self,
+        wanted: bool | Literal["auto"],
+        compiled_tree: Tree | None = None,
+        drafts: Sequence[PreTrainedModel] = (),
+    ):
+        self.wanted, self.compiled_tree, self.drafts = wanted, compiled_tree, drafts
         self._lent: list[tuple[_Shelf, _Key, GraphStore, torch.device]] = []
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
@@ -203,7 +211,7 @@ class GraphLoans:
                 shelf = _shelves[model] = _Shelf(fingerprint)
             key = smallest
             if self.compiled_tree is not None:
-                key = shelf.idle_for_compiled(self.compiled_tree, smallest) or smallest
+                key = shelf.idle_of_at_least(smallest, self._has_compiled_step) or smallest
             if key in shelf.lent:
                 return None
             if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
@@ -218,6 +226,16 @@ class GraphLoans:
         store.take(model.device)
         return store
 
+    def _has_compiled_step(self, store: GraphStore) -> bool:
+        """Whether a step like this call's was compiled over this store, and over that of the target, lent before."""
+        tree: Any = self.compiled_tree
+        if self._lent:
+            return store in self._lent[0][2].drafts_compiled_with(tree)
+        shelves = [_shelves[draft] for draft in self.drafts if draft in _shelves]
+        return any(
+            of_draft in shelf.stores.values() for of_draft in store.drafts_compiled_with(tree) for shelf in shelves
+        )
+
     def give_back(self) -> None:
         """Gives the stores back, for other calls."""
         lent, self._lent = self._lent, []
@@ -231,9 +249,11 @@ class GraphLoans:
 
 
 @contextmanager
-def graph_loans(wanted: bool | Literal["auto"], compiled_tree: Tree | None = None) -> Iterator[GraphLoans]:
+def graph_loans(
+    wanted: bool | Literal["auto"], compiled_tree: Tree | None = None, drafts: Sequence[PreTrainedModel] = ()
+) -> Iterator[GraphLoans]:
     """Context with the loans of one call, see `GraphLoans`, given back at its end."""
-    loans = GraphLoans(wanted, compiled_tree)
+    loans = GraphLoans(wanted, compiled_tree, drafts)
     try:
         yield loans
     finally:

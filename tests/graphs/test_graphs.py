@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from support.graphs import ReadFromOutside, StandIn, install_stand_in, make_up_c
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from support.parity import rows_and_trees
+from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec import graphs
@@ -238,29 +240,35 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
 
 
 def test_who_takes_a_larger_store(stand_in: StandIn) -> None:
-    """Calls that compile, if it is idle, works, and one with compiled steps for the tree before others."""
-    target = tiny_model()
+    """Calls that compile: stores that are idle and work, first of all those of a compiled step like theirs."""
+    target, draft, stranger = tiny_model(), tiny_model(seed=1), tiny_model(seed=2)
     tree, other = hf_specdec.TokenTree.parse("[(0,)]"), hf_specdec.TokenTree.parse("[(0,), (1,)]")
 
-    def capacity(num_slots: int, compiled_tree: Any = tree) -> int:
-        with graphs.graph_loans(True, compiled_tree) as loans:
-            store = loans.store(target, 1, num_slots)
-            assert store is not None
-            return store.capacity
+    def stores(num_slots: int, compiled_tree: Any, model: PreTrainedModel = draft) -> tuple[Any, Any]:
+        """The target's store and the draft's."""
+        with graphs.graph_loans(True, compiled_tree, [model]) as loans:
+            return loans.store(target, 1, num_slots), loans.store(model, 1, num_slots)
 
-    large, small = capacity(900), capacity(20, None)
-    assert small < large and capacity(20) == small
-    stores = {store.capacity: store for store in graphs.stores._shelves[target].stores.values()}
-    stores[large].compiled_trees.add(tree)
-    stores[small].compiled_trees.add(other)
-    assert capacity(20) == capacity(900) == large and capacity(20, other) == capacity(20, None) == small
+    large, small, of_stranger = stores(900, None), stores(20, None), stores(20, None, stranger)
+    assert large[0].capacity > small[0].capacity and large[0] is stores(900, tree)[0]
+    assert stores(20, tree) == small  # the smallest that is there
+    for of_target, of_draft, compiled in ((*small, False), (*large, True), (small[0], of_stranger[1], True)):
+        of_target.steps[len(of_target.steps)] = SimpleNamespace(
+            is_compiled=compiled, tree=tree, of_draft=weakref.ref(of_draft)
+        )
+    assert stores(20, tree) == stores(900, tree) == large
+    assert stores(20, other) == stores(20, None) == small and stores(20, tree, stranger) == of_stranger
     with graphs.graph_loans(True) as loans:
         loans.store(target, 1, 900)
-        assert capacity(20) == small
-    stores[large].works = False
-    assert capacity(20) == small
-    stores[large].works, stores[large].compiles_steps = True, False
-    assert capacity(20) == small
+        assert stores(20, tree) == small
+        assert loans.store(draft, 1, 900) is large[1]
+    large[0].works = False
+    assert stores(20, tree) == small
+    large[0].works, large[0].compiles_steps = True, False
+    assert stores(20, tree) == small
+    large[0].compiles_steps = True
+    large[0].steps.clear()
+    assert stores(20, tree) == small
 
 
 def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:

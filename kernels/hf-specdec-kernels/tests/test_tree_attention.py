@@ -41,11 +41,13 @@ class Case:
     tiles: Tiles | None = None
 
 
-def inputs(case: Case, device: torch.device) -> dict:
+def inputs(case: Case, device: torch.device, first_length: int | None = None) -> dict:
     """Arguments of `tree_attention_naive` for a case: random trees over random, partly unwritten caches."""
     nodes = case.num_nodes or case.queries
     longest = case.capacity - nodes
     lengths = torch.randint(0, longest + 1, (case.batch,))
+    if first_length is not None:
+        lengths[0] = first_length
     lengths[-1] = longest
     first_slots = (lengths * torch.rand(case.batch)).long() if case.padding else None
     query = torch.randn(case.batch, case.queries, case.heads, case.head_dim).transpose(1, 2)
@@ -108,8 +110,8 @@ def paged(key: torch.Tensor, value: torch.Tensor, size: int) -> tuple[torch.Tens
     return *pages, order.view(batch, blocks).int()
 
 
-def compare(case: Case, device: torch.device) -> None:
-    arguments = inputs(case, device)
+def compare(case: Case, device: torch.device, first_length: int | None = None) -> None:
+    arguments = inputs(case, device, first_length)
     query, value = arguments["query"], arguments["value"]
     out = query.new_empty(case.batch, case.queries, case.heads, value.shape[3])
     launch_tree_attention(**arguments, num_splits=case.num_splits, out=out, tiles=case.tiles)
@@ -165,12 +167,15 @@ def test_steps_of_several_blocks(name: str, blocks_of_step: int, num_splits: int
         compare(replace(case, capacity=capacity), device)
 
 
-@pytest.mark.parametrize("num_splits", [3, 20])
-@pytest.mark.parametrize("name", ["usual", "more than a word of nodes", "padding", "short window", "pages"])
-def test_two_loops_over_several_splits(name: str, num_splits: int, device: torch.device) -> None:
-    """Splits whose programs have whole blocks, nodes, both, or (in short rows) nothing, one block at a time."""
-    options = {"capacity": 400, "tiles": Tiles(16, 16, 4, 2, 1), "num_splits": num_splits, "dtype": torch.float16}
-    compare(replace(SMALL[name], **options), device)
+@pytest.mark.parametrize("num_splits, capacity", [(3, 400), (20, 1400)])
+@pytest.mark.parametrize("name", ["usual", "more than a word of nodes", "padding", "window", "pages"])
+def test_two_loops_over_several_splits(name: str, num_splits: int, capacity: int, device: torch.device) -> None:
+    """Splits whose programs have whole blocks, nodes, both, or (in the first row) nothing, one block at a time."""
+    tiles, window = Tiles(16, 16, 4, 2, 1), None if SMALL[name].window is None else capacity - 50
+    options = {"capacity": capacity, "tiles": tiles, "num_splits": num_splits, "window": window}
+    case = replace(SMALL[name], **options, dtype=torch.float16)
+    assert not plan(4, 4, (window or capacity - 5) + 5, tiles=tiles, num_splits=num_splits).one_loop
+    compare(case, device, first_length=5)
 
 
 def test_all_options_together(device: torch.device) -> None:
@@ -215,6 +220,10 @@ def test_tiles_fit_into_shared_memory() -> None:
         fitting = plan(256, 128, 8256, shared_memory=kib * 1024).tiles
         assert (fitting.blocks_of_step, fitting.num_stages) == (blocks_of_step, num_stages)
         assert kib == 1 or fitting.shared_memory(128, 2) <= kib * 1024
+    # Many stages need more than keys and values: 118,528 bytes with a window, by `compile_for_hopper.py`.
+    deep = plan(20, 8, 8256).tiles
+    assert (deep.block_n, deep.num_stages) == (32, 6) and deep.shared_memory(128, 2) >= 118_528
+    assert plan(20, 8, 8256, shared_memory=99 * 1024).tiles.num_stages == 4
 
 
 def test_splits_fill_the_device() -> None:
@@ -255,7 +264,8 @@ def test_loops() -> None:
     assert short.one_loop and short.one_word
     assert not long.one_loop and not long.one_word
     assert not whole.one_loop and whole.one_word and whole.num_splits == 1
-    assert not plan(264, 8, 704, num_nodes=66).one_word
+    assert plan(256, 8, 704, num_nodes=64).one_word and not plan(260, 8, 704, num_nodes=65).one_word
+    assert plan(64, 8, 8192, num_splits=64).one_loop and not plan(64, 8, 8193, num_splits=64).one_loop
     assert not plan(256, 128, 8256, num_splits=64).one_loop  # steps of two blocks
     assert plan(256, 128, 8256, num_splits=64, paged=True).one_loop
 

@@ -14,7 +14,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCKS_OF_WAITING = tl.constexpr(2)
 """Blocks of committed slots that are read while the second loop of a program waits for its first keys."""
 _COMBINED, _COMBINED_OF_MANY, _MANY_SPLITS = 4096, 8192, 9
-"""Partial values that a program of `_combine_kernel` joins, with fewer than 9 splits and with more."""
+"""Partial values that a program of `_combine_kernel` joins, with fewer than 9 splits, and with 9 or more."""
 
 
 @triton.jit
