@@ -227,7 +227,10 @@ class GraphLoans:
         return store
 
     def _has_compiled_step(self, store: GraphStore) -> bool:
-        """Whether a step like this call's was compiled over this store, and over that of the target, lent before."""
+        """
+        Whether a step like this call's was compiled over this store, as that of the target, which is lent first, or of
+        the draft beside it.
+        """
         tree: Any = self.compiled_tree
         if self._lent:
             return store in self._lent[0][2].drafts_compiled_with(tree)
