@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
+from ..compat import block_size_of
 from ..forwards.chunks import busy_at
 from .blocks import NUM_RESERVED
 from .memory import DEFAULT_SHARES, bytes_per_request, bytes_per_token, free_memory
@@ -106,8 +107,7 @@ class Limits:
             return config or defaults
         _check(config)
         return cls(
-            # Named `block_size` in transformers 5.17 and `page_size` in 5.23.
-            block_size=_or_default(getattr(config, "block_size", None), getattr(config, "page_size", None)),
+            block_size=block_size_of(config),
             num_blocks=config.num_blocks,
             memory_share=config.max_memory_percent,
             max_requests=_or_default(config.max_requests_per_batch, defaults.max_requests),

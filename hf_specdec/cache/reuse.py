@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache
 
-
-_REUSABLE = (DynamicLayer, DynamicSlidingWindowLayer, getattr(cache_utils, "DummyLayer", DynamicLayer))
-"""
-Layers of a `DynamicCache` that can be continued. The `DummyLayer` of newer transformers stands for one without K/V.
-"""
+from ..compat import CACHE, REUSABLE_LAYERS
 
 
 def check_reusable(cache: Cache) -> None:
     """
-    Checks that a user's `past_key_values` can be continued by a `TreeCache`.
+    Checks that a user's cache can be continued by a `TreeCache`.
 
     Raises:
         ValueError: if it has layers that cannot be continued, or offloads them, or is no `Cache` of layers.
     """
     for index, layer in enumerate(getattr(cache, "layers", ())):
-        if type(layer) not in _REUSABLE:
+        if type(layer) not in REUSABLE_LAYERS:
             raise ValueError(
-                f"`past_key_values` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
+                f"`{CACHE}` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
                 "which cannot be used for speculation. Pass a `DynamicCache`, or none."
             )
     if not isinstance(cache, Cache) or not hasattr(cache, "layers") or getattr(cache, "offloading", False):
         raise ValueError(
-            f"`past_key_values` of type {type(cache).__name__} cannot be used for speculation. Pass a `DynamicCache` "
+            f"`{CACHE}` of type {type(cache).__name__} cannot be used for speculation. Pass a `DynamicCache` "
             "without offloading, or none."
         )

@@ -82,7 +82,7 @@ class DraftModelDrafter(Drafter):
         fewest_outputs = keeping_one_logit(self.model) | self.forward.without_router_logits
         for start in range(0, length, chunk):
             end = min(start + chunk, length)
-            inputs = {"input_ids": ids[:, start:end], "past_key_values": self.cache, "use_cache": True}
+            inputs = {"input_ids": ids[:, start:end], self.forward.cache_argument: self.cache, "use_cache": True}
             inputs |= fewest_outputs
             if self.forward.takes_positions:
                 inputs["position_ids"] = positions[:, start:end]

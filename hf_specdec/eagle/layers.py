@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
+from ..compat import cache_of
 from .configuration_eagle import EagleConfig
 
 
@@ -67,7 +68,6 @@ def write_keys_and_values(
     attention: Any,
     states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    past_key_values: Cache,
     **kwargs: Any,
 ) -> None:
     """
@@ -78,7 +78,7 @@ def write_keys_and_values(
         attention (`nn.Module`): the attention of a kind of layer in `_LAYERS`; k may have a norm, as in Qwen3.
         states (`torch.Tensor` of shape `[batch, rows, inputs]`): inputs of the projections.
         position_embeddings: cosines and sines, `[batch, rows, head_dim]` each.
-        past_key_values (`Cache`): the head's cache.
+        kwargs: the head's cache (`Cache`), by the release's name, and what attention would read.
     """
     heads = (*states.shape[:-1], -1, attention.head_dim)
     keys, values = attention.k_proj(states).view(heads), attention.v_proj(states).view(heads)
@@ -87,7 +87,7 @@ def write_keys_and_values(
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     cos, sin = (part[:, None] for part in position_embeddings)
     keys = keys * cos + modeling_llama.rotate_half(keys) * sin
-    past_key_values.update(keys, values, attention.layer_idx)
+    cache_of(kwargs).update(keys, values, attention.layer_idx)
 
 
 class Eagle1Layer(nn.Module):

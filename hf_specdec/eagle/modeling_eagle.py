@@ -16,6 +16,7 @@ from transformers import AutoModel, Cache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.utils import ModelOutput
 
+from ..compat import CACHE
 from .configuration_eagle import EagleConfig
 from .layers import Eagle1Layer, Eagle3Layer, layers_of
 from .pretrained import EaglePreTrainedModel
@@ -188,8 +189,8 @@ class EagleHead(EaglePreTrainedModel):
                 **self._window(index),
                 attention_mask=masks[index],
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 position_embeddings=position_embeddings,
+                **{CACHE: past_key_values},
                 **kwargs,
             )
         if only_cache:
@@ -244,8 +245,8 @@ class EagleHead(EaglePreTrainedModel):
                 config=config,
                 inputs_embeds=inputs_embeds,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 position_ids=position_ids,
+                **{CACHE: past_key_values},
             )
             for kind in set(types)
         }

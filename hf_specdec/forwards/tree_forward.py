@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 from ..attention import AttentionContext, TreeContext, implementation_of, needs_context, supports_switching
 from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
 from ..cache import TreeCache
+from ..compat import CACHE, cache_argument
 from .compiling import compiled_layers, compiled_whole
 from .features import Features
 from .models import execution_device, forward_parameters, shares_kv
@@ -71,6 +72,8 @@ class TreeForward:
         self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
+        # A compiled model's forward names no arguments, and `generate` hands on the cache by the release's own name.
+        self.cache_argument = CACHE if prepares_inputs else cache_argument(parameters) or CACHE
         # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
         self.takes_logits_to_keep = "logits_to_keep" in parameters and not shares_kv(model)
         self.without_router_logits = {"output_router_logits": False} if "output_router_logits" in parameters else {}
@@ -182,7 +185,7 @@ class TreeForward:
         if self.switches:
             inputs["tree_context"] = context
         inputs |= self.without_router_logits | {
-            "past_key_values": self.cache,
+            self.cache_argument: self.cache,
             "attention_mask": context.model_mask(self.dtype, self.device),
             "use_cache": True,
         }

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.utils import ModelOutput
 
 from ..attention import supports_switching, switched_to_tree_attention
+from ..compat import CACHE
 from ..config import SpeculationPlan
 from ..device_steps import run_device_steps
 from ..drafters import Drafter, DraftRequest
@@ -220,7 +221,7 @@ class SpeculativeCall:
         if not returns:
             return ids
         recorded = {name: self.recorder.get(name) for name in self.recorder.wanted}
-        return SpeculativeGenerateOutput(sequences=ids, **recorded, past_key_values=cache, speculation=self.metrics)
+        return SpeculativeGenerateOutput(sequences=ids, **recorded, **{CACHE: cache}, speculation=self.metrics)
 
 
 # -------------------------------------------------------------------------------------------------------- entry point

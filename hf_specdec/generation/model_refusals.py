@@ -7,6 +7,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
 from ..attention import implementation_of, is_exact, supports_switching
+from ..compat import CACHE, cache_argument
 from ..drafters import Drafter, DraftModelDrafter
 from ..forwards.models import forward_parameters
 from ..forwards.modules import modules_of
@@ -113,8 +114,9 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
             "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
         )
-    for argument in ("position_ids", "past_key_values"):
-        if argument not in forward_parameters(model):
+    parameters = forward_parameters(model)
+    for argument, takes in (("position_ids", "position_ids" in parameters), (CACHE, cache_argument(parameters))):
+        if not takes:
             raise ValueError(
                 f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
                 "`generate` without `assistant_model`."

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from ..cache import check_reusable
+from ..compat import CACHE, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.rope import length_dependent_ropes
@@ -42,6 +43,7 @@ def check_call(
         ValueError: for what cannot be served; the message names the argument, its value and the remedy.
         TypeError: for an argument of the wrong type.
     """
+    warn_if_untried()
     config = SpeculativeConfig.from_generation_config(generation_config)
     assistant_model = generation_mode_kwargs.get("assistant_model")
     if assistant_model is None:
@@ -80,10 +82,10 @@ def check_inputs(
     the same forwards.
 
     Raises:
-        ValueError: for a `past_key_values` that cannot be used, or a text that is too long for the target's rotary
+        ValueError: for a cache that cannot be used, or a text that is too long for the target's rotary
             embedding.
     """
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     if getattr(cache, "_is_user_defined", False):
         check_reusable(cache)
     _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)

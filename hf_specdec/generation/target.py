@@ -8,13 +8,12 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import transformers
-from packaging import version
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import implementation_of
 from ..cache import TreeCache
+from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
 from ..forwards.features import Features, watch_features
 from ..forwards.models import keeping_one_logit, shares_kv
 from ..forwards.node_inputs import causal_chain
@@ -23,9 +22,6 @@ from ..graphs import GraphLoans
 from ..trees import DraftTree
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
 from .sequences import Sequences
-
-
-_CHUNKS_BEHIND_A_CACHE = version.parse(transformers.__version__) >= version.parse("5.23.0")
 
 
 class Target:
@@ -38,7 +34,7 @@ class Target:
         visible (`torch.Tensor` of shape `[batch, slots]`, bool, *optional*):
             Which of the prompt's slots hold tokens, where some hold padding.
         generation_config (`GenerationConfig`): the call's generation config.
-        model_kwargs (`dict`): what `generate` hands to a decoding method for the model, `past_key_values` included.
+        model_kwargs (`dict`): what `generate` hands to a decoding method for the model, the cache included.
         num_nodes (`int`): most draft nodes of a step.
         loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
     """
@@ -60,7 +56,7 @@ class Target:
         """Whether a forward of this call is running, and not one that, say, a logits processor runs on the model."""
         self.features: Features | None = None
         """Hidden states recorded for the drafter; None if it reads none."""
-        self.users_cache = self.model_kwargs.pop("past_key_values", None)
+        self.users_cache = self.model_kwargs.pop(CACHE, None)
         """The cache that `generate` was given or has made, and returns."""
         self.cache = TreeCache(
             model.config.get_text_config(decoder=True).num_hidden_layers,
@@ -104,7 +100,7 @@ class Target:
             outputs = self.model._prefill(
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
                 self._config_of_prefill(),
-                self.model_kwargs | {"past_key_values": self.cache} | self._logits_of_prefill(),
+                self.model_kwargs | {CACHE: self.cache} | self._logits_of_prefill(),
             )
         self.cache.adopt_prefill()
         if self.cache.lengths[0] == 0:
@@ -136,7 +132,7 @@ class Target:
         5.23, which forwards these wrongly.
         """
         config = self.generation_config
-        if config.prefill_chunk_size is None or self.cache.get_seq_length() == 0 or _CHUNKS_BEHIND_A_CACHE:
+        if config.prefill_chunk_size is None or self.cache.get_seq_length() == 0 or CHUNKS_BEHIND_A_CACHE:
             return config
         config = copy.copy(config)
         config.prefill_chunk_size = None

@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from ..cache.sizes import kv_bytes_per_layer
+from ..compat import CACHE
 from .data import Text
 from .grouped_attention import grouped_attention_lent, without_cudnn
 from .scripts import ScriptPart
@@ -159,8 +160,8 @@ class Writer:
                     input_ids=table[0, :, None],
                     position_ids=table[1, :, None],
                     attention_mask=mask[:, :width],
-                    past_key_values=cache,
                     use_cache=True,
+                    **{CACHE: cache},
                 )
             logits = output.logits[:, -1]
             drawn = self._draw(logits, [slot.temperature for slot in slots])

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ...attention import switched_to_tree_attention
 from ...cache import DeviceCache, TreeCache
+from ...compat import CACHE
 from ...device_steps.captures import MOST_SHAPES
 from ...forwards.models import keeping_one_logit
 from ...forwards.tree_forward import TreeForward
@@ -43,7 +44,7 @@ def forward_after(
         switched_to_tree_attention(model),
         torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
     ):
-        model(input_ids=ids, past_key_values=cache, use_cache=True, **keeping_one_logit(model))
+        model(input_ids=ids, use_cache=True, **{CACHE: cache}, **keeping_one_logit(model))
         cache.adopt_prefill()
         device_cache, forward = DeviceCache(cache), TreeForward(model, cache, None, zero)
         device_cache.at(cache.lengths_tensor)

@@ -1,0 +1,78 @@
+"""
+What differs between the supported releases of transformers: 5.17 to 5.24, and newer ones as far as they stay alike.
+
+The rest of the library asks here and compares no versions itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import transformers
+from packaging import version
+from transformers import cache_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.utils import GenerationMixin
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+NEWEST_TRIED = (5, 24)
+"""The newest minor release that the tests run with."""
+
+_RELEASE = version.parse(transformers.__version__).release
+
+
+def warn_if_untried() -> None:
+    """Warns once per process if transformers is of a newer minor release than the tests run with."""
+    if _RELEASE[:2] > NEWEST_TRIED:
+        logger.warning_once(
+            f"hf_specdec is tested with transformers 5.17 to {'.'.join(map(str, NEWEST_TRIED))}; this is "
+            f"{transformers.__version__}. Most of it should work. If the text differs from plain `generate`, please "
+            "report it."
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+_CACHE_NAMES = ("cache", "past_key_values")
+"""Names of the cache argument, newest first: transformers 5.24 renamed `past_key_values` to `cache`."""
+
+_prepares = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE: str = next(name for name in _CACHE_NAMES if name in _prepares)
+"""
+Name of the cache in this release: among the keyword arguments that `generate` hands to a decoding method, in
+`prepare_inputs_for_generation`, in the functions that make masks, in the layers of models, and in outputs.
+"""
+
+
+def cache_argument(parameters: set[str]) -> str | None:
+    """
+    The name by which a forward with these parameters takes its cache; None if it takes none. Models outside of
+    transformers may have kept the older name.
+    """
+    return next((name for name in _CACHE_NAMES if name in parameters), None)
+
+
+def cache_of(arguments: dict[str, Any]) -> Any:
+    """The cache among the keyword arguments that `generate` hands to a decoding method; None if there is none."""
+    return arguments.get(CACHE)
+
+
+# -------------------------------------------------------------------------------------------------------------- caches
+
+CHUNKS_BEHIND_A_CACHE = _RELEASE >= (5, 23)
+"""Whether `generate` forwards a prompt in chunks correctly behind a cache that is filled already."""
+
+REUSABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, getattr(cache_utils, "DummyLayer", DynamicLayer))
+"""
+Layers of a `DynamicCache` that can be continued. The `DummyLayer` of newer releases stands for one without K/V.
+"""
+
+
+def block_size_of(config: Any) -> int | None:
+    """Slots per block that a `ContinuousBatchingConfig` names: `block_size` in 5.17, `page_size` in newer releases."""
+    named = getattr(config, "block_size", None)
+    return getattr(config, "page_size", None) if named is None else named
