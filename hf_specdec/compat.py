@@ -72,7 +72,7 @@ Layers of a `DynamicCache` that can be continued. The `DummyLayer` of newer rele
 """
 
 
-def block_size_of(config: Any) -> int | None:
+def block_size_of(config: Any) -> int:
     """Slots per block that a `ContinuousBatchingConfig` names: `block_size` in 5.17, `page_size` in newer releases."""
-    named = getattr(config, "block_size", None)
-    return getattr(config, "page_size", None) if named is None else named
+    size: int = config.page_size if getattr(config, "block_size", None) is None else config.block_size
+    return size

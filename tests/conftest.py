@@ -88,7 +88,7 @@ ANY_VERSION = (
 )
 """
 Folders and files of tests whose subject is the library's own: they call transformers at most in ways that other tests
-check with every version. `make test-oldest` leaves them out.
+check with every version. `make test-oldest` and `make test-newest` leave them out.
 """
 
 
