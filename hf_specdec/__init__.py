@@ -5,10 +5,12 @@ Importing hf_specdec lets `model.generate` take `tree=` and `speculative_config=
 
     model.generate(**inputs, assistant_model=draft, tree="[(0,), (1,), (0, 0)]")
 
-Torch, transformers and most submodules are imported only on first use.
+Torch, transformers and most submodules are imported only on first use; `hf_specdec.smollm2` or another submodule needs
+no import of its own.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .generation import hook
@@ -58,10 +60,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return value
+    if name in _HOME:
+        globals()[name] = value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        return value
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -123,6 +123,18 @@ def test_any_part_first(home: str) -> None:
     run(f"from hf_specdec.{home} import {names}\nfrom hf_specdec import {names}")
 
 
+def test_submodules_need_no_import_of_their_own() -> None:
+    """Also in a process that has imported nothing else; other names stay errors."""
+    run(
+        "import hf_specdec\n"
+        "assert callable(hf_specdec.smollm2.smollm2_folder)\n"
+        "assert callable(hf_specdec.doctor.diagnose)\n"
+        "assert callable(hf_specdec.training.train)\n"
+        "assert callable(hf_specdec.verification.walk.Walk)\n"
+        "assert not hasattr(hf_specdec, 'nothing') and not hasattr(hf_specdec, '_private')\n"
+    )
+
+
 def test_public_names() -> None:
     """All public names are there, and no others."""
     assert set(hf_specdec.__all__) == set(hf_specdec._HOME) <= set(dir(hf_specdec))
