@@ -1,6 +1,8 @@
 """`hf-specdec demo`: one prompt, decoded plainly and with a tree of drafts, side by side in speed and text."""
 
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -52,12 +54,15 @@ def demo(
     tree: TreeOption = "default",
     prompt: Annotated[str, typer.Option(help="What to ask.", show_default="a text to summarize")] = DEFAULT_PROMPT,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 160,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls each way, in turns; the first ones are shown.")] = 3,
     dtype: Annotated[
         str, typer.Option(help=f"One of {', '.join(DTYPES)}. In half precision near-ties may round either way.")
     ] = "float32",
     device: DeviceOption = None,
 ) -> None:
-    """Generate with and without speculation, and compare speed and text. Exits with 1 if float32 texts differ."""
+    """
+    Generate with and without speculation in turns, and compare speed and text. Exits with 1 if float32 texts differ.
+    """
     device = checked_device(device)
     config = hf_specdec.SpeculativeConfig(tree=or_bad_parameter("--tree", parse_tree, tree))
     torch_dtype = DTYPES[checked_dtype(dtype, device)]
@@ -76,18 +81,25 @@ def demo(
                 raise typer.BadParameter(str(error), param_hint="--draft, --tree") from error
 
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    options = {"max_new_tokens": max_new_tokens, "streamer": streamer}
+    shown = {"max_new_tokens": max_new_tokens, "streamer": streamer}
     console.rule("generate(**inputs)")
-    plain = _generate(model, inputs, **options)
+    plain = [_generate(model, inputs, **shown)]
     console.rule(f"generate(**inputs, assistant_model={draft}, tree={tree})", characters="─")
-    sped_up = _generate(model, inputs, **options, **speculation)
-
-    identical = torch.equal(plain.tokens, sped_up.tokens)
+    sped_up = [_generate(model, inputs, **shown, **speculation)]
     console.rule()
+    with console.status("Measuring in turns"):
+        for _ in range(1, rounds):
+            plain.append(_generate(model, inputs, max_new_tokens=max_new_tokens))
+            sped_up.append(_generate(model, inputs, max_new_tokens=max_new_tokens, **speculation))
+
     console.print(_compare(plain, sped_up, hf_specdec.last_metrics()))
-    console.print(f"identical: {'yes' if identical else 'no'}")
-    if not identical:
-        console.print(_explain_difference(plain.tokens, sped_up.tokens, tokenizer), markup=False)
+    if doubt := _doubt(_rates(plain), _rates(sped_up)):
+        console.print(doubt)
+    different = [pair for pair in zip(plain, sped_up, strict=True) if not torch.equal(pair[0].tokens, pair[1].tokens)]
+    console.print(f"identical: {'no' if different else 'yes'}")
+    if different:
+        one, other = different[0]
+        console.print(_explain_difference(one.tokens, other.tokens, tokenizer), markup=False)
         if dtype == "float32":
             raise typer.Exit(1)
         console.print(f"In {dtype}, near-ties between tokens round either way; compare texts with --dtype float32.")
@@ -101,15 +113,39 @@ def _generate(model: PreTrainedModel, inputs: BatchEncoding, **options: Any) -> 
     return Run(tokens=tokens, seconds=time.perf_counter() - start)
 
 
-def _compare(plain: Run, sped_up: Run, metrics: Any) -> Table:
+def _rates(runs: Sequence[Run]) -> list[float]:
+    return [run.tokens_per_second for run in runs]
+
+
+def _compare(plain: Sequence[Run], sped_up: Sequence[Run], metrics: Any) -> Table:
+    """Medians over all turns, and from where to where tokens per second went; a speed-up is that of one turn."""
+    ratios = [other / one for one, other in zip(_rates(plain), _rates(sped_up), strict=True)]
     table = Table("", "plain", "tree", box=None)
-    table.add_row("tokens", str(len(plain.tokens)), str(len(sped_up.tokens)))
-    table.add_row("seconds", f"{plain.seconds:.2f}", f"{sped_up.seconds:.2f}")
-    table.add_row("tokens per second", f"{plain.tokens_per_second:.1f}", f"{sped_up.tokens_per_second:.1f}")
-    table.add_row("speed-up", "1.00", f"{sped_up.tokens_per_second / plain.tokens_per_second:.2f}")
+    table.add_row("tokens", str(len(plain[0].tokens)), str(len(sped_up[0].tokens)))
+    table.add_row("seconds", *(f"{statistics.median(run.seconds for run in runs):.2f}" for runs in (plain, sped_up)))
+    table.add_row("tokens per second", *(_median(_rates(runs)) for runs in (plain, sped_up)))
+    table.add_row("speed-up", "1.00", _median(ratios, digits=2))
     table.add_row("mean acceptance length", "1.00", f"{metrics.mean_acceptance_length:.2f}")
     table.add_row("draft acceptance rate", "", f"{metrics.draft_acceptance_rate:.3f}")
     return table
+
+
+def _median(values: Sequence[float], digits: int = 1) -> str:
+    """The median, and the spread of several values."""
+    spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{statistics.median(values):.{digits}f}{spread}"
+
+
+def _doubt(plain: Sequence[float], sped_up: Sequence[float]) -> str | None:
+    """What to say of rates that differ more from turn to turn than from one way to the other."""
+    difference = abs(statistics.median(sped_up) - statistics.median(plain))
+    spread = max(max(rates) - min(rates) for rates in (plain, sped_up))
+    if spread <= difference:
+        return None
+    return (
+        f"The spread ({spread:.1f} tokens per second) is larger than the difference ({difference:.1f}): other work on "
+        "this machine may decide which way looks faster. Measure again when it is idle, or with more --rounds."
+    )
 
 
 def _explain_difference(plain: torch.Tensor, sped_up: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.benchmarking import HEAD
@@ -11,6 +13,7 @@ from support.goldens import TINY_TARGET
 from typer.testing import CliRunner
 
 from hf_specdec.cli import build_app
+from hf_specdec.cli import demo as cli_demo
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -20,7 +23,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_both_texts_are_printed_and_identical() -> None:
-    code, output = run("demo", "--max-new-tokens", "24", "--device", "cpu")
+    code, output = run("demo", "--max-new-tokens", "16", "--rounds", "2", "--device", "cpu")
     assert code == 0
     assert "identical: yes" in output
     assert "tokens per second" in output
@@ -46,9 +49,53 @@ def test_heads_of_any_format_and_models_draft(draft: Path, tree: str) -> None:
     assert float(accepted) > 1.0
 
 
+def run_with_clock(
+    monkeypatch: pytest.MonkeyPatch, plain: list[float], sped_up: list[float]
+) -> tuple[str, list[bool]]:
+    """
+    The output for calls that seem to have taken these seconds, and whether each call, warm-ups aside, was one with
+    drafts.
+    """
+    left, order, timed = {False: iter(plain), True: iter(sped_up)}, [], cli_demo._generate
+
+    def generate(*arguments: Any, **options: Any) -> Any:
+        done, drafts = timed(*arguments, **options), "assistant_model" in options
+        if options["max_new_tokens"] == cli_demo.WARM_UP_TOKENS:
+            return done
+        order.append(drafts)
+        return replace(done, seconds=next(left[drafts]))
+
+    monkeypatch.setattr(cli_demo, "_generate", generate)
+    words = ("--prompt", "t1 t221 t106 t371", "--max-new-tokens", "20", "--rounds", str(len(plain)))
+    code, output = run("demo", "--target", str(TINY_TARGET), "--device", "cpu", *words)
+    assert code == 0 and "identical: yes" in output, output
+    return output, order
+
+
+def test_both_ways_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow call does not decide: medians, and their spread."""
+    output, order = run_with_clock(monkeypatch, [1.0, 10.0, 1.25], [0.5, 0.4, 5.0])
+    assert order == [False, True] * 3
+    assert re.search(r"seconds +1.25 +0.50", output), output
+    assert re.search(r"tokens per second +16.0 \(2.0 to 20.0\) +40.0 \(4.0 to 50.0\)", output), output
+    assert re.search(r"speed-up +1.00 +2.00 \(0.25 to 25.00\)", output), output
+
+
+@pytest.mark.parametrize(
+    "plain, sped_up, says",
+    [([1.0, 1.25, 2.0], [0.5, 0.8, 1.0], True), ([1.0, 1.02, 1.04], [0.5, 0.51, 0.52], False), ([1.0], [0.9], False)],
+)
+def test_a_spread_larger_than_the_difference_is_said(
+    plain: list[float], sped_up: list[float], says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, _ = run_with_clock(monkeypatch, plain, sped_up)
+    assert ("is larger than the difference" in output) == says, output
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (("--rounds", "0"), "--rounds"),
         (("--tree", "[(0, 0)]"), "parent"),
         (("--tree", "bush:3"), "is no tree"),
         (("--dtype", "int3"), "int3"),
