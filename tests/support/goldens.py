@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import lru_cache
 from pathlib import Path
@@ -20,15 +21,18 @@ def trained_target() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(TINY_TARGET).eval()
 
 
-@lru_cache
 def trained_tokenizer() -> PreTrainedTokenizerBase:
-    """Its tokenizer, which pads on the left."""
+    """Its tokenizer, which pads on the left: the caller's own."""
+    return copy.deepcopy(_read_tokenizer())
+
+
+@lru_cache
+def _read_tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(TINY_TARGET, padding_side="left")
 
 
-@lru_cache
 def trained_prompts() -> dict[str, Any]:
-    """`prompts` (lists of ids of several lengths) and `greedy_64`, the ids that follow them."""
+    """`prompts` (lists of ids of several lengths) and `greedy_64`, the ids that follow them: the caller's own."""
     return json.loads((TINY_TARGET / "prompts.json").read_text())
 
 
