@@ -5,7 +5,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 # Test processes: one for each core, with a thread each.
 JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
-OMP_NUM_THREADS ?= $(if $(filter test%,$(MAKECMDGOALS)),1,2)
+OMP_NUM_THREADS ?= $(if $(filter test% smoke,$(MAKECMDGOALS)),1,2)
 DEMO_ARGS ?=
 
 export OMP_NUM_THREADS
@@ -20,15 +20,18 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo space test test-slow test-oldest test-newest test-newest-pinned test-space kernel check format clean
+.PHONY: help demo space smoke test test-slow test-oldest test-newest test-newest-pinned test-plain test-space kernel \
+	check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
 	@echo "make space        serve a page on which to watch both, token by token"
+	@echo "make smoke        a few tests of each part, for every edit"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
 	@echo "make test-newest  the tests on what pip installs without constraints; test-newest-pinned: on what CI pins"
+	@echo "make test-plain   the Python of README and docs, after the plain install"
 	@echo "make test-space   the page of make space, in Chromium"
 	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
 	@echo "make check        ruff: lint and formatting; mypy: types"
@@ -40,6 +43,9 @@ demo: .venv/.demo
 
 space: .venv/.space
 	.venv/bin/python examples/space/app.py
+
+smoke: .venv/.dev
+	.venv/bin/python $(PYTEST) -m smoke $(PYTEST_ARGS) $(shell grep -rl "mark\.smoke" tests --include "test_*.py")
 
 test: .venv/.dev
 	.venv/bin/python $(PYTEST) -m "not slow" $(PYTEST_ARGS)
@@ -55,6 +61,9 @@ test-newest-pinned: .venv-newest/.dev
 
 test-newest: .venv-latest/.dev
 	.venv-latest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)
+
+test-plain: .venv-plain/.plain
+	PYTHONPATH=tests .venv-plain/bin/python -m support.pages
 
 test-space: .venv/.browser
 	.venv/bin/python -m pytest tests/space/test_browser.py $(PYTEST_ARGS)
@@ -103,6 +112,12 @@ endef
 .venv/.dev: constraints.txt $(SETUP)
 	$(call install,.venv,constraints.txt,dev)
 	@touch .venv/.demo $@
+
+# As README says, and nothing else; the versions are pinned.
+.venv-plain/.plain: constraints.txt $(SETUP)
+	$(PYTHON) -m venv .venv-plain
+	.venv-plain/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
 
 .venv-oldest/.dev: constraints-oldest.txt $(SETUP)
 	$(call install,.venv-oldest,constraints-oldest.txt,dev$(comma)quantized)

@@ -16,27 +16,17 @@ import torch
 import typer
 from support.compatibility import family_table
 from support.exact import SIGNIFICANCE
-from support.goldens import TINY_TARGET, save_chat_target, trained_prompts, trained_target, trained_tokenizer
+from support.goldens import trained_prompts, trained_target, trained_tokenizer
 from support.models import noisy_copy
+from support.pages import PAGES, ROOT, Outcome, blocks, run_blocks, run_pages, runnable
 from support.sampling import fit_samples, the_target
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec.cli import build_app
-from hf_specdec.metrics import set_last_metrics
 
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-GOLDENS = TINY_TARGET.parent
-
-
-def blocks(page: Path, language: str) -> list[tuple[int, str]]:
-    """The code blocks of a language, with the line on which each begins."""
-    text = page.read_text(encoding="utf-8")
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [(text[: match.start(1)].count("\n") + 1, match[1]) for match in found]
+RUNNABLE = runnable()
 
 
 def name_of(page: Path) -> str:
@@ -50,58 +40,37 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 @pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For every Hub id that the pages name, a folder with something tiny of that kind."""
-    chat = save_chat_target(tmp_path_factory.mktemp("hub") / "chat")
-    return {
-        "HuggingFaceTB/SmolLM2-1.7B-Instruct": chat,
-        "HuggingFaceTB/SmolLM2-135M-Instruct": chat,
-        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": GOLDENS / "safeailab_eagle3",
-        "FasterDecoding/medusa-vicuna-7b-v1.3": GOLDENS / "medusa",
-    }
+def outcomes() -> dict[Path, Outcome]:
+    return run_pages(RUNNABLE)
 
 
-def patch_hub(monkeypatch: pytest.MonkeyPatch, stand_ins: dict[str, Path]) -> None:
-    """Reads the stand-ins for their Hub ids; nothing is uploaded."""
-    for kind in (AutoModelForCausalLM, AutoTokenizer, hf_specdec.EagleHead, hf_specdec.MedusaHeads):
-        original = kind.from_pretrained
-
-        def from_pretrained(name: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
-            return original(stand_ins[name] if name in stand_ins else name, *args, **kwargs)
-
-        monkeypatch.setattr(kind, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(hf_specdec.EagleHead, "push_to_hub", lambda head, name, *, card: str(card))
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_python_runs(page: Path, outcomes: dict[Path, Outcome]) -> None:
+    """From top to bottom, in a process that has imported nothing of the library."""
+    assert outcomes[page].passed, outcomes[page].printed
 
 
-def names(page: Path) -> dict[str, Any]:
-    """What the page's blocks may use without having made it."""
-    target = trained_target()
-    ids = torch.tensor([trained_prompts()["prompts"][0]])
-    return {
-        "__name__": page.stem,
-        "model": target,
-        "draft": noisy_copy(target, noise=0.2),
-        "tokenizer": trained_tokenizer(),
-        "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
-    }
+def test_a_page_runs_alone(tmp_path: Path) -> None:
+    """What one page has imported helps no other; what fails is shown with its line."""
+    first, second, third = (tmp_path / f"{name}.md" for name in "abc")
+    first.write_text("```python\nfrom hf_specdec import smollm2\n```\n")
+    second.write_text("Text.\n\n```python\nimport sys\n\nassert 'hf_specdec' not in sys.modules\nx = 1\n```\n")
+    third.write_text("```python\nx = 1\n```\n\n```python\nx / 0\n```\n")
+    outcomes = run_pages([first, second, third])
+    assert [outcome.passed for outcome in outcomes.values()] == [True, True, False]
+    assert "ZeroDivisionError" in outcomes[third].printed and 'c.md", line 6' in outcomes[third].printed
 
 
 def run_page(page: Path) -> dict[str, Any]:
-    """Runs the page's Python from top to bottom; the names that there are at its end."""
-    namespace = names(page)
-    for line, code in blocks(page, "python"):
-        exec(compile("\n" * line + code, page, "exec"), namespace)
-    return namespace
-
-
-@pages
-def test_python_runs(page: Path, stand_ins: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    patch_hub(monkeypatch, stand_ins)
-    set_last_metrics(None)
-    namespace = run_page(page)
-    assert not blocks(page, "python") or namespace.keys() > names(page).keys()
-    assert not trained_target().training and trained_target().config._attn_implementation == "sdpa"
+    """What there is after a page's Python, run in this process."""
+    target = trained_target()
+    ids = torch.tensor([trained_prompts()["prompts"][0]])
+    names = {
+        "model": target,
+        "draft": noisy_copy(target, noise=0.2),
+        "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+    }
+    return run_blocks(page, {"__name__": page.stem, **names})
 
 
 @pytest.mark.parametrize(

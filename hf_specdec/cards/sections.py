@@ -83,7 +83,7 @@ def usage(target: str | None, load: str, options: str) -> str:
     return f"""## How to use
 
 ```bash
-pip install hf-specdec
+pip install path/to/hf_specdec  # a checkout of the repository
 ```
 
 ```python
@@ -92,7 +92,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 target_name = "{published_name(target) or NO_NAME}"
 tokenizer = AutoTokenizer.from_pretrained(target_name)
-target = AutoModelForCausalLM.from_pretrained(target_name, dtype="auto", device_map="auto")
+target = AutoModelForCausalLM.from_pretrained(target_name, dtype="auto")  # on a GPU: .to("cuda")
 {load}
 
 messages = [{{"role": "user", "content": "Why is the sky blue?"}}]

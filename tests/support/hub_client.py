@@ -14,6 +14,27 @@ from pathlib import Path
 from typing import Any
 
 
+def hub_environment(home: Path, **more: str) -> dict[str, str]:
+    """
+    Variables for a process that reads a Hub of this machine.
+
+    Args:
+        home (`Path`): in place of the user's ~/.cache/huggingface.
+        more (`str`): further variables, such as `HF_ENDPOINT`.
+    """
+    settings = {
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_OFFLINE": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
+    return kept | settings | more
+
+
 class HubClient:
     """
     Args:
@@ -22,20 +43,10 @@ class HubClient:
     """
 
     def __init__(self, home: Path, **environment: str):
-        settings = {
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_OFFLINE": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-        kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
         paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, __file__],
-            env=kept | settings | environment | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=hub_environment(home, **environment, PYTHONPATH=os.pathsep.join(paths)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -96,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         ("POST", r"/api/repos/create", "create"),
         ("POST", r"/api/validate-yaml", "validate"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(/revision/(?P<revision>[^/]+))?", "info"),
+        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)", "tree"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/branch/(?P<revision>[^/]+)", "branch"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
@@ -172,6 +173,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self.fail(404, "RevisionNotFound")
         siblings = [{"rfilename": path} for path in found.commits[commit]]
         self.answer({"id": repo, "sha": commit, "private": found.private, "tags": [], "siblings": siblings})
+
+    def tree(self, repo: str, revision: str, body: bytes) -> None:
+        found = self.server.repositories[repo]
+        commit = found.resolve(revision)
+        if commit is None:
+            return self.fail(404, "RevisionNotFound")
+        files = found.commits[commit].items()
+        self.answer([{"type": "file", "path": path, "size": len(data), "oid": _sha256(data)} for path, data in files])
 
     # writing
 
