@@ -49,6 +49,7 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: shapes that only a GPU computes in reasonable time")
+    config.addinivalue_line("markers", "slow: more of the same, which takes minutes without a GPU")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

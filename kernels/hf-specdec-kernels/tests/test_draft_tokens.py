@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
+from selection import fast
 
 from hf_specdec_kernels.draft_tokens import triton as in_triton
 from hf_specdec_kernels.draft_tokens.naive import draft_tokens_naive
@@ -34,10 +37,16 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return request.param
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("tempered", [False, True])
-@pytest.mark.parametrize("shape, count", [((2, 3, 203), 7), ((1, 1, 5), 5), ((3, 2, 64), 1)])
+SIZES = [((2, 3, 203), 7), ((1, 1, 5), 5), ((3, 2, 64), 1)]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FAST = [(*SIZES[0], True, True, torch.float32), (*SIZES[0], False, False, torch.bfloat16)]
+FAST += [(*SIZES[1], False, True, torch.float16), (*SIZES[2], True, False, torch.float32)]
+
+
+@pytest.mark.parametrize(
+    "shape, count, tempered, drawn, dtype",
+    fast([(*size, *rest) for size in SIZES for rest in product((False, True), (False, True), DTYPES)], FAST),
+)
 def test_against_naive(
     shape: tuple, count: int, tempered: bool, drawn: bool, dtype: torch.dtype, block: int, device: torch.device
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from selection import fast
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from hf_specdec_kernels.rejection_sampling.filters import target_probabilities
@@ -74,7 +75,11 @@ CASES = [(name, dtype, 150) for name in SCORES for dtype in (torch.float32, torc
 CASES += [("ties", torch.bfloat16, vocab) for vocab in (1, 2, 63, 64, 65)]
 
 
-@pytest.mark.parametrize("name, dtype, vocab", CASES)
+FAST = [("usual", torch.float32, 150), ("few possible", torch.float16, 150)]
+FAST += [("ties", torch.bfloat16, vocab) for vocab in (65, 150)]
+
+
+@pytest.mark.parametrize("name, dtype, vocab", fast(CASES, FAST))
 def test_the_tokens_that_are_left(name: str, dtype: torch.dtype, vocab: int, device: torch.device) -> None:
     logits = SCORES[name](8, vocab)
     logits[:, 0] = logits[:, 0].clamp(min=0.5)  # one token at least is possible
@@ -88,6 +93,7 @@ def test_the_tokens_that_are_left(name: str, dtype: torch.dtype, vocab: int, dev
     torch.testing.assert_close(totals, weights.sum(dim=-1), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bins", [2, 64, 4096])
 def test_other_numbers_of_bins(bins: int, device: torch.device) -> None:
     logits = (3.0 * torch.randn(8, 200)).to(device)
@@ -96,7 +102,9 @@ def test_other_numbers_of_bins(bins: int, device: torch.device) -> None:
     assert torch.equal(weights > 0, target_probabilities(logits, temperature, top_k, top_p) > 0)
 
 
-@pytest.mark.parametrize("top_k, top_p", [(1, 1.0), (10, 1.0), (500, 0.8), (1000, 0.9), (40, 0.7), (1000, 0.01)])
+@pytest.mark.parametrize(
+    "top_k, top_p", fast([(1, 1.0), (10, 1.0), (500, 0.8), (1000, 0.9), (40, 0.7), (1000, 0.01)], [(40, 0.7)])
+)
 def test_transformers_leaves_the_same(top_k: int, top_p: float, device: torch.device) -> None:
     """Triton and transformers keep equal tokens if all scores differ."""
     logits = (2.0 * torch.randn(4, 1000)).to(device)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from selection import fast
 from walk_cases import Case, draft_arguments, filter_arguments, tree_arguments, uniforms
 
 from hf_specdec_kernels import Walks, rejection_walk
@@ -86,7 +87,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch):
 GREEDY = CASES | {"ties in several blocks": Case(ties=True, vocab=200, batch=4, sharpness=0.7)}
 
 
-@pytest.mark.parametrize("name", GREEDY)
+@pytest.mark.parametrize("name", fast(GREEDY, ("usual", "end tokens", "ties in several blocks")))
 def test_greedy(name: str, device: torch.device) -> None:
     case = GREEDY[name]
     tree = tree_arguments(case, device)
@@ -97,7 +98,7 @@ def test_greedy(name: str, device: torch.device) -> None:
     assert case.nodes == 1 or (expected.accepted > 0).any()
 
 
-@pytest.mark.parametrize("name", CASES | FILTERED)
+@pytest.mark.parametrize("name", fast(CASES | FILTERED, ("usual", "end tokens", "all filters, several blocks")))
 def test_target(name: str, device: torch.device) -> None:
     case = (CASES | FILTERED)[name]
     arguments = tree_arguments(case, device) | filter_arguments(case, device)
@@ -110,9 +111,10 @@ def test_target(name: str, device: torch.device) -> None:
 
 
 REJECTED = CASES | DRAFTED | {name: FILTERED[name] for name in ("temperature", "all filters, ties")}
+FAST = ("usual", "several blocks", "bfloat16", "small support", "all filters, ties", "everything")
 
 
-@pytest.mark.parametrize("name", REJECTED)
+@pytest.mark.parametrize("name", fast(REJECTED, FAST))
 def test_rejection(name: str, device: torch.device) -> None:
     case = REJECTED[name]
     tree = tree_arguments(case, device)
@@ -133,7 +135,7 @@ PREPARED = {
 }
 
 
-@pytest.mark.parametrize("name", PREPARED)
+@pytest.mark.parametrize("name", fast(PREPARED, ("everything",)))
 def test_sums_of_all_nodes_beforehand(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.PREPARED_NODES", 100)
     case = PREPARED[name]
@@ -190,6 +192,7 @@ def test_a_refusal_that_leaves_nothing(children: int, device: torch.device) -> N
     assert len(set(found.next_tokens.tolist())) > 3 if children == 1 else set(found.next_tokens.tolist()) == {4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("walk", ["rejection", pytest.param("target", marks=pytest.mark.gpu)])
 def test_output_is_distributed_as_p(walk: str, device: torch.device) -> None:
     """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from selection import fast
 
 from hf_specdec_kernels import pack_ancestors, tree_attention
 from hf_specdec_kernels.tree_attention.naive import tree_attention_naive
@@ -148,16 +150,21 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("name", SMALL)
+FAST = [("usual", 1), ("padding", 1), *((name, 3) for name in SMALL)]
+
+
+@pytest.mark.parametrize("name, num_splits", fast(product(SMALL, (1, 3)), FAST))
 def test_against_naive(name: str, num_splits: int, device: torch.device) -> None:
     compare(replace(SMALL[name], num_splits=num_splits), device)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("blocks_of_step", [2, 4])
+STEPS = product(
+    ("usual", "one row of the length of its tree", "padding", "window", "soft cap", "pages"), (2, 4), (1, 3)
+)
+
+
 @pytest.mark.parametrize(
-    "name", ["usual", "one row of the length of its tree", "padding", "window", "soft cap", "pages"]
+    "name, blocks_of_step, num_splits", fast(STEPS, [("usual", 4, 1), ("window", 2, 3), ("pages", 2, 1)])
 )
 def test_steps_of_several_blocks(name: str, blocks_of_step: int, num_splits: int, device: torch.device) -> None:
     """Tree attention with several blocks per step, for lengths that are no multiple of a step or a block."""
@@ -167,8 +174,13 @@ def test_steps_of_several_blocks(name: str, blocks_of_step: int, num_splits: int
         compare(replace(case, capacity=capacity), device)
 
 
-@pytest.mark.parametrize("num_splits, capacity", [(3, 400), (20, 1400)])
-@pytest.mark.parametrize("name", ["usual", "more than a word of nodes", "padding", "window", "pages"])
+SEVERAL = product(("usual", "more than a word of nodes", "padding", "window", "pages"), [(3, 400), (20, 1400)])
+
+
+@pytest.mark.parametrize(
+    "name, num_splits, capacity",
+    fast([(name, *sizes) for name, sizes in SEVERAL], [("padding", 3, 400), ("window", 3, 400)]),
+)
 def test_two_loops_over_several_splits(name: str, num_splits: int, capacity: int, device: torch.device) -> None:
     """Splits whose programs have whole blocks, nodes, both, or (in the first row) nothing, one block at a time."""
     tiles, window = Tiles(16, 16, 4, 2, 1), None if SMALL[name].window is None else capacity - 50
