@@ -32,6 +32,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree, last_metrics
+from hf_specdec.compat import CACHE
 
 
 NEW_TOKENS = 26  # with prompts of 10 tokens, rows pass a window of 12 on the way
@@ -282,7 +283,7 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         BartConfig(vocab_size=61, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),
         "position_ids",
     ),
-    "openai-gpt": (OpenAIGPTConfig(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64), "past_key_values"),
+    "openai-gpt": (OpenAIGPTConfig(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64), CACHE),
 }
 
 

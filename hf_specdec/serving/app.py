@@ -53,8 +53,10 @@ class OneModel(ModelManager):
     async def load_model_streaming(self, *_: Any, **__: Any) -> AsyncIterator[str]:
         yield f"data: {json.dumps({'status': 'ready', 'model': self.force_model, 'cached': True})}\n\n"
 
-    def get_gen_models(self, *_: Any) -> list[dict[str, Any]]:
+    def list_models(self, *_: Any) -> list[dict[str, Any]]:
         return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "hf-specdec"}]
+
+    get_gen_models = list_models  # its name before transformers 5.24
 
     def is_called(self, name: Any) -> bool:
         """Whether the model goes by a name: its own, or that with the revision that transformers' server adds."""
@@ -208,7 +210,7 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> JSONResponse:
         if models.is_called(name):
-            return JSONResponse(models.get_gen_models()[0])
+            return JSONResponse(models.list_models()[0])
         return _error(404, "invalid_request_error", f"`{name}` is not served here, but `{models.force_model}` is.")
 
     @app.post("/load_model")

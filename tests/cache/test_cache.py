@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 import hf_specdec
+from hf_specdec.compat import CACHE
 
 
 NEW_TOKENS = 13
@@ -261,7 +262,7 @@ def test_foreign_layers_are_refused() -> None:
     """Static, quantised and offloaded caches are in test_refusals.py; anything else unknown is refused likewise."""
     target = tiny_model("llama")
     cache = Cache(layers=[ForeignLayer(), ForeignLayer()])
-    with pytest.raises(ValueError, match="`past_key_values` of type Cache has a ForeignLayer at layer 0"):
+    with pytest.raises(ValueError, match=f"`{CACHE}` of type Cache has a ForeignLayer at layer 0"):
         target.generate(
             **prompts(1, PROMPT), max_new_tokens=4, past_key_values=cache, assistant_model=target, tree="[(0,)]"
         )

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 import hf_specdec
 from hf_specdec.attention import supports_switching
+from hf_specdec.compat import CACHE
 from hf_specdec.forwards import tree_forward
 from hf_specdec.generation import prefill
 from hf_specdec.generation import target as of_target
@@ -152,7 +153,7 @@ def test_a_target_that_passes_its_cache_by_is_refused(monkeypatch: pytest.Monkey
     prepare = target.prepare_inputs_for_generation
 
     def without_cache(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return prepare(*args, **kwargs) | {"past_key_values": None}
+        return prepare(*args, **kwargs) | {CACHE: None}
 
     target.prepare_inputs_for_generation = without_cache
     with pytest.raises(

@@ -28,6 +28,7 @@ from transformers import (
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.compat import CACHE
 
 
 @contextmanager
@@ -319,7 +320,7 @@ UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         lambda: model_of("gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]),
         "sliding window",
     ),
-    "openai_gpt": (lambda: model_of("openai-gpt", n_embd=32, n_layer=2, n_head=4), "past_key_values"),
+    "openai_gpt": (lambda: model_of("openai-gpt", n_embd=32, n_layer=2, n_head=4), CACHE),
     "t5": (
         lambda: model_of(
             "t5", AutoModelForSeq2SeqLM, d_model=32, d_kv=8, d_ff=48, num_heads=4, decoder_start_token_id=0
@@ -537,7 +538,7 @@ def test_caches_that_cannot_hold_a_tree(target: PreTrainedModel, draft: PreTrain
     make, words = CACHES[name]
     for speculative in ({"assistant_model": draft, "tree": "[(0,)]"}, {"assistant_model": NgramDraft()}):
         options = speculative | {"past_key_values": make(target.config)}
-        assert_refused(target, options, "`past_key_values`", "Pass a `DynamicCache`", *words)
+        assert_refused(target, options, f"`{CACHE}`", "Pass a `DynamicCache`", *words)
 
 
 def test_a_good_cache_is_untouched_by_a_refusal(target: PreTrainedModel, draft: PreTrainedModel) -> None:
