@@ -28,7 +28,8 @@ class SpeculativeConfig:
 
     Args:
         tree (`str`, list of paths, `TokenTree`, `DynamicTree`, `"auto"` or list of pairs, *optional*):
-            The tree to fill at every step. `"auto"`: chosen during generation from measured acceptance and step times
+            The tree to fill at every step; as text, rank paths, `"chain:5"`, `"branching:4,2,1"` or
+            `"dynamic:5,4,16"`. `"auto"`: chosen during generation from measured acceptance and step times
             (so that a seed need not give the same sample twice).
             A list of pairs (sequence length in tokens, prompt included; tree or None) sets the tree, or none, from
             each length on; the first length is 0.

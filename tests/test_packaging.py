@@ -1,4 +1,4 @@
-"""The built wheel, installed where the checkout cannot be seen, against the checkout."""
+"""The built wheel, installed where the checkout cannot be seen, and the source distribution, against the checkout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -66,7 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", ".*")
     for name in ("hf_specdec", "kernels"):
         shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     run(sys.executable, "-m", "pip", "wheel", copy, "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     (built,) = folder.glob("*.whl")
@@ -115,6 +116,27 @@ def test_metadata_of_the_wheel(wheel: Path) -> None:
     assert set(metadata.get_all("Provides-Extra")) == set(project["optional-dependencies"])
     required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
     assert {item.name for item in required if item.marker is None} == {"torch", "transformers"}
+
+
+def test_the_source_distribution_holds_what_the_repository_holds(tmp_path: Path) -> None:
+    """All tests with what they read, docs, examples and benchmarks. Files are empty here, to be packed fast."""
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    for name in names:
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    run(sys.executable, "-c", build, folder=tmp_path)
+    (built,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        held = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    assert set(names) <= held
+    assert not {name for name in held - set(names) if ".egg-info/" not in name} - {"PKG-INFO", "setup.cfg"}
 
 
 def test_every_extra_says_what_it_is_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -64,8 +65,21 @@ def as_drafter(assistant: Any) -> Drafter:
         return DraftModelDrafter(assistant)
     raise TypeError(
         "`assistant_model` must be a causal language model, an `EagleHead`, `MedusaHeads`, or a drafter such as "
-        f"`NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}."
+        f"`NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
     )
+
+
+def _remedy(assistant: Any) -> str:
+    """What to write instead of a name or a class."""
+    if isinstance(assistant, type):
+        return f" Pass an instance of it{f', `{assistant.__name__}()`' if issubclass(assistant, NgramDraft) else ''}."
+    if isinstance(assistant, str | PathLike):
+        name = str(assistant)
+        return (
+            f" Load it first: `AutoModelForCausalLM.from_pretrained({name!r})`, or for a head "
+            f"`EagleHead.from_pretrained({name!r})`."
+        )
+    return ""
 
 
 def _unwrapped(assistant: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from importlib import import_module
+from os import PathLike
 from typing import Any
 
 from .importing import when_imported
@@ -48,9 +49,12 @@ def install() -> None:
 def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
     """
     Whether hf_specdec serves a `generate` call: it names a tree or a `SpeculativeConfig`, or its assistant is a
-    drafter or head of hf_specdec.
+    drafter or head of hf_specdec. So is one whose assistant is a name or a class, to be refused with a remedy:
+    transformers fails on it without one.
     """
     if generation_config.tree is not None or generation_config.speculative_config is not None:
+        return True
+    if isinstance(assistant_model, str | PathLike | type):
         return True
     if assistant_model is None or not any(name in sys.modules for name in _MODULES_OF_DRAFTS):
         return False

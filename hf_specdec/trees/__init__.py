@@ -9,6 +9,7 @@ from .auto import AutoChoice, AutoTree, times_of
 from .choice import ScheduledChoice, TreeChoice, TreeSchedule
 from .draft_tree import DraftTree, Topology
 from .dynamic import DynamicTree
+from .text import tree_of_text
 from .token_tree import MAX_NODES, TokenTree
 
 
@@ -41,10 +42,8 @@ def as_tree(tree: Any) -> Tree:
     """
     if isinstance(tree, Tree):
         return tree
-    if isinstance(tree, str) and tree == "auto":
-        return AutoTree()
     if isinstance(tree, str):
-        return TokenTree.parse(tree)
+        return tree_of_text(tree)
     if isinstance(tree, Mapping):
         if set(tree) == {"paths"}:
             return TokenTree(tree["paths"])

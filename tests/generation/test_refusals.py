@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from transformers import (
 )
 
 import hf_specdec
-from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec import DynamicTree, EagleHead, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.compat import CACHE
 
 
@@ -260,6 +261,27 @@ def test_a_draft_of_another_vocabulary(target: PreTrainedModel) -> None:
 def test_assistants_of_the_wrong_type(target: PreTrainedModel, assistant: Any) -> None:
     words = ("`assistant_model`", type(assistant).__name__, "a causal language model", "NgramDraft")
     assert_refused(target, {"assistant_model": assistant, "tree": "[(0,)]"}, *words, error=TypeError)
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": "chain:2"}], ids=str)
+@pytest.mark.parametrize(
+    "assistant, remedy",
+    [
+        ("org/draft", "`AutoModelForCausalLM.from_pretrained('org/draft')`"),
+        (Path("folder/head"), "`EagleHead.from_pretrained('folder/head')`"),
+        (NgramDraft, "`NgramDraft()`"),
+        (EagleHead, "Pass an instance"),
+    ],
+    ids=named,
+)
+def test_names_and_classes_instead_of_drafts(
+    target: PreTrainedModel, assistant: Any, remedy: str, options: dict[str, Any]
+) -> None:
+    """With a tree and without one: transformers would fail on them with an `AttributeError`."""
+    words = ("`assistant_model`", "must be a causal language model", type(assistant).__name__, remedy)
+    assert_refused(target, {"assistant_model": assistant, **options}, *words, error=TypeError)
+    with left_untouched(target), pytest.raises(TypeError, match=re.escape(remedy)):
+        target.generate_batch(prompts(1, 6)["input_ids"].tolist(), assistant_model=assistant, **options)
 
 
 @pytest.mark.parametrize(

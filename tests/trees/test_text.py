@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hf_specdec import DynamicTree, TokenTree
-from hf_specdec.trees import AutoTree
+from hf_specdec.trees import AutoTree, TreeSchedule, as_tree
 from hf_specdec.trees.text import parse_tree, shorten
 
 
@@ -21,13 +21,16 @@ from hf_specdec.trees.text import parse_tree, shorten
     ],
 )
 def test_trees(text: str, tree: object) -> None:
+    """As on the command line, so in a call, whose default is None."""
     assert parse_tree(text) == tree
+    if text != "default":
+        assert as_tree(text) == tree
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("chain:x", "'chain:x' is no tree. Write default, auto"),
+        ("chain:x", "'chain:x' is no tree. Write auto, rank paths"),
         ("chain:2,3", "is no tree"),
         ("dynamic:3,2", "is no tree"),
         ("bush:3", "is no tree"),
@@ -37,8 +40,15 @@ def test_trees(text: str, tree: object) -> None:
     ],
 )
 def test_what_is_no_tree(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_tree(text)
+    for read in (parse_tree, as_tree):
+        with pytest.raises(ValueError, match=message) as caught:
+            read(text)
+        assert "`tree`" in str(caught.value) or "not its parent" in message
+
+
+def test_text_in_a_schedule() -> None:
+    entries = ((0, TokenTree.chain(2)), (512, DynamicTree(depth=2, top_k=2, num_nodes=3)), (900, None))
+    assert as_tree([(0, "chain:2"), (512, "dynamic:2,2,3"), (900, None)]) == TreeSchedule(entries)
 
 
 def test_long_trees_are_named_by_their_size() -> None:
