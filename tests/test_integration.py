@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
+from support.heads import trained_head, trained_medusa_heads
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from support.vision import VISION_MODELS
@@ -103,15 +104,27 @@ def test_pipeline_with_an_assistant(trained_draft: PreTrainedModel, texts: list[
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_pipeline_with_a_drafter_of_ours(texts: list[str], batch_size: int) -> None:
-    """It is passed to the call: `pipeline(assistant_model=…)` itself takes models only."""
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "ngram"])
+def test_pipeline_with_a_draft_of_ours(texts: list[str], kind: str) -> None:
+    """It is given to the pipeline, or to the call."""
+    drafts = {"eagle": trained_head, "medusa": trained_medusa_heads, "ngram": lambda: NgramDraft(min_ngram=1)}
+    draft = drafts[kind]()
     plain = pipeline("text-generation", model=trained_target(), tokenizer=trained_tokenizer())
-    options = {"max_new_tokens": 48, "do_sample": False, "batch_size": batch_size}
+    speculative = pipeline(
+        "text-generation", model=trained_target(), tokenizer=trained_tokenizer(), assistant_model=draft
+    )
+    texts = texts[:3]
+    options = {"max_new_tokens": 12, "do_sample": False, "batch_size": 2}
     expected = plain(texts, **options)
-    set_last_metrics(None)
-    assert plain(texts, **options, assistant_model=NgramDraft(min_ngram=1)) == expected
-    assert hf_specdec.last_metrics().num_drafts > 0
+    for call, more in ((speculative, {}), (speculative, {"tree": "chain:2"}), (plain, {"assistant_model": draft})):
+        set_last_metrics(None)
+        assert call(texts, **options, **more) == expected
+        assert hf_specdec.last_metrics().num_drafts > 0
+
+
+def test_pipelines_take_no_classes() -> None:
+    with pytest.raises(TypeError, match=r"`assistant_model`.*`NgramDraft\(\)`"):
+        pipeline("text-generation", model=trained_target(), tokenizer=trained_tokenizer(), assistant_model=NgramDraft)
 
 
 def test_assistants_named_by_their_folder(texts: list[str]) -> None:

@@ -26,6 +26,7 @@ def install_when_needed() -> None:
     when_imported("transformers.generation.configuration_utils", _add_options)
     when_imported("transformers.generation.utils", install)
     when_imported("transformers.models.auto.configuration_auto", _register_configs)
+    when_imported("transformers.pipelines.base", _let_pipelines_take_drafts)
 
 
 def install() -> None:
@@ -54,8 +55,11 @@ def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
     """
     if generation_config.tree is not None or generation_config.speculative_config is not None:
         return True
-    if isinstance(assistant_model, str | PathLike | type):
-        return True
+    return isinstance(assistant_model, str | PathLike | type) or _is_own(assistant_model)
+
+
+def _is_own(assistant_model: Any) -> bool:
+    """Whether an assistant is a drafter or head of hf_specdec."""
     if assistant_model is None or not any(name in sys.modules for name in _MODULES_OF_DRAFTS):
         return False
     from ..drafters import is_own_draft
@@ -198,6 +202,29 @@ def _wrap_destruction(mixin: Any) -> None:
         _destroy_ours(self)
 
     setattr(mixin, _DESTRUCTION, method)
+
+
+def _let_pipelines_take_drafts() -> None:
+    """
+    Wraps the function by which a pipeline prepares its assistant, once. It compares the vocabularies and end tokens of
+    two language models: heads and drafters have neither of their own, and draft in the target's tokens.
+    """
+    from transformers.pipelines import base
+
+    original = base.load_assistant_model
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def load_assistant_model(model, assistant_model, assistant_tokenizer):
+        if isinstance(assistant_model, type) or _is_own(assistant_model):
+            from ..drafters import as_drafter
+
+            as_drafter(assistant_model)
+            return assistant_model, assistant_tokenizer
+        return original(model, assistant_model, assistant_tokenizer)
+
+    base.load_assistant_model = load_assistant_model
 
 
 def _destroy_ours(model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec import DraftTree, EagleConfig, EagleHead, TokenTree
+from hf_specdec import DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
 from hf_specdec.drafters import EagleDrafter
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.generation.sequences import Sequences
@@ -78,6 +78,10 @@ def tiny_head(
 
 def trained_head(name: str = "safeailab_eagle3", **options: Any) -> EagleHead:
     return EagleHead.from_pretrained(GOLDENS / name, dtype=torch.float32, **options)
+
+
+def trained_medusa_heads() -> MedusaHeads:
+    return MedusaHeads.from_pretrained(GOLDENS / "medusa")
 
 
 # ---------------------------------------------------------------------------------------------------- from scratch
