@@ -186,7 +186,7 @@ class Admission:
         if found is not None and found.plan is not None:
             return found.plan
         config = prepared.config
-        check_config(config)
+        check_config(self.model, config)
         own = self._own_config(tree, seed if config.do_sample else None)
         config.tree, config.speculative_config = None, own
         call = {"assistant_model": self.assistant_model}

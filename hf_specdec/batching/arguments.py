@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
+
+from ..generation.inherited import is_inherited, remedy, set_aside_idle_options
 
 
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer")
@@ -21,6 +23,10 @@ _OUTPUTS = (
     "output_attentions",
     "output_hidden_states",
 )
+_NEUTRAL = dict.fromkeys(_OUTPUTS, False) | {"num_return_sequences": 1, "penalty_alpha": 0.0, "num_beams": 1}
+"""Options that requests do not have, each with the value that asks for nothing."""
+_ONLY_NONE = ("force_words_ids", "constraints", "dola_layers")
+"""The same for options of which only None asks for nothing; to requests, None is an option that was not given."""
 _KNOWN_OPTIONS = frozenset(vars(GenerationConfig())) - {"tree", "speculative_config"} | frozenset(_OBJECTS)
 
 
@@ -125,22 +131,51 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def check_config(config: GenerationConfig) -> None:
-    """Raises a `ValueError` or `TypeError` for a prepared config that asks for what requests do not have."""
+def with_overrides(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, options: dict[str, Any]
+) -> GenerationConfig | None:
+    """
+    The config of a manager whose requests all have these `options`: with those in it that override what the model's
+    own `generation_config` asks for and requests do not have. (A manager refuses defaults that it cannot serve.)
+    """
+    overrides = {
+        name: options[name]
+        for name in _NEUTRAL
+        if options.get(name) is not None and getattr(model.generation_config, name, None) is not None
+    }
+    if not overrides or not isinstance(generation_config, GenerationConfig | None):
+        return generation_config
+    config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    return config
+
+
+def check_config(model: PreTrainedModel, config: GenerationConfig) -> None:
+    """
+    Raises a `ValueError` or `TypeError` for a prepared config that asks for what requests do not have. Options of the
+    model's own `generation_config` that change no text are set aside.
+    """
+    set_aside_idle_options(model, config)
     _check_lengths(vars(config))
     for name in _OUTPUTS:
         if getattr(config, name, None):
-            raise ValueError(f"`{name}=True`: requests return tokens alone. Use `generate`, or leave it out.")
+            do = remedy(model, config, name, _NEUTRAL[name], "Use `generate`, or leave it out.")
+            raise ValueError(f"`{name}=True`: requests return tokens alone. {do}")
     if (config.num_return_sequences or 1) > 1:
-        raise ValueError(
-            f"`num_return_sequences={config.num_return_sequences}`: add as many requests instead, each with a "
-            "`seed` of its own."
-        )
+        do = remedy(model, config, "num_return_sequences", 1, "Add as many requests, each with a `seed` of its own.")
+        raise ValueError(f"`num_return_sequences={config.num_return_sequences}`: a request has one text. {do}")
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        do = "Leave the option that asks for it out (`num_beams`, `penalty_alpha`, …)."
+        for name in ("penalty_alpha", "num_beams"):
+            do = remedy(model, config, name, _NEUTRAL[name], do)
+        for name in _ONLY_NONE:
+            if is_inherited(model, config, name, None):
+                do = f"It comes from the model's `generation_config`: set `model.generation_config.{name} = None`."
         raise ValueError(
             f"The generation mode '{mode.value}' is not for requests that share their steps: they are decoded "
-            "greedily or sampled. Leave the option that asks for it out (`num_beams`, `penalty_alpha`, …)."
+            f"greedily or sampled. {do}"
         )
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..attention import supports_switching, switched_to_tree_attention
 from ..device_steps import HostCopy
 from ..drafters import Drafter, DraftRequest
+from ..forwards.outputs import returning_named_outputs
 from ..graphs import GraphPool
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
@@ -106,6 +107,8 @@ class Engine:
         """A context for the thread that calls `step`: switches attention, records features and renews CUDA graphs."""
         with ExitStack() as stack:
             self.drafting.refresh()
+            for part in (self.model, *self.drafting.models):
+                stack.enter_context(returning_named_outputs(part))
             for switched in filter(supports_switching, (self.model, *self.drafting.models)):
                 stack.enter_context(switched_to_tree_attention(switched))
             stack.enter_context(self.drafting.watching(self.target))

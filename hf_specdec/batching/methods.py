@@ -11,6 +11,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
+from .arguments import with_overrides
 from .keeping import keep, let_go
 from .manager import SpeculativeBatchingManager
 from .request import SpeculativeGenerationOutput
@@ -122,7 +123,7 @@ def _generate_batch(
     """
     manager = _make_manager(
         model,
-        generation_config,
+        with_overrides(model, generation_config, options),
         continuous_batching_config,
         assistant_model=assistant_model,
         tree=tree,

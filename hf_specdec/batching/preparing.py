@@ -21,6 +21,7 @@ from transformers.generation.stopping_criteria import (
 
 from ..config import SpeculationPlan
 from ..forwards.models import execution_device
+from ..generation.inherited import idle_options_of, tell_set_aside
 from ..verification.processor_kinds import READS_SCORES_ONLY
 
 
@@ -192,6 +193,14 @@ def prepare_options(
     for name in _OF_THE_MANAGER:
         if getattr(model.generation_config, name) is not None:
             options[name] = None  # overrides the model's own
+    given = {} if generation_config is None else vars(generation_config)
+    idle = {  # set aside before `generate` makes a cache by them
+        name: value
+        for name, value in idle_options_of(model).items()
+        if name not in options and given.get(name) is None
+    }
+    tell_set_aside(idle)
+    options |= idle
     if generation_config is not None:  # what is set goes into the config: beside it, transformers warns of both
         own = {
             name: options.pop(name)

@@ -121,7 +121,8 @@ class ModelPart(DevicePart):
 
     def grow(self, drafter: DraftModelDrafter, rows: DeviceRows, warp: Warp | None) -> DraftTree:
         self.cache.at(rows.lengths)
-        return grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
+        draft = grow(self.tree, self.root_logits, drafter.run_level, self.tree.depth, warp)
+        return drafter.after_known(draft, rows.roots())
 
     def catch_up(
         self, drafter: DraftModelDrafter, rows: DeviceRows, lengths: torch.Tensor, features: torch.Tensor | None

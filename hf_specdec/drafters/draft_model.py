@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedModel
 
@@ -10,6 +12,7 @@ from ..forwards.chunks import LONGEST_FORWARD
 from ..forwards.models import execution_device, keeping_one_logit
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
+from ..forwards.vocabulary import ForwardOfShared, SharedVocabulary
 from ..generation.sequences import Rows, Sequences
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
@@ -32,9 +35,20 @@ class DraftModelDrafter(Drafter):
 
     has_probabilities = True
     default_tree = TokenTree.chain(5)
+    shared: SharedVocabulary | None = None
+    """What the draft shares with the target of a call, if their vocabularies are padded to different sizes."""
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return self.model.config.get_text_config(decoder=True).vocab_size
+
+    def for_call(self, target: PreTrainedModel) -> DraftModelDrafter:
+        drafter: Any = super().for_call(target)
+        drafter.shared = SharedVocabulary.of(self.model, target)
+        return drafter
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
@@ -64,14 +78,19 @@ class DraftModelDrafter(Drafter):
         max_position = None if self.max_positions is None else self.max_positions - 1
         is_padded = visible is not None
         self._shift = shift.tolist() if is_padded else None
-        self.forward = TreeForward(
+        kind: type[TreeForward] = TreeForward if self.shared is None else ForwardOfShared
+        self.forward = kind(
             self.model, cache, visible, shift, max_position=max_position, shift_of_all=None if is_padded else 0
         )
+        if self.shared is not None and isinstance(self.forward, ForwardOfShared):
+            self.forward.vocabulary = self.shared
 
     def _prefill(self, sequences: Sequences, visible: torch.Tensor | None) -> None:
         """Prefills the cache with the prompts by plain causal forwards; their logits are not needed."""
         ids = sequences.columns(sequences.prompt_length).contiguous().to(self.device)
         length = ids.shape[1]
+        if self.shared is not None:
+            ids = self.shared.readable(ids)
         if visible is None:
             positions = torch.arange(length, device=self.device).expand(ids.shape)
         else:
@@ -103,7 +122,16 @@ class DraftModelDrafter(Drafter):
             return None
         self.catch_up(sequences)
         draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
-        return draft.to(sequences.device).within(room)
+        draft = draft.to(sequences.device).within(room)
+        if self.shared is None:
+            return draft
+        last = torch.tensor(sequences.lengths, device=sequences.device)[:, None] - 1
+        return self.after_known(draft, sequences.gather(last))
+
+    def after_known(self, draft: DraftTree, roots: torch.Tensor) -> DraftTree:
+        """The draft without nodes in rows whose root (`roots`, `[batch, 1]`, int64) the draft model does not have."""
+        shared = self.shared
+        return draft if shared is None or not shared.draft_lacks_some else draft.where(shared.known(roots))
 
     def _room(self, sequences: Rows, row: int) -> int:
         """Levels of draft tokens that a row can use, within its room and the positions that the draft model knows."""

@@ -10,8 +10,18 @@ from transformers import PreTrainedModel
 
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
-    """Names of the arguments that the model's forward takes (the forward of a compiled model names none)."""
-    return set(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
+    """
+    Names of the arguments that the model's forward takes (the forward of a compiled model names none). Where a wrapper
+    replaces `forward` on the instance and passes on any keyword arguments, as tracing tools do, these are also the
+    arguments that the forward of the model's class takes.
+    """
+    model = getattr(model, "_orig_mod", model)
+    parameters = inspect.signature(model.forward).parameters
+    names = set(parameters)
+    passes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    if passes_all and "forward" in vars(model):
+        names |= set(inspect.signature(type(model).forward).parameters)
+    return names
 
 
 def shares_kv(model: PreTrainedModel) -> bool:

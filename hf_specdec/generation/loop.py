@@ -15,6 +15,7 @@ from ..config import SpeculationPlan
 from ..device_steps import run_device_steps
 from ..drafters import Drafter, DraftRequest
 from ..forwards.models import execution_device
+from ..forwards.outputs import returning_named_outputs
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
 from ..random_generators import draws_undone_on_error
@@ -244,6 +245,8 @@ def speculative_decoding(
     drafter = drafter.for_call(model)
     with ExitStack() as stack:
         stack.enter_context(draws_undone_on_error(*map(execution_device, (model, *drafter.models))))
+        for part in (model, *drafter.models):
+            stack.enter_context(returning_named_outputs(part))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
         compiled_tree = plan.tree if plan.compile else None

@@ -11,6 +11,7 @@ from ..compat import CACHE, cache_argument
 from ..drafters import Drafter, DraftModelDrafter
 from ..forwards.models import forward_parameters
 from ..forwards.modules import modules_of
+from ..forwards.vocabulary import SharedVocabulary
 from ..ranks import is_pipeline, is_sharded
 
 
@@ -47,7 +48,7 @@ def check_target(model: PreTrainedModel) -> None:
         )
 
 
-def check_draft(model: PreTrainedModel, drafter: Drafter, vocab_size: int) -> None:
+def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
     """
     Checks that the draft suits the target, and that both keep their caches.
 
@@ -56,7 +57,7 @@ def check_draft(model: PreTrainedModel, drafter: Drafter, vocab_size: int) -> No
             its cache, and a sharded draft beside a sharded target.
     """
     if isinstance(drafter, DraftModelDrafter):
-        _check_draft_model(drafter.model, vocab_size)
+        _check_draft_model(drafter.model, model)
     for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
         _check_keeps_cache(part, role)
     if is_sharded(model):
@@ -132,8 +133,7 @@ def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
         )
 
 
-def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
-    draft_config = draft.config.get_text_config(decoder=True)
+def _check_draft_model(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     if draft.config.is_encoder_decoder:
         raise ValueError(
             f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
@@ -144,11 +144,7 @@ def _check_draft_model(draft: PreTrainedModel, vocab_size: int) -> None:
             f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
             "Load it with `AutoModelForCausalLM`."
         )
-    if draft_config.vocab_size != vocab_size:
-        raise ValueError(
-            f"`assistant_model`: {type(draft).__name__} has a vocabulary of {draft_config.vocab_size} tokens, the "
-            f"target one of {vocab_size}. Use a draft model with the target's tokenizer."
-        )
+    SharedVocabulary.of(draft, target)
     _check_attention(draft, "draft")
 
 

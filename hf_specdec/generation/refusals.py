@@ -13,19 +13,12 @@ from ..compat import CACHE, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.rope import length_dependent_ropes
+from .inherited import OF_ASSISTED_GENERATION, OTHER_DRAFTS, default_of, remedy, set_aside_idle_options
 from .model_refusals import check_draft, check_target
 
 
-_BELONGS_TO_ASSISTED_GENERATION = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "target_lookbehind",
-    "speculation_type",
-    "max_matching_ngram_size",
-)
+_OF_OTHER_MODES = {"penalty_alpha": 0.0, "constraints": None, "force_words_ids": None}
+"""Further options that ask for a generation mode other than greedy decoding and sampling: the value that does not."""
 
 
 def check_call(
@@ -54,12 +47,13 @@ def check_call(
         )
     if checks_models:
         check_target(model)
-    _check_mode(generation_mode, generation_config)
+    set_aside_idle_options(model, generation_config)
+    _check_mode(model, generation_mode, generation_config)
     _check_options(generation_config, generation_mode_kwargs)
     drafter = as_drafter(assistant_model)
     vocab_size = model.config.get_text_config().vocab_size
     if checks_models:
-        check_draft(model, drafter, vocab_size)
+        check_draft(model, drafter)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
     for tree in plan.trees:
         drafter.check(model, tree)
@@ -136,37 +130,39 @@ def _check_rotary_embedding(
         )
 
 
-def _check_mode(generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
+def _check_mode(model: PreTrainedModel, generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
     if generation_config.num_beams is not None and generation_config.num_beams > 1:
+        do = remedy(model, generation_config, "num_beams", 1, "Use num_beams=1, or leave `assistant_model` out.")
         raise ValueError(
             f"`num_beams={generation_config.num_beams}` with `assistant_model`: trees are verified for greedy "
-            "decoding and sampling. Use num_beams=1, or leave `assistant_model` out."
+            f"decoding and sampling. {do}"
         )
     if getattr(generation_config, "dola_layers", None) is not None:  # transformers keeps the mode, with a warning
+        do = remedy(model, generation_config, "dola_layers", None, "Leave one of them out.")
         raise ValueError(
             f"`dola_layers={generation_config.dola_layers!r}` with `assistant_model`: trees are verified for greedy "
-            "decoding and sampling. Leave one of them out."
+            f"decoding and sampling. {do}"
         )
     if generation_mode != GenerationMode.ASSISTED_GENERATION:
+        do = "Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, `constraints`, …)."
+        for name, neutral in _OF_OTHER_MODES.items():
+            do = remedy(model, generation_config, name, neutral, do)
         raise ValueError(
             f"`assistant_model` with the generation mode '{generation_mode.value}': trees are verified for greedy "
-            "decoding and sampling. Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, "
-            "`constraints`, …)."
+            f"decoding and sampling. {do}"
         )
 
 
 def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]) -> None:
-    for name in ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"):
+    for name in OTHER_DRAFTS:
         if getattr(generation_config, name, None):
             raise ValueError(
                 f"`{name}={getattr(generation_config, name)!r}` beside `assistant_model`: they are two ways to draft. "
                 "Leave one out."
             )
-    defaults = GenerationConfig()
-    global_defaults = GenerationConfig._get_default_generation_params()
-    for name in _BELONGS_TO_ASSISTED_GENERATION:
+    for name in OF_ASSISTED_GENERATION:
         value = getattr(generation_config, name, None)
-        if value is not None and value not in (getattr(defaults, name, None), global_defaults.get(name)):
+        if value is not None and value not in default_of(name):
             raise ValueError(
                 f"`{name}={value!r}` belongs to transformers' own assisted generation and has no meaning for a tree. "
                 "Leave it out; `tree=` says how much is drafted."

@@ -210,6 +210,9 @@ class DraftTree:
         """The tree with nodes of row b deeper than `room[b]` marked invalid."""
         if min(room) >= self.topology.depth:
             return self
-        fits = self.topology.depths[:, 1:] <= torch.tensor(room, device=self.tokens.device)[:, None]
-        valid = fits.expand(self.tokens.shape) if self.valid is None else self.valid & fits
+        return self.where(self.topology.depths[:, 1:] <= torch.tensor(room, device=self.tokens.device)[:, None])
+
+    def where(self, counts: torch.Tensor) -> DraftTree:
+        """The tree with nodes marked invalid where `counts` (`[rows, nodes]` or `[batch, 1]`, bool) is False."""
+        valid = counts.expand(self.tokens.shape) if self.valid is None else self.valid & counts
         return replace(self, valid=valid)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from support.batches import assert_nothing_left, manager_of
+from support.batches import assert_nothing_left, manager_of, runs_of_steps
 from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
@@ -16,15 +15,7 @@ from hf_specdec.batching.device_steps.step import InFlightStep
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
     """The whole steps that have run, one after the other."""
-    found: list[InFlightStep] = []
-    launch = InFlightStep.launch
-
-    def counted(self: InFlightStep) -> Any:
-        found.append(self)
-        return launch(self)
-
-    monkeypatch.setattr(InFlightStep, "launch", counted)
-    return found
+    return runs_of_steps(monkeypatch)
 
 
 @pytest.fixture

@@ -249,7 +249,7 @@ def test_rank_gaps_with_drawn_children(target: PreTrainedModel, draft: PreTraine
 
 
 def test_a_draft_of_another_vocabulary(target: PreTrainedModel) -> None:
-    options = {"assistant_model": tiny_model(vocab_size=67), "tree": "[(0,)]"}
+    options = {"assistant_model": tiny_model(vocab_size=67, eos_token_id=5), "tree": "[(0,)]"}
     assert_refused(target, options, "`assistant_model`", "67", str(VOCAB), "the target's tokenizer")
 
 

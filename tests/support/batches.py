@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from hf_specdec.batching.device_steps.step import InFlightStep
 
 from .models import prompts
 
@@ -56,3 +58,16 @@ def assert_nothing_left(manager: SpeculativeBatchingManager) -> None:
 def accepted(output: SpeculativeGenerationOutput) -> int:
     """Draft tokens that a request accepted."""
     return output.speculation.num_accepted_tokens
+
+
+def runs_of_steps(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
+    """A list to which every whole step that runs from now on is added."""
+    found: list[InFlightStep] = []
+    launch = InFlightStep.launch
+
+    def counted(self: InFlightStep) -> Any:
+        found.append(self)
+        return launch(self)
+
+    monkeypatch.setattr(InFlightStep, "launch", counted)
+    return found

@@ -166,6 +166,18 @@ def noisy_copy(model: PreTrainedModel, noise: float = 0.1, seed: int = 1) -> Pre
     return draft
 
 
+def padded_otherwise(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+    """A copy with another number of rows in its vocabulary. Those that it has more are as likely as its first."""
+    other = copy.deepcopy(model)
+    size = model.config.vocab_size
+    other.resize_token_embeddings(vocab_size, mean_resizing=False)
+    if vocab_size > size:
+        with torch.no_grad():
+            for module in (other.get_input_embeddings(), other.get_output_embeddings()):
+                module.weight[size:] = module.weight[: vocab_size - size]
+    return other
+
+
 def prompts(batch_size: int, length: int, seed: int = 0, padding: bool = False) -> dict[str, torch.Tensor]:
     """
     Random prompts `[batch, length]` with their mask; with `padding`, row b starts with b · length // (2 · batch) pads.

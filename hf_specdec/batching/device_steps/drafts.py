@@ -80,7 +80,7 @@ class CapturedDraftModel(GrowingDraft):
         logits = self.drafter.forward(rows.tail, *self.chain).logits
         self.cache.at(rows.lengths)
         last = torch.arange(len(logits), device=logits.device), rows.counts - 1
-        return self._grown(logits[last], warp)
+        return self.drafter.after_known(self._grown(logits[last], warp), rows.tail[last][:, None])
 
 
 class CapturedHead(GrowingDraft):

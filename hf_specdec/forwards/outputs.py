@@ -1,0 +1,39 @@
+"""Models whose configs ask for tuples (`return_dict=False`), which their own inner modules do not expect."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel
+
+
+_lock = threading.Lock()
+_changed: dict[int, list[Any]] = {}
+"""Changed configs by `id(config)`: the config, which keeps the id valid, and how many calls need the change."""
+
+
+@contextmanager
+def returning_named_outputs(model: PreTrainedModel) -> Iterator[None]:
+    """
+    Sets `return_dict` in the configs of a model inside the context, if it is False: `return_dict=True` as an argument
+    reaches the outermost forward alone. Calls of several threads on one model are counted: the first one sets it, the
+    last one restores it.
+    """
+    own = {id(config): config for config in (model.config, model.config.get_text_config(decoder=True))}
+    with _lock:
+        ours = [key for key, config in own.items() if key in _changed or getattr(config, "return_dict", True) is False]
+        for key in ours:
+            _changed.setdefault(key, [own[key], 0])[1] += 1
+            own[key].return_dict = True
+    try:
+        yield
+    finally:
+        with _lock:
+            for key in ours:
+                _changed[key][1] -= 1
+                if _changed[key][1] == 0:
+                    own[key].return_dict = False
+                    del _changed[key]
