@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _DRAFT_SAMPLING = ("auto", "greedy", "sample")
 _VERIFICATION = ("auto", "target", "rejection")
+_ON_FOREIGN_HOOKS = ("warn", "refuse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,10 @@ class SpeculativeConfig:
             to a minute or two per model, batch size and tree, and again when texts outgrow those before (with their
             prompts about 512 tokens, 1,024, …; so begin with the longest); other calls run uncompiled, with a warning.
             In `generate_batch` and its manager, layers are compiled once, for all numbers of requests and all trees.
+        on_foreign_hooks (`str`, *optional*, defaults to `"warn"`):
+            What to do if target or draft have forward hooks of the user's (not those of libraries that place or shard
+            models), whose effect may depend on the number of tokens in a forward. `"warn"`: warn once and name them.
+            `"refuse"`: raise a `ValueError`.
 
     Raises:
         ValueError: for a value that is not listed here, for `"greedy"` with `"rejection"`, and for an invalid tree.
@@ -79,6 +84,7 @@ class SpeculativeConfig:
     max_step_nodes: int | None = None
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
+    on_foreign_hooks: Literal["warn", "refuse"] = "warn"
 
     def __post_init__(self) -> None:
         if self.tree is not None:
@@ -109,6 +115,7 @@ class SpeculativeConfig:
             raise ValueError(f"`compile` must be True or False, but is {self.compile!r}.")
         if self.compile and self.cuda_graphs is False:
             raise ValueError("`compile=True` is for steps in CUDA graphs. Leave out `cuda_graphs=False`.")
+        _check_choice("on_foreign_hooks", self.on_foreign_hooks, _ON_FOREIGN_HOOKS)
 
     @classmethod
     def from_generation_config(cls, generation_config: Any) -> SpeculativeConfig | None:

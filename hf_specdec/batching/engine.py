@@ -101,10 +101,13 @@ class Engine:
         """Requests that have ended while they keep their blocks; see `_keeping_blocks`."""
         self.has_news: Callable[[], bool] = lambda: False
         """Asked whether anything waits for the present step to end, as a new request does."""
+        self.check_models: Callable[[], None] = lambda: None
+        """Called before every run of steps: the models may have changed since requests were checked."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context for the thread that calls `step`: switches attention, records features and renews CUDA graphs."""
+        self.check_models()
         with ExitStack() as stack:
             self.drafting.refresh()
             for part in (self.model, *self.drafting.models):

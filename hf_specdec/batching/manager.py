@@ -8,6 +8,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
@@ -18,6 +19,7 @@ from ..drafters import as_drafter
 from ..forwards.chunks import busy_at
 from ..forwards.models import execution_device
 from ..forwards.modules import num_parameters_of
+from ..generation.model_refusals import check_foreign_hooks
 from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool
@@ -90,6 +92,7 @@ class SpeculativeBatchingManager:
         )
         engine = self.engine
         self._admission.present_run = lambda: engine.present_run
+        engine.check_models = partial(check_foreign_hooks, model, drafter, config)
         self._made_for = self._models_now()
         self.was_kept = False
         """Whether the manager has served an earlier call, after which the model kept it."""

@@ -8,7 +8,9 @@ from transformers.generation.utils import GenerationMixin
 
 from ..attention import implementation_of, is_exact, supports_switching
 from ..compat import CACHE, cache_argument
-from ..drafters import Drafter, DraftModelDrafter
+from ..config import SpeculativeConfig
+from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
+from ..forwards.hooks import check_hooks
 from ..forwards.models import forward_parameters
 from ..forwards.modules import modules_of
 from ..forwards.vocabulary import SharedVocabulary
@@ -62,6 +64,18 @@ def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
         _check_keeps_cache(part, role)
     if is_sharded(model):
         _check_drafts_are_whole(drafter.models)
+
+
+def check_foreign_hooks(model: PreTrainedModel, drafter: Drafter, config: SpeculativeConfig) -> None:
+    """
+    Warns of forward hooks of the user's on target or draft, or refuses them, as the config says.
+
+    Raises:
+        ValueError: if there are any, and `config.on_foreign_hooks` is `"refuse"`.
+    """
+    drafts = [drafter.heads] if isinstance(drafter, MedusaDrafter) else [*drafter.models]
+    others = [draft for draft in drafts if draft is not model]
+    check_hooks({"target": [model], "draft": others}, config.on_foreign_hooks)
 
 
 def _check_decoding(model: PreTrainedModel) -> None:

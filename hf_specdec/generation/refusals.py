@@ -14,7 +14,7 @@ from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.rope import length_dependent_ropes
 from .inherited import OF_ASSISTED_GENERATION, OTHER_DRAFTS, default_of, remedy, set_aside_idle_options
-from .model_refusals import check_draft, check_target
+from .model_refusals import check_draft, check_foreign_hooks, check_target
 
 
 _OF_OTHER_MODES = {"penalty_alpha": 0.0, "constraints": None, "force_words_ids": None}
@@ -62,6 +62,8 @@ def check_call(
                 f"`tree` is {tree.depth} levels deep, but {type(drafter).__name__} proposes only {drafter.max_depth}. "
                 "Use a shallower one."
             )
+    if checks_models:
+        check_foreign_hooks(model, drafter, SpeculativeConfig() if config is None else config)
 
 
 def check_inputs(

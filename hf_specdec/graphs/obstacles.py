@@ -6,11 +6,10 @@ import warnings
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import output_capturing
 
 from ..attention import implementation_of, supports_switching
+from ..forwards.hooks import has_hooks_for_graphs
 from ..forwards.modules import buffers_of, modules_of, parameters_of
 from .capturing import RECORDERS
 
@@ -46,15 +45,9 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "runs under autocast, which caches the weights that it has converted"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
-    if any(map(_has_hooks, modules)):
+    if has_hooks_for_graphs(modules):
         return "has forward hooks, which a graph would pass by"
     return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks besides ours and those that transformers keeps for `output_hidden_states`."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not hasattr(hook, "of_features") and hook.__module__ != output_capturing.__name__ for hook in hooks)
 
 
 def fingerprint_of(model: PreTrainedModel) -> Any:

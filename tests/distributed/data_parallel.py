@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 import hf_specdec
 from hf_specdec import NgramDraft
+from hf_specdec.forwards.hooks import foreign_hooks
 
 
 def main() -> None:
@@ -60,6 +61,7 @@ def main() -> None:
             call()
         except ValueError as error:
             found[name] = str(error)
+    found["foreign hooks"] = foreign_hooks(target)
     found["metrics are this rank's own"] = hf_specdec.last_metrics().num_drafts
     write_result(Path(sys.argv[1]), found)
     dist.destroy_process_group()

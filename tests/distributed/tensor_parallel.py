@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 
 import hf_specdec
 from hf_specdec import DraftTree, DynamicTree, EagleHead, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.forwards.hooks import foreign_hooks
 
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -150,6 +151,7 @@ def main() -> None:
         "backend": dist.get_backend(),
         "texts": texts_of(rank, target, folder),
         "refusals": refusals_of(target),
+        "foreign hooks": foreign_hooks(target),
     }
     write_result(folder, found)
     dist.destroy_process_group()

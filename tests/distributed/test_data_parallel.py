@@ -33,3 +33,7 @@ def test_what_is_refused(found: list[dict[str, Any]]) -> None:
     for result in found:
         assert "Give every rank a whole one" in result["refused draft"]
         assert "`generate(…, synced_gpus=True)`" in result["refused batch"]
+
+
+def test_hooks_that_shard_are_not_the_users(found: list[dict[str, Any]]) -> None:
+    assert [result["foreign hooks"] for result in found] == [[], []]

@@ -22,6 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec import DynamicTree, NgramDraft
 from hf_specdec.batching.memory import bytes_per_token
+from hf_specdec.forwards.hooks import foreign_hooks
 
 
 ONE_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -142,3 +143,7 @@ def test_memory_is_counted_by_device(spread: PreTrainedModel, places: tuple[str,
     first, second = (torch.device("cpu" if place == "disk" else place) for place in places)
     expected = {first: 256, second: 256} if first != second else {first: 512}
     assert bytes_per_token([spread]) == expected
+
+
+def test_hooks_that_place_are_not_the_users(spread: PreTrainedModel) -> None:
+    assert foreign_hooks(spread) == []

@@ -327,14 +327,13 @@ def test_two_threads_on_one_model(stand_in: StandIn) -> None:
 
 
 def test_auto_takes_what_can_be_captured(stand_in: StandIn) -> None:
-    """And goes without, and without a word, where hooks of the user's would be passed by."""
+    """And goes without graphs, with a word about it, where hooks of the user's would be passed by: before or after."""
     target, inputs = tiny_model(), prompts(1, 9)
     draft, config = noisy_copy(target, 0.05), hf_specdec.SpeculativeConfig(tree=TREE)
     options = {"max_new_tokens": 20, "do_sample": False, "speculative_config": config}
     plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
-    handle = target.get_decoder().register_forward_hook(lambda *args: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match="the target LlamaForCausalLM has forward hooks"):
+        handle = target.get_decoder().register_forward_hook(lambda *args: None)
         assert torch.equal(plain, target.generate(**inputs, assistant_model=draft, **options))
     assert stand_in.replays > 0
     before = stand_in.replays
@@ -343,6 +342,11 @@ def test_auto_takes_what_can_be_captured(stand_in: StandIn) -> None:
     handle.remove()
     assert torch.equal(plain, target.generate(**inputs, assistant_model=hf_specdec.NgramDraft(), **options))
     assert stand_in.replays > before
+    before, seen = stand_in.replays, []
+    target.lm_head.register_forward_hook(lambda *args: seen.append(1))
+    with pytest.warns(UserWarning, match="at lm_head"):
+        target.generate(**inputs, assistant_model=hf_specdec.NgramDraft(), **options)
+    assert stand_in.replays == before and seen
 
 
 def test_demanding_graphs_where_there_are_none() -> None:
