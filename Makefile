@@ -20,8 +20,8 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo space smoke test test-slow test-oldest test-newest test-newest-pinned test-plain test-space kernel \
-	check format clean
+.PHONY: help demo space smoke test test-slow test-sweep test-oldest test-newest test-newest-pinned test-plain test-space \
+	kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
@@ -29,6 +29,7 @@ help:
 	@echo "make smoke        a few tests of each part, for every edit"
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
+	@echo "make test-sweep   every causal and image-text class of transformers, tiny, beside plain generate"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
 	@echo "make test-newest  the tests on what pip installs without constraints; test-newest-pinned: on what CI pins"
 	@echo "make test-plain   the Python of README and docs, after the plain install"
@@ -51,7 +52,10 @@ test: .venv/.dev
 	.venv/bin/python $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: .venv/.dev
-	.venv/bin/python $(PYTEST) -m slow $(PYTEST_ARGS)
+	.venv/bin/python $(PYTEST) -m "slow and not sweep" $(PYTEST_ARGS)
+
+test-sweep: .venv/.dev
+	.venv/bin/python $(PYTEST) -m sweep tests/sweep $(PYTEST_ARGS)
 
 test-oldest: .venv-oldest/.dev
 	.venv-oldest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)

@@ -1,0 +1,96 @@
+"""Writes the results of a sweep as the table of docs/compatibility.md."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import transformers
+
+from .modes import Outcome
+from .registry import Pair
+from .running import Result
+
+
+BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
+_TITLES = {"exact": "exact", "partly": "exact, but", "refused": "refused", "failure": "fails", "not run": "not run"}
+
+
+def write_table(page: Path, results: list[Result]) -> None:
+    """
+    Replaces what stands between the markers of a page.
+
+    Raises:
+        ValueError: if the page has no markers.
+    """
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r} between which the table goes.")
+    before, rest = text.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table_of(results)}\n{END}{rest.split(END)[1]}")
+
+
+def table_of(results: list[Result]) -> str:
+    """The table: a row per result and reason, with the classes that it is about."""
+    groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for result in results:
+        groups[result.summary, _reason(result)].append(result.pair)
+    lines = [
+        f"transformers {transformers.__version__}: {len(results)} pairs of architecture and class.",
+        "",
+        "| result | why | number | classes |",
+        "|---|---|---|---|",
+    ]
+    for title in _TITLES:
+        for (summary, reason), pairs in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+            if summary == title:
+                lines.append(f"| {_TITLES[title]} | {reason} | {len(pairs)} | {_classes(pairs)} |")
+    return "\n".join(lines)
+
+
+def summaries_in(page: Path) -> dict[Pair, str]:
+    """What the table of a page says of every pair: a summary of `Result`."""
+    table = page.read_text().split(BEGIN)[1].split(END)[0]
+    summaries = {}
+    names = {title: summary for summary, title in _TITLES.items()}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for model_types, name in re.findall(r"([\w.\-, ]+): `(\w+)`", cells[-1]) if cells[0] in names else ():
+            for model_type in model_types.split(","):
+                summaries[Pair(model_type.strip(), name)] = names[cells[0]]
+    return summaries
+
+
+def _classes(pairs: list[Pair]) -> str:
+    types: dict[str, list[str]] = defaultdict(list)
+    for pair in sorted(pairs):
+        types[pair.class_name].append(pair.model_type)
+    return "; ".join(f"{', '.join(names)}: `{class_name}`" for class_name, names in types.items())
+
+
+def _reason(result: Result) -> str:
+    if result.summary == "exact":
+        return ""
+    if result.problem:
+        return _shortened(result.problem)
+    wanted = {"failure": ("wrong", "crashed"), "not run": ("nothing",)}.get(result.summary, ("refused",))
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for mode, outcome in result.outcomes.items():
+        if outcome.kind in wanted:
+            reasons[_said(outcome, result.pair)].append(mode)
+    if result.summary == "refused":
+        return next(iter(reasons))
+    return "; ".join(f"{', '.join(modes)}: {reason}" for reason, modes in reasons.items())
+
+
+def _said(outcome: Outcome, pair: Pair) -> str:
+    """What a refusal says of a class, without its name and the remedy."""
+    said = re.split(r"\. (?=[A-Z])", outcome.detail)[0].replace("`assistant_model`: ", "")
+    said = re.sub(rf"the target \w+(?:{pair.class_name})? ", "", said)
+    return _shortened(said)
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split()).replace("|", "/")
+    return text if len(text) <= 200 else text[:199] + "…"

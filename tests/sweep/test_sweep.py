@@ -1,0 +1,32 @@
+"""Every causal and image-text class of transformers' registry: exact, or refused by name before a forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from .registry import Pair, all_pairs
+from .running import run
+from .table import summaries_in
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[Pair, str]:
+    """What docs/compatibility.md says of every pair."""
+    return summaries_in(PAGE)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("pair", all_pairs(), ids=str)
+def test_pair(pair: Pair, documented: dict[Pair, str]) -> None:
+    result = run(pair, seconds=120)
+    assert not result.failures, result.line()
+    said = f"transformers {transformers.__version__}:" in PAGE.read_text()
+    if said:
+        assert result.summary == documented.get(pair), f"docs/compatibility.md says otherwise: {result.line()}"
