@@ -113,7 +113,8 @@ class TreeContext:
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The mask that the model itself is given: `mask`, or unused zeros where layers attend with the kernel."""
         if not self.uses_kernel:
-            return self.mask(dtype, device)
+            # A row's own, as `generate` makes it: attention of a model's own may insist on that shape.
+            return self.mask(dtype, device).expand(len(self.lengths), -1, -1, -1)
         shape = (len(self.lengths), 1, self.ancestors.shape[1], self.num_slots)
         return torch.zeros(1, 1, 1, 1, dtype=dtype, device=device).expand(shape)
 

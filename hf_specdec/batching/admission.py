@@ -16,6 +16,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
 from ..forwards.models import execution_device
+from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
@@ -52,6 +53,8 @@ class Admission:
                 f"The weights of {type(model).__name__} are sharded (FSDP, ZeRO-3): all ranks would have to make the "
                 "same number of steps. Use `generate(…, synced_gpus=True)`, or a whole model on every rank."
             )
+        check_target(model)
+        check_batching(model)
         self.model, self.assistant_model, self.drafter = model, assistant_model, drafter
         self.config, self.ranks = config, Ranks.of(model)
         self._stream: torch.cuda.Stream | None = None

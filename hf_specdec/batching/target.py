@@ -14,6 +14,7 @@ from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features, watch_features
 from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
+from ..forwards.own_positions import first_position
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
 from ..trees import DraftTree
@@ -45,7 +46,8 @@ class InFlightTarget:
         self.model, self.device = model, execution_device(model)
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs, graph_pool))
-        self.forward = TreeForward(model, self.cache, None, torch.zeros(1, dtype=torch.long, device=self.device))
+        shift = torch.full((1,), first_position(model) or 0, device=self.device)
+        self.forward = TreeForward(model, self.cache, None, shift)
         self.is_running = False
         """Whether the engine's own forward is running: a user's logits processor may run the model as well."""
 

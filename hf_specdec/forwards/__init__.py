@@ -7,5 +7,6 @@ Forwards of a model over the nodes of a tree.
 - `chunks`: widths of prompt chunks.
 - `compiling`: models compiled by `torch.compile`; `merged_linears`: linear layers merged there;
   `overlapping`: kernels launched early there.
+- `own_positions`: positions that models choose by themselves.
 - `models`, `modules`, `rope`: what a model takes and has.
 """

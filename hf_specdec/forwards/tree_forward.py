@@ -193,6 +193,8 @@ class TreeForward:
             inputs |= nodes.others
         elif self.prepares_inputs:
             inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
+            if inputs.get("position_ids") is None and nodes.positions is not None:
+                inputs["position_ids"] = nodes.positions  # the model would count slots; see `first_position`
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model
@@ -231,7 +233,9 @@ class TreeForward:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""
         cache = self.cache
         if self._shift_of_all is not None and cache.uniform_length is not None:
-            positions = (depths + (cache.uniform_length + self._shift_of_all)).expand(len(cache.lengths), -1)
+            positions = (
+                (depths + (cache.uniform_length + self._shift_of_all)).expand(len(cache.lengths), -1).contiguous()
+            )
         else:
             positions = cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
         # Positions are never larger than slots, so that there is seldom anything to clamp.

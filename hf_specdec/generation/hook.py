@@ -17,6 +17,8 @@ from .importing import when_imported
 OPTIONS = ("assistant_model", "tree", "speculative_config")
 _MODULES_OF_DRAFTS = ("hf_specdec.drafters", "hf_specdec.eagle.modeling_eagle", "hf_specdec.medusa.modeling_medusa")
 """Modules of which one is imported wherever there is a drafter or head of hf_specdec."""
+_DIFFUSION = "transformers.models.diffusion_gemma.generation_diffusion_gemma"
+"""Module of a `generate` that calls none of the methods below, and would ignore a draft."""
 _DESTRUCTION = "destroy_cached_continuous_batching_manager"
 _BATCH_METHODS = ("init_continuous_batching", "continuous_batching_context_manager", "generate_batch")
 
@@ -45,6 +47,7 @@ def install() -> None:
     for name in _BATCH_METHODS:
         _wrap_batches(ContinuousMixin, name)
     _wrap_destruction(ContinuousMixin)
+    when_imported(_DIFFUSION, _wrap_diffusion)
 
 
 def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
@@ -168,6 +171,23 @@ def _wrap_assisted_decoding(mixin: Any) -> None:
         return decode(self, input_ids, assistant_model, model_kwargs=model_kwargs, **call)
 
     mixin._assisted_decoding = _assisted_decoding
+
+
+def _wrap_diffusion() -> None:
+    mixin = sys.modules[_DIFFUSION].DiffusionGemmaGenerationMixin
+    original = mixin.generate
+
+    @functools.wraps(original)
+    def generate(self, *args, **kwargs):
+        for name in OPTIONS:
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"`{name}`: the target {type(self).__name__} writes blocks of tokens by diffusion, and checks no "
+                    "drafts. Call `generate` without `assistant_model`, `tree` and `speculative_config`."
+                )
+        return original(self, *args, **kwargs)
+
+    mixin.generate = generate
 
 
 def _wrap_batches(mixin: Any, name: str) -> None:

@@ -11,14 +11,17 @@ from ..compat import CACHE, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.hooks import check_hooks
-from ..forwards.models import forward_parameters
+from ..forwards.models import bidirectional_layers, forward_parameters, makes_window_masks
 from ..forwards.modules import modules_of
+from ..forwards.own_positions import first_position, keeps_tokens_and_cache
 from ..forwards.vocabulary import SharedVocabulary
 from ..ranks import is_pipeline, is_sharded
 
 
-# Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all.
-_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "moe", "mlp", "dense", "sparse", "dummy"})
+_PLAIN_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse", "dummy"}
+)
+"""Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all."""
 
 
 def check_target(model: PreTrainedModel) -> None:
@@ -47,6 +50,37 @@ def check_target(model: PreTrainedModel) -> None:
         raise ValueError(
             f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree "
             "cannot follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
+        )
+    if not keeps_tokens_and_cache(model):
+        raise ValueError(
+            f"`assistant_model`: the target {name} replaces tokens or cache in its `prepare_inputs_for_generation`. "
+            "Call `generate` without `assistant_model`."
+        )
+    if first_position(model) is None:
+        raise ValueError(
+            f"`assistant_model`: the target {name} drops the `position_ids` of `generate`, and does not read those "
+            "that its forward takes, which the nodes of a tree need. Call `generate` without `assistant_model`."
+        )
+
+
+def check_batching(model: PreTrainedModel) -> None:
+    """
+    Checks a target of requests that share steps, whose prompts are read in chunks.
+
+    Raises:
+        ValueError: for a model whose own prefill has another mask than its later forwards.
+    """
+    name = type(model).__name__
+    text_config = model.config.get_text_config(decoder=True)
+    if bidirectional_layers(model):
+        raise ValueError(
+            f"`assistant_model`: the target {name} attends in both directions while it reads a prompt, which "
+            "`generate_batch` and its manager do not. Use `generate`."
+        )
+    if getattr(text_config, "sliding_window", None) and not makes_window_masks(model):
+        raise ValueError(
+            f"`assistant_model`: the target {name} reads a prompt without its sliding window, which `generate_batch` "
+            "and its manager do not. Use `generate`."
         )
 
 
@@ -89,11 +123,6 @@ def _check_decoding(model: PreTrainedModel) -> None:
             f"`assistant_model`: the target {name} has a decoding loop of its own. Call `generate` without "
             "`assistant_model`."
         )
-    if "cross_attention_mask" in forward_parameters(model):
-        raise ValueError(
-            f"`assistant_model`: the target {name} attends to its images by cross-attention, which needs a new mask "
-            "for every token. Call `generate` without `assistant_model`."
-        )
 
 
 def _check_attention(model: PreTrainedModel, role: str) -> None:
@@ -106,18 +135,27 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call `generate` "
             "without `assistant_model`."
         )
-    others = sorted(kinds - _PLAIN_LAYERS)
-    if model._is_stateful or others:
-        which = f" ({', '.join(others)})" if others else ""
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers, or others{which}, whose "
-            "state cannot hold a tree. Call `generate` without `assistant_model`."
-        )
+    _check_kinds(model, role, kinds)
     if supports_switching(model) and not is_exact(implementation_of(model)):
         raise ValueError(
             f"`attn_implementation`={implementation_of(model)!r} of the {role} {name} is not one of transformers' "
             "own, and cannot be replaced over a tree, because it may compute something else. Load the model with "
             "'sdpa' or 'eager', or call `generate` without `assistant_model`."
+        )
+    if not {"cross_attention_mask", "image_encoder_embeddings"}.isdisjoint(forward_parameters(model)):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has cross-attention that needs a new mask for every token. Call "
+            "`generate` without `assistant_model`."
+        )
+    if any(hasattr(module, "_prepare_decoder_attention_mask") for module in modules_of(model)):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} takes only masks of padding, not that of a tree. Call `generate` "
+            "without `assistant_model`."
+        )
+    if any(hasattr(module, "prepare_dynamic_mask") for module in modules_of(model)):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} adds a learned bias to its attention mask, which trees replace. "
+            "Call `generate` without `assistant_model`."
         )
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
     has_windows = "sliding_attention" in kinds or any(
@@ -136,6 +174,30 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
                 f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
                 "`generate` without `assistant_model`."
             )
+    if getattr(text_config, "is_decoder", True) is False and bidirectional_layers(model):
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} attends in both directions. Load it with `is_decoder=True`, or "
+            "call `generate` without `assistant_model`."
+        )
+
+
+def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
+    """No layer may hold a state, or select by itself what it attends to. `kinds`: those of the layers, if known."""
+    others = sorted(kinds - _PLAIN_LAYERS)
+    if not others and (kinds or not model._is_stateful):  # the flag is that of a class, whose layers are chosen
+        return
+    sparse = [kind for kind in others if kind.endswith("attention") and kind != "linear_attention"]
+    states = [kind for kind in others if kind not in sparse]
+    parts = []
+    if states or not sparse:
+        which = f" ({', '.join(states)})" if states else ""
+        parts.append(f"recurrent or convolutional layers{which}, whose state cannot hold a tree")
+    if sparse:
+        parts.append(f"sparse attention ({', '.join(sparse)}), which selects tokens without regard to a tree")
+    raise ValueError(
+        f"`assistant_model`: the {role} {type(model).__name__} has {', and '.join(parts)}. Call `generate` without "
+        "`assistant_model`."
+    )
 
 
 def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:

@@ -84,7 +84,22 @@ def check_inputs(
     cache = model_kwargs.get(CACHE)
     if getattr(cache, "_is_user_defined", False):
         check_reusable(cache)
+    if model_kwargs.get("encoder_hidden_states") is not None:
+        raise ValueError(
+            f"`encoder_hidden_states` with `assistant_model`: the target {type(model).__name__} attends to them by "
+            "cross-attention, whose K/V a tree's cache does not hold. Call `generate` without `assistant_model`."
+        )
+    mask = model_kwargs.get("attention_mask")
+    if model.config.model_type == "git" and model_kwargs.get("pixel_values") is None and not _is_full(mask):
+        raise ValueError(
+            f"`attention_mask` with `assistant_model`: the target {type(model).__name__} masks other tokens than the "
+            "padding if there is no image. Pass `pixel_values`, or prompts of one length."
+        )
     _check_rotary_embedding(model, generation_config, input_ids, model_kwargs, shares_steps)
+
+
+def _is_full(mask: torch.Tensor | None) -> bool:
+    return mask is None or bool(mask.all())
 
 
 def check_no_batch_options(generation_config: GenerationConfig) -> None:

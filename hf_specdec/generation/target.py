@@ -17,6 +17,7 @@ from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
 from ..forwards.features import Features, watch_features
 from ..forwards.models import keeping_one_logit, shares_kv
 from ..forwards.node_inputs import causal_chain
+from ..forwards.own_positions import drops_positions, first_position
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphLoans
 from ..trees import DraftTree
@@ -116,11 +117,15 @@ class Target:
         """Builds the `TreeForward` that runs the steps after the prompt."""
         # Slots before the prompt's tokens: of a cache that was passed without its tokens, or of `inputs_embeds`.
         self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
+        shift, visible = self._position_shift(), self.visible
+        if visible is not None:
+            # Slots for which `generate` has no mask hold the features of images, before the prompt.
+            visible = torch.nn.functional.pad(visible, (self.cache.lengths[0] - visible.shape[1], 0), value=True)
         self.forward = TreeForward(
             self.model,
             self.cache,
-            self.visible,
-            self._position_shift(),
+            visible,
+            shift,
             model_kwargs=self._kwargs_of_steps(),
             prepares_inputs=True,
             features=self.features,
@@ -175,6 +180,9 @@ class Target:
         """Position of a token minus its slot, `[…, batch]`, from what `generate` gave the prompt."""
         positions = self.model_kwargs.get("position_ids")
         slots = self.cache.lengths[0]
+        if drops_positions(self.model):
+            first = first_position(self.model)
+            return torch.full((self.sequences.batch_size,), first, device=self.sequences.device)
         if positions is not None:
             return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], self.sequences.batch_size)
         if self.visible is not None:

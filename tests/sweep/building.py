@@ -16,9 +16,9 @@ from .shrinking import parts_of, shrink
 _QUERIES_AND_KEYS = ("q_proj", "k_proj", "query", "key", "qkv", "c_attn", "q_b_proj", "kv_b_proj")
 
 
-def tiny_config(pair: Pair) -> PreTrainedConfig:
-    """The shrunk config of a pair, of the class that its model takes."""
-    extras = EXTRAS.get(pair.model_type, {})
+def tiny_config(pair: Pair, **changes: Any) -> PreTrainedConfig:
+    """The shrunk config of a pair, of the class that its model takes; `changes`: values of fields as in `EXTRAS`."""
+    extras = EXTRAS.get(pair.model_type, {}) | changes
     made = {name[1:]: value for name, value in extras.items() if name.startswith("=")}
     config = pair.config_class(**copy.deepcopy(made))
     shrink(config)
@@ -48,14 +48,14 @@ def _put(config: Any, path: str, value: Any) -> None:
 
 
 def tiny_model(
-    pair: Pair, seed: int = 0, sharpness: float = 3.0, dtype: torch.dtype = torch.float64
+    pair: Pair, seed: int = 0, sharpness: float = 3.0, dtype: torch.dtype = torch.float64, **changes: Any
 ) -> PreTrainedModel:
     """
     A random model. `sharpness` scales its weight matrices, and those of queries and keys once more: at 1 it hardly
     reacts to what stands where. It has no end token.
     """
     torch.manual_seed(seed)
-    model = pair.model_class._from_config(tiny_config(pair), dtype=torch.float32).eval()
+    model = pair.model_class._from_config(tiny_config(pair, **changes), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and parameter.is_floating_point():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import SiglipVisionConfig
+
 
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _BY_LAYER_TYPE = {"full_attention": dict(_DEFAULT_ROPE), "sliding_attention": dict(_DEFAULT_ROPE)}
@@ -20,24 +22,60 @@ def _within(place: str, values: dict[str, Any]) -> dict[str, Any]:
     return {f"{place}.{name}": value for name, value in values.items()}
 
 
+def _sections(half: int) -> dict[str, Any]:
+    """Sections of a rotary embedding in three dimensions, of which the config has no default."""
+    return {"text_config.rope_parameters.mrope_section": [half // 4, half // 4, half - 2 * (half // 4)]}
+
+
+def _siglip(**values: Any) -> SiglipVisionConfig:
+    """A vision tower that stands for one of timm's."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = SiglipVisionConfig(**sizes, image_size=8, patch_size=4)
+    for name, value in values.items():
+        setattr(config, name, value)
+    return config
+
+
 EXTRAS: dict[str, dict[str, Any]] = {
+    "aria": {"projector_patch_to_query_dict": {4: 4}, "max_value_projector_patch_to_query_dict": 4},
     "chameleon": {"vocabulary_map": {"<image>": 70, "IMGIMGAA": 71}},
     "cohere_compass": {"text_config.rope_parameters": _BY_LAYER_TYPE},
     "cohere_compass_text": {"rope_parameters": _BY_LAYER_TYPE},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"]},
-    "diffusion_gemma": {"text_config.num_global_key_value_heads": 1, "text_config.num_experts": 4},
+    "diffusion_gemma": {
+        "text_config.num_global_key_value_heads": 1,
+        "text_config.num_experts": 4,
+        "text_config.top_k_experts": 2,
+    },
     "doge": {"keep_window_size": 20},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 70, "<|extra_200|>": 71}},
     "ernie4_5_vl_moe": {"text_config.rope_parameters": _DEFAULT_ROPE | {"mrope_section": [1, 1, 2]}},
+    "fast_vlm": {"vision_config": _siglip()},
+    "gemma3n": {"vision_config": _siglip(vocab_size=2, vocab_offset=94, rms_norm_eps=1e-6)},
     "gemma4_assistant": {"=text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    **{name: _sections(4) for name in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_vl", "qwen2_5_vl")},
+    "glm4v_moe": _sections(2),
     "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [(0, 0)]},
-    "kyutai_speech_to_text": {"=codec_config": {"codebook_size": 64}},
+    "helium": {"head_dim": 8},
+    "hrm_text": {"num_hidden_layers": 16},  # 2 layers in each of 2 · 4 cycles
+    "hunyuan_vl": {"text_config.rope_parameters.mrope_section": [2, 2, 2, 2]},
+    "kyutai_speech_to_text": {"codec_config.upsample_groups": 32},
+    "mistral4": {"head_dim": 32},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "qwen3_omni_moe": {"talker_config.text_config.shared_expert_intermediate_size": 48},
+    "paddleocr_vl": _sections(8),
+    "perception_lm": {"vision_config": _siglip()},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 90},
+    "qwen3_omni_moe": {
+        "talker_config.text_config.shared_expert_intermediate_size": 48,
+        "talker_config.spatial_merge_size": 2,
+    },
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 90},
     "qwen4_exp": _within("text_config", _QSA),
     "qwen4_exp_text": _QSA,
     "reformer": {"axial_pos_embds": False},
+    "xmod": {"default_language": "en_XX"},
+    "step3p7": {"text_config.sliding_window": 8},
 }
 """By `model_type`: values of fields, with dots for configs within; names with "=" are given to the constructor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -43,12 +44,21 @@ def with_images(model: PreTrainedModel, text: Inputs) -> Inputs:
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         pixels = torch.randn(rows, channels, height, width, generator=generator)
         images = {"pixel_values": pixels.to(model.dtype)}
-    if model.config.model_type in _WITHOUT_PLACES:
+    model_type = model.config.model_type
+    if model_type in _WITHOUT_PLACES:
         return text | images
+    if model_type == "idefics":
+        mask = torch.ones(*text["input_ids"].shape, 1, dtype=torch.long)
+        return text | {"pixel_values": images["pixel_values"][:, None], "image_attention_mask": mask}
+    if model_type == "kosmos-2":
+        places = torch.zeros_like(text["input_ids"])
+        places[:, -4 - model.config.latent_query_num : -4] = 1
+        return text | images | {"image_embeds_position_mask": places}
     token = next((value for name in _IMAGE_NAMES if (value := getattr(model.config, name, None)) is not None), None)
     if token is None:
         raise NoImages("the config names no image token")
-    count = _count_features(model, images) // rows
+    images, count = _readable(model, images)
+    count //= rows
     ids = text["input_ids"]
     places = torch.full((rows, count), token)
     inputs = {
@@ -72,15 +82,39 @@ def _vision_config(model: PreTrainedModel) -> Any:
 
 
 def _arguments(model: PreTrainedModel) -> set[str]:
-    import inspect
-
     return set(inspect.signature(model.forward).parameters)
+
+
+def _readable(model: PreTrainedModel, images: Inputs) -> tuple[Inputs, int]:
+    """
+    The images in the form that the model reads: with a dimension for images or tiles, or with their sizes; and how
+    many places their features take.
+    """
+    if "image_grid_thw" in images:
+        return images, _count_features(model, images)
+    pixels = images["pixel_values"]
+    sizes = torch.tensor([list(pixels.shape[-2:])] * len(pixels))
+    tiles = pixels[:, None]
+    forms = [images, {"pixel_values": tiles}, {"pixel_values": pixels, "image_sizes": sizes}]
+    forms += [
+        {"pixel_values": tiles, "image_sizes": sizes},
+        {"pixel_values": tiles.expand(-1, 2, -1, -1, -1), "image_sizes": sizes},
+    ]
+    first: Exception | None = None
+    for form in forms:
+        try:
+            return form, _count_features(model, form)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _count_features(model: PreTrainedModel, images: Inputs) -> int:
     """How many places the features of all images take."""
+    owner = model if hasattr(model, "get_image_features") else model.model
     with torch.no_grad():
-        features = model.get_image_features(**images)
+        features = owner.get_image_features(**images)
     features = getattr(features, "pooler_output", features)
     if isinstance(features, torch.Tensor):
         return features.shape[:-1].numel()

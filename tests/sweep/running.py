@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import traceback
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from .building import tiny_model
 from .images import has_images, with_images
-from .modes import NEW_TOKENS, ROWS, Outcome, Runner, prompts
+from .modes import IMAGE_MODES, NEW_TOKENS, ROWS, Outcome, Runner, prompts
 from .registry import Pair
 
 
@@ -73,7 +74,8 @@ def run(pair: Pair, seconds: int = 60) -> Result:
     """Builds the model of a pair and runs it in every mode, for at most so many seconds."""
     try:
         with _time_limit(seconds):
-            runner = _runner(pair)
+            gc.collect()  # models of earlier pairs
+            runner = runner_of(pair)
             outcomes = runner.outcomes()
             if {outcome.kind for outcome in outcomes.values()} != {"refused"}:
                 outcomes |= _image_outcomes(runner.model)
@@ -96,10 +98,10 @@ def _image_outcomes(model: PreTrainedModel) -> dict[str, Outcome]:
         runner.plain(1)
     except Exception as error:
         return {"image": Outcome("nothing", f"{type(error).__name__}: {str(error)[:200]}")}
-    return runner.image_outcomes()
+    return runner.outcomes(IMAGE_MODES)
 
 
-def _runner(pair: Pair) -> Runner:
+def runner_of(pair: Pair) -> Runner:
     """The first model of `ATTEMPTS` whose text is varied; the last one if none is, or if it has none."""
     for seed, sharpness in ATTEMPTS:
         runner = Runner(tiny_model(pair, seed, sharpness, _dtype_of(pair)))

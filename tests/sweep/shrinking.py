@@ -19,11 +19,12 @@ LAYERS = 2
 _RULES: tuple[tuple[str, int], ...] = (
     (r"vocab_size(_per_layer_input)?|unpadded_vocab_size|num_embeddings|decoder_vocab_size", VOCAB),
     (r"codebook_size", 64),
-    (r"(num_)?(hidden_|decoder_|encoder_)?layers|n_layers?|depth|num_blocks|resampler_depth|num_layers_per_stack", LAYERS),
+    (r"(num_)?(hidden_|decoder_|encoder_)?layers|n_layers?|depth|num_blocks|num_layers_per_stack", LAYERS),
+    (r"resampler_depth", LAYERS),
     (r"num_(encoder|decoder)_layers|conf_num_hidden_layers|num_global_layers|aligner_num_add_layers", LAYERS),
     (r"max_position_embeddings|n_positions|n_ctx|max_target_positions|max_seq_len|context_length", POSITIONS),
     (r"sliding_window(_size)?|window_size|attention_window_size|local_attention|attention_chunk_size", WINDOW),
-    (r"(.*_)?num_(attention_|encoder_attention_|decoder_attention_)?heads|n_heads?|attention_heads|num_sliding_.*heads", 4),
+    (r"(.*_)?num_((encoder_|decoder_)?attention_)?heads|n_heads?|attention_heads|num_sliding_.*heads", 4),
     (r"(encoder|decoder)_attention_heads|resampler_heads|resampler_n_heads", 4),
     (r"(.*_)?v_head_dim", 8),
     (r"global_head_dim|qk_head_dim", 32),
@@ -37,8 +38,11 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(num_|n_|moe_num_)?(local_|routed_)?experts", 4),
     (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|moe_top_k", 2),
     (r"(n_group|topk_group|num_expert_group|n_groups)", 1),
-    (r"mm_tokens_per_image|num_query_tokens|resampler_n_latents|resampler_num_latents|latent_query_num|num_image_tokens", 4),
+    (r"mm_tokens_per_image|num_query_tokens|num_image_tokens|latent_query_num", 4),
+    (r"resampler_n_latents|resampler_num_latents", 4),
     (r"rotary_dim", 4),
+    (r"base_channels", 32),
+    (r"num_filters", 4),
     (r"(mamba_)?d_state|(ssm_)?state_size", 8),
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
 )  # fmt: skip
@@ -86,6 +90,8 @@ def _shrink_part(config: PreTrainedConfig, next_token: int) -> int:
             _put(config, name, 4 if same else min(value, 2))
         else:
             size = next((size for pattern, size in _PATTERNS if pattern.fullmatch(name)), None)
+            if name == "window_size" and "patch_size" in values:
+                continue  # in pixels
             if size is not None and value > size:
                 _put(config, name, size)
     if isinstance(values.get("eos_token_id"), list):

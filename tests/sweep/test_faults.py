@@ -1,0 +1,96 @@
+"""Classes in which texts once differed or calls crashed: each is exact now, or refused by name before a forward."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from .building import tiny_model
+from .images import with_images
+from .modes import ROWS, Outcome, Runner, prompts
+from .registry import Pair, all_pairs
+
+
+def pair_of(model_type: str) -> Pair:
+    """The pair of an architecture, which old releases of transformers may lack."""
+    pair = next((pair for pair in all_pairs() if pair.model_type == model_type), None)
+    if pair is None:
+        pytest.skip(f"this transformers has no {model_type}")
+    return pair
+
+
+@lru_cache(maxsize=4)
+def runner_of(model_type: str) -> Runner:
+    return Runner(tiny_model(pair_of(model_type)))
+
+
+def assert_refused(outcome: Outcome, reason: str) -> None:
+    assert outcome.kind == "refused", outcome
+    assert reason in outcome.detail
+
+
+@pytest.mark.parametrize("mode", ["tree", "padded batch"])
+@pytest.mark.parametrize("model_type", ["exaone4_5", "hyperclovax_vision_v2", "kosmos-2.5"])
+def test_positions_that_generate_drops(model_type: str, mode: str) -> None:
+    assert runner_of(model_type).outcome(mode).kind == "exact"
+
+
+def test_masks_of_a_row() -> None:
+    """XGLM's attention insists on a mask for every row."""
+    runner = Runner(tiny_model(pair_of("xglm"), dtype=torch.float32))
+    assert runner.outcome("padded batch").kind == runner.outcome("generate_batch").kind == "exact"
+
+
+def test_padding_behind_an_image() -> None:
+    """GIT puts images before the padding of the prompt."""
+    model = runner_of("git").model
+    inputs = {rows: with_images(model, prompts(rows)) for rows in (1, ROWS)}
+    assert Runner(model, inputs.__getitem__).outcome("padded batch").kind == "exact"
+    assert_refused(runner_of("git").outcome("padded batch"), "masks other tokens")
+
+
+@pytest.mark.parametrize(
+    "model_type, mode, reason",
+    [
+        ("doge", "tree", "learned bias"),
+        ("doge", "generate_batch", "learned bias"),
+        ("moshi", "generate_batch", "without its sliding window"),
+        ("paligemma", "generate_batch", "in both directions"),
+        ("whisper", "generate_batch", "takes no `position_ids`"),
+        ("idefics", "tree", "cross-attention"),
+        ("kosmos-2", "generate_batch", "masks of padding"),
+        ("axk2", "tree", "sparse attention (indexed_attention)"),
+        ("mamba", "tree", "recurrent or convolutional layers"),
+    ],
+)
+def test_refusals(model_type: str, mode: str, reason: str) -> None:
+    outcome = runner_of(model_type).outcome(mode)
+    assert_refused(outcome, reason)
+    assert model_type not in ("axk2",) or "recurrent" not in outcome.detail
+
+
+def test_cross_attention_of_an_inner_model() -> None:
+    """BLIP's `generate` calls that of its text decoder, with the features of the image."""
+    model = runner_of("blip").model
+    inputs = with_images(model, prompts(1))
+    assert_refused(Runner(model, lambda rows: inputs).outcome("n-grams"), "`encoder_hidden_states`")
+
+
+@pytest.mark.parametrize("mode", ["tree", "generate_batch"])
+def test_encoders_as_language_models(mode: str) -> None:
+    runner = Runner(tiny_model(pair_of("bert"), is_decoder=False))
+    assert_refused(runner.outcome(mode), "`is_decoder=True`")
+
+
+def test_diffusion() -> None:
+    assert_refused(runner_of("diffusion_gemma").outcome("tree"), "diffusion")
+
+
+@pytest.mark.parametrize("mode", ["tree", "generate_batch"])
+def test_hybrids_with_attention_alone(mode: str) -> None:
+    """What counts are the layers that exist, not the class."""
+    attention = {"layer_types": ["full_attention"] * 2}
+    runner = Runner(tiny_model(pair_of("granitemoehybrid"), dtype=torch.float32, **attention))
+    assert runner.outcome(mode).kind == "exact"
