@@ -181,7 +181,7 @@ class Target:
         positions = self.model_kwargs.get("position_ids")
         slots = self.cache.lengths[0]
         if drops_positions(self.model):
-            first = first_position(self.model)
+            first = first_position(self.model) or 0  # targets with None are refused
             return torch.full((self.sequences.batch_size,), first, device=self.sequences.device)
         if positions is not None:
             return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], self.sequences.batch_size)
