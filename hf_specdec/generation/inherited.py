@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -22,12 +23,14 @@ OF_ASSISTED_GENERATION = (
 OTHER_DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 """Options that ask transformers for other drafts."""
 _OF_CACHES = ("cache_implementation", "cache_config", "use_cache")
-_WITHOUT = {"use_cache": True}
+_WITHOUT = {"use_cache": True, "use_mtp": False}
+"""Values that ask for nothing, where it is not None."""
 
 logger = logging.get_logger(__name__)
 
 
-def default_of(name: str) -> tuple[Any, ...]:
+@lru_cache
+def default_of(name: str) -> tuple[Any, Any]:
     """The values of an option of transformers' assisted generation that ask for nothing."""
     return getattr(GenerationConfig(), name, None), GenerationConfig._get_default_generation_params().get(name)
 
@@ -39,9 +42,9 @@ def idle_options_of(model: PreTrainedModel) -> dict[str, Any]:
     """
     own, found = model.generation_config, {}
     for name in (*OF_ASSISTED_GENERATION, *OTHER_DRAFTS, *_OF_CACHES):
-        value, idle = getattr(own, name, None), (_WITHOUT.get(name), *default_of(name))
-        if value is not None and value not in idle and not (name in OTHER_DRAFTS and value is False):
-            found[name] = _WITHOUT.get(name)
+        value, idle = getattr(own, name, None), _WITHOUT.get(name)
+        if value not in (None, "dynamic", idle, *default_of(name)):
+            found[name] = idle
     return found
 
 

@@ -91,10 +91,10 @@ def test_greedy_requests(
     runs = runs_of_steps(monkeypatch)
     if with_graphs:
         install_stand_in(monkeypatch, with_kernel=True)
+    draft = padded_otherwise(draft_of(target, size), size).float()  # the kernels take no float64
+    target = padded_otherwise(target, VOCAB).float()
     texts = [row[number:].tolist() for number, row in enumerate(prompts(3, 12)["input_ids"])]
-    outputs = target.generate_batch(
-        texts, assistant_model=draft_of(target, size), tree=IRREGULAR, max_new_tokens=24, do_sample=False
-    )
+    outputs = target.generate_batch(texts, assistant_model=draft, tree=IRREGULAR, max_new_tokens=24, do_sample=False)
     for text, output in zip(texts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(target, text, max_new_tokens=24)
     assert any(token >= SMALLER for output in outputs.values() for token in output.generated_tokens[:-2])
@@ -191,12 +191,13 @@ def test_the_distribution_of_requests(size: int, with_graphs: bool, monkeypatch:
     if with_graphs:
         install_stand_in(monkeypatch, with_kernel=True)
     target, draft = models_of(size)
+    rows = 300 if with_graphs else ROWS
     torch.manual_seed(0)
     outputs = target.generate_batch(
-        [PROMPT["input_ids"][0].tolist()] * (400 if with_graphs else ROWS),
+        [PROMPT["input_ids"][0].tolist()] * rows,
         assistant_model=draft,
         speculative_config=METHODS["rejection"],
-        continuous_batching_config=limits(3000, max_requests_per_batch=200, max_batch_tokens=800),
+        continuous_batching_config=limits(3000, max_requests_per_batch=rows, max_batch_tokens=4 * rows),
         max_new_tokens=LENGTH + 2,
         do_sample=True,
         top_k=0,
