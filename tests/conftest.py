@@ -1,6 +1,6 @@
 import os
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from support.calls import telling_prompts  # noqa: E402
+from support.goldens import assert_target_is_unchanged  # noqa: E402
 from support.models import noisy_copy, tiny_model  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
@@ -26,20 +27,26 @@ settings.load_profile("the same examples every time")
 
 HERE = Path(__file__).parent
 ANY_VERSION = (
+    "batching/test_auto_menu.py",
     "batching/test_device_auto.py",
     "batching/test_device_rows.py",
     "batching/test_device_samples.py",
     "batching/test_draft_temperatures.py",
+    "batching/test_faults.py",
     "batching/test_graphs.py",
+    "batching/test_keeping.py",
     "batching/test_limits.py",
     "batching/test_paged_cache.py",
     "batching/test_pauses.py",
     "batching/test_policy.py",
     "batching/test_random_mixes.py",
     "batching/test_repeated_steps.py",
+    "batching/test_request_faults.py",
+    "batching/test_results.py",
     "batching/test_sampling.py",
     "batching/test_scheduler.py",
     "batching/test_soak.py",
+    "batching/test_starts_and_ends.py",
     "batching/test_waiting_features.py",
     "batching/test_warming_up.py",
     "benchmarking",
@@ -49,16 +56,28 @@ ANY_VERSION = (
     "device_steps/test_edges.py",
     "device_steps/test_memory.py",
     "device_steps/test_sampling.py",
+    "device_steps/test_streams.py",
     "device_steps/test_which_calls.py",
     "distributed/test_data_parallel.py",
     "doctor",
     "drafters/test_growth.py",
+    "drafters/test_ngram.py",
+    "drafters/test_observed.py",
     "eagle/test_card.py",
+    "eagle/test_conversion.py",
     "eagle/test_damaged.py",
+    "eagle/test_detection.py",
     "eagle/test_layer_ids.py",
+    "eagle/test_unroll.py",
+    "eagle/test_usual_mistakes.py",
+    "forwards/test_modules.py",
+    "forwards/test_overlapping.py",
+    "generation/test_metrics.py",
     "graphs",
     "kernels",
+    "serving/test_contexts.py",
     "serving/test_engine.py",
+    "serving/test_http_server.py",
     "serving/test_load_benchmark.py",
     "serving/test_parts.py",
     "serving/test_stop_strings.py",
@@ -66,7 +85,10 @@ ANY_VERSION = (
     "space",
     "test_docs.py",
     "test_docstrings.py",
+    "test_examples.py",
+    "test_installs.py",
     "test_model_cards.py",
+    "test_overflow.py",
     "test_packaging.py",
     "test_random_generators.py",
     "test_scripts.py",
@@ -79,15 +101,14 @@ ANY_VERSION = (
     "training/test_reading.py",
     "training/test_self_generate.py",
     "training/test_vocabulary.py",
-    "batching/test_auto_menu.py",
-    "trees/test_random_trees.py",
-    "trees/test_text.py",
-    "trees/test_topology.py",
+    "trees",
     "verification/test_draft_temperature.py",
     "verification/test_exact_statistics.py",
+    "verification/test_own_processors.py",
     "verification/test_reads_ahead.py",
     "verification/test_rejection.py",
     "verification/test_sampling_exactness.py",
+    "verification/test_target.py",
     "verification/test_wrong_samplers.py",
 )
 """
@@ -126,6 +147,12 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     seed_all()
+
+
+@pytest.fixture(autouse=True)
+def _shared_target_stays_as_it_is() -> Iterator[None]:
+    yield
+    assert_target_is_unchanged()
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,11 @@ SEEDS = {
     "gptj": 4,
     "falcon": 1,
 }
-TARGETS = [(family, implementation) for family in FAMILIES for implementation in attention_of(family)]
+SMOKE = ("llama", "sdpa")
+TARGETS = [
+    pytest.param(*target, marks=pytest.mark.smoke if target == SMOKE else ())
+    for target in ((family, implementation) for family in FAMILIES for implementation in attention_of(family))
+]
 
 
 @lru_cache

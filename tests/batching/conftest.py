@@ -9,6 +9,7 @@ from support.batches import assert_nothing_left, manager_of, runs_of_steps
 from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching.auto_menu import TreeMenu
 from hf_specdec.batching.device_steps.step import InFlightStep
 
 
@@ -16,6 +17,13 @@ from hf_specdec.batching.device_steps.step import InFlightStep
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
     """The whole steps that have run, one after the other."""
     return runs_of_steps(monkeypatch)
+
+
+@pytest.fixture
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A menu of a deep, a middle and a broad tree of each size or two: the others would be captured alike."""
+    (peaked, _), (average, _), (flat, _) = TreeMenu.DRAFTS
+    monkeypatch.setattr(TreeMenu, "DRAFTS", ((peaked, (1, 4)), (average, (8, 16)), (flat, (4,))))
 
 
 @pytest.fixture

@@ -41,17 +41,23 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Sta
     torch._dynamo.reset()
 
 
-def compiled(**options: Any) -> dict[str, Any]:
-    config = SpeculativeConfig(tree=IRREGULAR, compile=True)
+SMALL = "[(0,), (1,), (0, 0)]"
+"""Few levels: tracing takes a second and more for each."""
+
+
+def compiled(tree: Any = IRREGULAR, **options: Any) -> dict[str, Any]:
+    config = SpeculativeConfig(tree=tree, compile=True)
     return {"speculative_config": config, "continuous_batching_config": limits(), "max_new_tokens": 20} | options
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
 def test_draft_models(family: str, stand_in: StandIn, merged: list[int], recwarn: pytest.WarningsRecorder) -> None:
     target, prompts = tiny_model(family, dtype=torch.float32), ragged_prompts((5, 6))
-    outputs = target.generate_batch(prompts, assistant_model=noisy_copy(target, 0.05), **compiled())
+    outputs = target.generate_batch(
+        prompts, assistant_model=noisy_copy(target, 0.05), **compiled(SMALL, max_new_tokens=12)
+    )
     for prompt, output in zip(prompts, outputs.values(), strict=True):
-        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=12)
     assert counters["stats"]["unique_graphs"] >= 4 and stand_in.replays > 3 and {2, 3} <= set(merged)
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
@@ -74,7 +80,7 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     assistant = noisy_copy(target, 0.05)
     counts, captures = [], []
     # With the root four nodes, as many as there are requests at some time.
-    call = compiled(max_new_tokens=8, speculative_config=SpeculativeConfig(tree="[(0,), (1,), (0, 0)]", compile=True))
+    call = compiled(SMALL, max_new_tokens=8)
     for number in (1, 2, 3, 4, 8):
         outputs = target.generate_batch(prompts[:number], assistant_model=assistant, **call).values()
         for prompt, output in zip(prompts, outputs, strict=False):
@@ -85,6 +91,7 @@ def test_other_numbers_of_requests_compile_nothing(stand_in: StandIn) -> None:
     assert counts[0] < counts[2] == counts[-1] and captures == sorted(set(captures))
 
 
+@pytest.mark.slow
 @pytest.mark.any_version
 def test_layers_share_what_is_compiled(stand_in: StandIn) -> None:
     counts = []

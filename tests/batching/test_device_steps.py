@@ -37,6 +37,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 # -------------------------------------------------------------------------------------------------------------- greedy
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["draft", "head"])
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto", None], ids=["static", "dynamic", "auto", "off"])
 def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None:

@@ -142,7 +142,7 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store is not None and not store._places and len(store._free) == 4
 
 
-@pytest.mark.parametrize("kind", ["draft", "head"])
+@pytest.mark.parametrize("kind", [pytest.param("draft", marks=pytest.mark.slow), "head"])
 def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for steps on the device: a head reads what is waiting in some of them, of which none carries a tree."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -181,7 +181,9 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert accepted[first:] == fresh.speculation.accepted_per_step[0]
 
 
-@pytest.mark.parametrize("length", [CAPACITY + more for more in (-2, 0, 1)])
+@pytest.mark.parametrize(
+    "length", [CAPACITY, *(pytest.param(CAPACITY + more, marks=pytest.mark.slow) for more in (-2, 1))]
+)
 def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside rows with trees one that can use none, with as many features waiting as there may be."""
     install_stand_in(monkeypatch, with_kernel=True)
@@ -200,8 +202,8 @@ def test_rows_that_end_as_speculation_comes_back(length: int, monkeypatch: pytes
 @pytest.mark.parametrize(
     "depth, is_first",
     [
-        (CAPACITY - 2, True),
         (CAPACITY // 2 + 1, False),
+        pytest.param(CAPACITY - 2, True, marks=pytest.mark.slow),
         pytest.param(CAPACITY - 2, False, marks=pytest.mark.slow),
         pytest.param(CAPACITY // 2 + 1, True, marks=pytest.mark.slow),
     ],

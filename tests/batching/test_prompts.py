@@ -89,7 +89,7 @@ def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
     A head sees the features of every token once: it accepts as much as without graphs. (Where blocks run out, it
     depends on who has them whether there is room for a tree.)
     """
-    target, prompts = trained_target(), trained_prompts()["prompts"]
+    target, prompts = trained_target(), trained_prompts()["prompts"][:8]
     sizes = target.config.hidden_size, target.config.vocab_size
     medusa = MedusaHeads(MedusaConfig(hidden_size=sizes[0], vocab_size=sizes[1], medusa_num_heads=3)).eval()
     assistant = {"head": trained_head, "ngram": NgramDraft, "medusa": lambda: medusa}[kind]()
@@ -100,7 +100,7 @@ def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
             prompts,
             assistant_model=assistant,
             speculative_config=config,
-            max_new_tokens=40,
+            max_new_tokens=24,
             continuous_batching_config=limits(num_blocks, max_batch_tokens=64),
         )
         of_draft = accepted if num_blocks > 30 else lambda output: None
@@ -128,7 +128,7 @@ def test_the_graphs_are_used_again(kind: str, read: Read, monkeypatch: pytest.Mo
         continuous_batching_config=limits(max_batch_tokens=64),
     )
     with manager:
-        for length in range(20, 50):
+        for length in range(20, 50, 3):
             name = manager.add_request(list(range(3, 3 + length)), max_new_tokens=1)
             assert manager.get_result(name, timeout=60).error is None
     assert sorted(captured) == [(1, 4), (1, 16)]
@@ -146,7 +146,7 @@ def nothing_else(self: Any, *args: Any) -> None:
 def test_first_tokens_are_drawn_as_the_host_would(read: Read) -> None:
     """With a seed they are the same; greedy requests, and those that are not drafted for, are beside them."""
     target, texts = trained_target(), []
-    prompts = trained_prompts()["prompts"]
+    prompts = trained_prompts()["prompts"][:8]
     for cuda_graphs in (False, "auto"):
         config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)
         with target.init_continuous_batching(
@@ -192,17 +192,17 @@ def test_a_prompt_step_that_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(PromptStep, "capture", fails)
-    target, prompts = trained_target(), trained_prompts()["prompts"]
+    target, prompts = trained_target(), trained_prompts()["prompts"][:6]
     with pytest.warns(UserWarning, match="A step of .* could not be captured"):
         outputs = target.generate_batch(
             prompts,
             assistant_model=trained_head(),
             tree=IRREGULAR,
-            max_new_tokens=24,
+            max_new_tokens=12,
             continuous_batching_config=limits(600, max_batch_tokens=16),
         )
     for prompt, output in zip(prompts, outputs.values(), strict=True):
-        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
+        assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=12)
 
 
 def test_results_do_not_wait_for_the_prompts_of_others(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

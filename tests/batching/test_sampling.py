@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import limits, ragged_prompts
+from support.batches import equal_options_once, limits, ragged_prompts
 from support.exact import SIGNIFICANCE, Fit, combine, enumerate_tokens, fit
 from support.models import noisy_copy, tiny_model
 from support.sampling import (
@@ -54,18 +54,19 @@ def fit_requests(assistant: Any, config: SpeculativeConfig, seeded: bool, settin
     torch.manual_seed(0)
     kinds = [(number, setting) for number in range(len(SAMPLED_PROMPTS)) for setting in settings]
     names: dict[tuple[int, str], list[str]] = {kind: [] for kind in kinds}
-    for sample in range(ROWS):
-        number, setting = kind = kinds[sample % len(kinds)]
-        names[kind].append(
-            manager.add_request(
-                SAMPLED_PROMPTS[number],
-                max_new_tokens=LENGTH + 2 + sample % 7,  # so that they end one after the other
-                do_sample=True,
-                tree=(None, CHAIN)[sample % 2],
-                seed=sample if seeded else None,
-                **({"top_k": 0} | ALL_SETTINGS[setting]),
+    with equal_options_once(manager):
+        for sample in range(ROWS):
+            number, setting = kind = kinds[sample % len(kinds)]
+            names[kind].append(
+                manager.add_request(
+                    SAMPLED_PROMPTS[number],
+                    max_new_tokens=LENGTH + 2 + sample % 7,  # so that they end one after the other
+                    do_sample=True,
+                    tree=(None, CHAIN)[sample % 2],
+                    seed=sample if seeded else None,
+                    **({"top_k": 0} | ALL_SETTINGS[setting]),
+                )
             )
-        )
     with manager:
         texts = {
             kind: [manager.get_result(name).generated_tokens[:LENGTH] for name in of] for kind, of in names.items()

@@ -322,7 +322,13 @@ print("the end")
 """
 
 
-@pytest.mark.parametrize("last", ["", "pause = manager.pause()\npause.__enter__()"], ids=["running", "paused"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param("", id="running"),
+        pytest.param("pause = manager.pause()\npause.__enter__()", id="paused", marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_that_ends_without_stopping(last: str) -> None:
     """Its thread is ended first: killed in the midst of a step, it would abort the program. A pause goes on."""
     done = subprocess.run(

@@ -32,6 +32,7 @@ def suite(*arguments: Any) -> Any:
     return on_tiny_target("bench", "--suite", "gpu", "--tiny", *arguments)
 
 
+@pytest.mark.slow
 def test_all_targets_are_tried(tmp_path: Path) -> None:
     result = suite("--profile", tmp_path)
     assert result.exit_code == 0, result.output

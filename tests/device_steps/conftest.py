@@ -6,8 +6,8 @@ import pytest
 from support.device_steps import Steps, install
 
 
-@pytest.fixture(params=[False, True], ids=["masks", "kernel"])
+@pytest.fixture
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Once with masks, once with the attention kernel in its plain version."""
+    """With masks; where a test is `BY_ATTENTION`, with the attention kernel in its plain version, too."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=request.param)
+    return install(monkeypatch, with_kernel=getattr(request, "param", False))

@@ -37,6 +37,10 @@ def steps(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Steps]
     torch._dynamo.reset()
 
 
+SMALL = "[(0,), (1,), (0, 0)]"
+"""Few levels: tracing takes a second and more for each."""
+
+
 def compiled(tree: Any = IRREGULAR) -> SpeculativeConfig:
     return SpeculativeConfig(tree=tree, compile=True)
 
@@ -51,7 +55,7 @@ def test_draft_models(family: str, steps: Steps, merged: list[int], recwarn: pyt
         inputs = prompts(2, length, padding=True)
         plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
         options = {"max_new_tokens": 20, "do_sample": False, "assistant_model": draft}
-        assert torch.equal(plain, target.generate(**inputs, **options, speculative_config=compiled()))
+        assert torch.equal(plain, target.generate(**inputs, **options, speculative_config=compiled(SMALL)))
     # The target's shape, and the draft's: levels, and catching up.
     assert counters["stats"]["unique_graphs"] >= 4 and steps.captures == 1
     assert {2, 3} <= set(merged) or family == "gpt2"  # which has no `linear` for queries, keys and values
@@ -62,9 +66,9 @@ def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     """Their features come out of the compiled forward."""
     target, head = trained_target(), trained_head()
     ids = torch.tensor([prompt[:8] for prompt in trained_prompts()["prompts"][:2]])
-    options = {"max_new_tokens": 40, "do_sample": False, "assistant_model": head}
+    options = {"max_new_tokens": 24, "do_sample": False, "assistant_model": head}
     found = []
-    for config in (SpeculativeConfig(tree=IRREGULAR, cuda_graphs=False), compiled()):
+    for config in (SpeculativeConfig(tree=SMALL, cuda_graphs=False), compiled(SMALL)):
         text = target.generate(ids, attention_mask=torch.ones_like(ids), **options, speculative_config=config)
         found.append((text.tolist(), hf_specdec.last_metrics().accepted_per_step))
     assert found[0] == found[1] and steps.captures == 1
@@ -72,6 +76,7 @@ def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
+@pytest.mark.slow
 def test_short_prompts_take_the_compiled_step_of_long_ones(steps: Steps) -> None:
     """Also if an uncompiled call has captured a step over less memory in between."""
     target = tiny_model(dtype=torch.float32)
@@ -84,6 +89,7 @@ def test_short_prompts_take_the_compiled_step_of_long_ones(steps: Steps) -> None
     assert steps.captures == 2
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_traced(steps: Steps) -> None:
     """One warning, and whole steps all the same."""
     target = tiny_model("mixtral", dtype=torch.float32)
@@ -95,6 +101,7 @@ def test_models_that_cannot_be_traced(steps: Steps) -> None:
     assert steps.captures == 1
 
 
+@pytest.mark.slow
 def test_shorter_texts_are_not_compiled_for(steps: Steps) -> None:
     """Steps for longer texts serve them."""
     target = tiny_model(dtype=torch.float32)

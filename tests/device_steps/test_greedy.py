@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_steps import Steps
+from support.device_steps import BY_ATTENTION, Steps
 from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
@@ -46,6 +46,7 @@ def both(model: Any, steps: Steps, tree: Any, **call: Any) -> torch.Tensor:
     return text
 
 
+@BY_ATTENTION
 @rows_and_trees(IRREGULAR, DYNAMIC)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, batch_size: int, tree: Any, steps: Steps) -> None:
@@ -92,6 +93,7 @@ def test_a_tree_of_few_of_its_candidates(steps: Steps) -> None:
     both(target, steps, tree, **prompts(1, 8), assistant_model=noisy_copy(target, 0.05), max_new_tokens=38)
 
 
+@BY_ATTENTION
 @TREES
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:
@@ -99,8 +101,8 @@ def test_heads(batch_size: int, tree: Any, steps: Steps) -> None:
     ids = torch.tensor([prompt[:8] for prompt in trained_prompts()["prompts"][:batch_size]])
     for length in (8, 5):
         call = {"input_ids": ids[:, :length], "attention_mask": torch.ones(batch_size, length, dtype=torch.long)}
-        text = both(target, steps, tree, **call, assistant_model=head, max_new_tokens=40)
-        assert torch.equal(text, target.generate(**call, max_new_tokens=40, do_sample=False))
+        text = both(target, steps, tree, **call, assistant_model=head, max_new_tokens=24)
+        assert torch.equal(text, target.generate(**call, max_new_tokens=24, do_sample=False))
     assert steps.captures == 1 and hf_specdec.last_metrics().mean_acceptance_length > 1.5
 
 
@@ -114,11 +116,13 @@ def test_the_same_prompt_again_and_again(kind: str, steps: Steps) -> None:
     assistant = trained_head() if kind == "head" else noisy_copy(target, 0.02)
     call = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, 8, dtype=torch.long)}
     for tree in (IRREGULAR, IRREGULAR, DYNAMIC, IRREGULAR, DYNAMIC):
-        both(target, steps, tree, **call, assistant_model=assistant, max_new_tokens=40)
+        both(target, steps, tree, **call, assistant_model=assistant, max_new_tokens=20)
         assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
     assert steps.captures == 2
 
 
+@pytest.mark.smoke
+@BY_ATTENTION
 @pytest.mark.parametrize("draft_vocab_size", [None, 20])
 def test_heads_with_padding_and_draft_vocabularies(draft_vocab_size: int | None, steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
@@ -126,6 +130,7 @@ def test_heads_with_padding_and_draft_vocabularies(draft_vocab_size: int | None,
     both(target, steps, IRREGULAR, **prompts(3, 11, padding=True), assistant_model=head, max_new_tokens=25)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 7])
 def test_short_texts(max_new_tokens: int, steps: Steps) -> None:
     """A row never grows past its end, however deep the tree."""
@@ -138,6 +143,7 @@ def test_short_texts(max_new_tokens: int, steps: Steps) -> None:
         both(target, steps, IRREGULAR, **prompts(2, 9), **call)
 
 
+@BY_ATTENTION
 def test_texts_up_to_the_last_position(steps: Steps) -> None:
     """Learned positions end where the text does; nodes that would lie behind have none."""
     target = tiny_model("gpt2", dtype=torch.float32, max_position_embeddings=24)
@@ -208,6 +214,7 @@ def test_caches_over_two_turns(steps: Steps) -> None:
         torch.testing.assert_close(plain.keys, own.keys, atol=1e-5, rtol=1e-4)
 
 
+@BY_ATTENTION
 def test_a_text_that_outgrew_its_capture_is_captured_anew(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.05)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_steps import Steps
+from support.device_steps import BY_ATTENTION, Steps
 from support.heads import tiny_head
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
@@ -48,6 +48,7 @@ class Inputs(TorchDispatchMode):
         return result
 
 
+@BY_ATTENTION
 @pytest.mark.parametrize("kind", ["model", "head", "head with a draft vocabulary", "head that borrows an lm_head"])
 @pytest.mark.parametrize("tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=["static", "dynamic"])
 def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:

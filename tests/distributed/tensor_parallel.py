@@ -23,8 +23,8 @@ from hf_specdec import DraftTree, DynamicTree, EagleHead, NgramDraft, Speculativ
 from hf_specdec.forwards.hooks import foreign_hooks
 
 
-GREEDY = {"do_sample": False, "max_new_tokens": 40}
-SAMPLED = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 40}
+GREEDY = {"do_sample": False, "max_new_tokens": 24}
+SAMPLED = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 24}
 DYNAMIC = DynamicTree(depth=3, top_k=3, num_nodes=8)
 CHAIN = TokenTree.chain(4)
 

@@ -51,13 +51,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_families(family: str, batch_size: int, read: list[int]) -> None:
     target = tiny_model(family, dtype=torch.float32)
     draft = noisy_copy(target, 0.05)
-    for length in (1, 3, 4, 7, 16, 20, 31, 40):
+    lengths = [1, 4, 16, 40] if batch_size == 1 else [3, 7, 20, 31]
+    for length in lengths:
         inputs = prompts(batch_size, length)
         plain = target.generate(**inputs, do_sample=False, max_new_tokens=12)
         ours = target.generate(**inputs, do_sample=False, max_new_tokens=12, assistant_model=draft, tree=IRREGULAR)
         assert ours.tolist() == plain.tolist()
     if supports_switching(target) and target.config._attn_implementation == "sdpa":
-        assert read == [1, 3, 4, 7, 16, 20, 31, 40]
+        assert read == lengths
 
 
 def test_a_head_sees_all_features(read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

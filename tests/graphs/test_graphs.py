@@ -40,13 +40,17 @@ def graphed(tree: Any) -> dict[str, Any]:
     return {"speculative_config": hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)}
 
 
-@pytest.fixture(params=[False, True], ids=["masks", "kernel"])
+@pytest.fixture
 def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Once with masks, once with the kernel, of which the CPU has a plain version."""
+    """With masks; where a test is `BY_ATTENTION`, with the kernel, too, of which the CPU has a plain version."""
     monkeypatch.setattr(loop, "run_device_steps", lambda call: False)  # has tests of its own
-    return install_stand_in(monkeypatch, with_kernel=request.param)
+    return install_stand_in(monkeypatch, with_kernel=getattr(request, "param", False))
 
 
+BY_ATTENTION = pytest.mark.parametrize("stand_in", [False, True], ids=["masks", "kernel"], indirect=True)
+
+
+@BY_ATTENTION
 @rows_and_trees(TREE, DYNAMIC)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
@@ -57,15 +61,16 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
     draft = noisy_copy(target, 0.05)
     for length, seed in ((9, 0), (6, 1), (13, 2)):
         inputs = prompts(batch_size, length, padding=seed != 1, seed=seed)
-        plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
-        output = target.generate(**inputs, max_new_tokens=30, do_sample=False, assistant_model=draft, **graphed(tree))
+        plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=20, do_sample=False, assistant_model=draft, **graphed(tree))
         assert torch.equal(output, plain)
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
-    assert stand_in.replays > 20 and stand_in.captures < 30
+    assert stand_in.replays > 10 and stand_in.captures < 30
     if target.config._attn_implementation == "sdpa":
         assert (stand_in.attended > 0) is stand_in.has_kernel
 
 
+@BY_ATTENTION
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
@@ -76,13 +81,14 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
     for cuda_graphs in (False, True, True):
         config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
         output = target.generate(
-            prompt, max_new_tokens=40, do_sample=False, assistant_model=head, speculative_config=config
+            prompt, max_new_tokens=24, do_sample=False, assistant_model=head, speculative_config=config
         )
         found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
-    assert found[0] == found[1] == found[2] and stand_in.replays > 20
+    assert found[0] == found[1] == found[2] and stand_in.replays > 10
     assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
 
 
+@BY_ATTENTION
 def test_what_a_graph_reads_is_kept(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph knows addresses alone: it does not keep what was made before it was captured, nor the function."""
     captured: list[tuple[ReadFromOutside, Any]] = []
@@ -132,6 +138,7 @@ def test_sampling_with_a_seed(stand_in: StandIn) -> None:
     assert texts[0] == texts[1] and stand_in.replays > 10
 
 
+@BY_ATTENTION
 def test_a_text_that_outgrows_the_store(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """From then on the cache has memory of its own, and no graphs."""
     monkeypatch.setattr("hf_specdec.generation.target.Target._last_capacity", lambda self, num_nodes: 20)
@@ -326,6 +333,7 @@ def test_two_threads_on_one_model(stand_in: StandIn) -> None:
     assert all(found[number] == [expected[number]] * 3 for number in range(4))
 
 
+@BY_ATTENTION
 def test_auto_takes_what_can_be_captured(stand_in: StandIn) -> None:
     """And goes without graphs, with a word about it, where hooks of the user's would be passed by: before or after."""
     target, inputs = tiny_model(), prompts(1, 9)
@@ -415,6 +423,7 @@ def test_heads_of_other_threads_watch_the_same_target(stand_in: StandIn) -> None
         target.generate(prompt, max_new_tokens=8, do_sample=False, assistant_model=head, **graphed(TREE))
 
 
+@BY_ATTENTION
 def test_soft_caps_are_left_out_where_sdpa_leaves_them_out(stand_in: StandIn) -> None:
     """transformers 5.17 lets Gemma 2 attend by "sdpa", which has no soft-capping."""
     target = tiny_model("gemma2", attn_logit_softcapping=0.05)

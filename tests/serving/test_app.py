@@ -93,6 +93,7 @@ def test_responses_are_streamed_if_that_is_asked_for(client: TestClient) -> None
         assert "response.created" in response.read().decode()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_responses_that_are_cut_are_incomplete(client: TestClient, stream: bool) -> None:
     """Not those that end by themselves, even at the last allowed token."""
@@ -121,6 +122,7 @@ def test_logit_bias(client: TestClient, path: str) -> None:
         assert text_of(ask(client, path, logit_bias={str(token): bias})) == "q" * 6
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_why_it_ends(client: TestClient, path: str) -> None:
     """By a stop string, too, that the last allowed token completes, or by an end token."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from hf_specdec.batching.device_steps.step import InFlightStep
 
+from .goldens import trained_prompts, trained_target
 from .models import prompts
 
 
@@ -38,8 +41,20 @@ def manager_of(model: PreTrainedModel, draft: Any, **options: Any) -> Speculativ
     return model.init_continuous_batching(assistant_model=draft, **options)
 
 
+@contextmanager
+def equal_options_once(manager: SpeculativeBatchingManager) -> Iterator[None]:
+    """Prepares equal options of the requests that are added inside once, as a running engine does."""
+    of_engine, manager._admission.present_run = manager._admission.present_run, lambda: -1
+    yield
+    manager._admission.present_run = of_engine
+
+
 def text_alone(model: PreTrainedModel, prompt: list[int], **options: Any) -> list[int]:
-    """What plain greedy `generate` writes after one prompt."""
+    """What plain greedy `generate` writes after one prompt; of the shared target its golden, where there is one."""
+    if model is trained_target() and options.keys() == {"max_new_tokens"}:
+        goldens = trained_prompts()
+        if prompt in goldens["prompts"] and options["max_new_tokens"] <= 64:
+            return goldens["greedy_64"][goldens["prompts"].index(prompt)][: options["max_new_tokens"]]
     ids = torch.tensor([prompt])
     text = model.generate(ids, attention_mask=torch.ones_like(ids), **({"do_sample": False} | options))
     return text[0, len(prompt) :].tolist()

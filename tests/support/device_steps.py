@@ -13,6 +13,10 @@ from hf_specdec.device_steps import captures
 from .graphs import install_stand_in
 
 
+BY_ATTENTION = pytest.mark.parametrize("steps", [False, True], ids=["masks", "kernel"], indirect=True)
+"""For tests of what attention takes part in: captured steps attend by masks or by the kernel."""
+
+
 @dataclass
 class Steps:
     """How many steps were captured, and how often they were replayed."""

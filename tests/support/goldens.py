@@ -15,10 +15,34 @@ TINY_TARGET = Path(__file__).parent.parent / "goldens" / "tiny_target"
 TEMPLATE = "{% for message in messages %}t5 t6 t7 {% endfor %}{% if add_generation_prompt %}t8{% endif %}"
 
 
+_STATE: dict[str, Any] = {}
+"""What the shared target was like when it was loaded."""
+
+
 @lru_cache
 def trained_target() -> PreTrainedModel:
-    """A Llama with 512 tokens, in float32; no test may change it."""
-    return AutoModelForCausalLM.from_pretrained(TINY_TARGET).eval()
+    """A Llama with 512 tokens, in float32. All tests share it: none may change it (`assert_target_is_unchanged`)."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_TARGET).eval()
+    _STATE.update(_state_of(model))
+    return model
+
+
+def assert_target_is_unchanged() -> None:
+    """Asserts that the shared target has the config, weights and hooks that it was loaded with."""
+    if _STATE:
+        assert _state_of(trained_target()) == _STATE, "this test has changed the target that all share"
+
+
+def _state_of(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "config": model.config.to_dict(),
+        "attention": model.config._attn_implementation,
+        "generation": model.generation_config.to_dict(),
+        "writes": [parameter._version for parameter in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "hooks": sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()),
+        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
+    }
 
 
 def trained_tokenizer() -> PreTrainedTokenizerBase:
@@ -33,6 +57,11 @@ def _read_tokenizer() -> PreTrainedTokenizerBase:
 
 def trained_prompts() -> dict[str, Any]:
     """`prompts` (lists of ids of several lengths) and `greedy_64`, the ids that follow them: the caller's own."""
+    return copy.deepcopy(_read_prompts())
+
+
+@lru_cache
+def _read_prompts() -> dict[str, Any]:
     return json.loads((TINY_TARGET / "prompts.json").read_text())
 
 

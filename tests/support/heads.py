@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -77,7 +79,15 @@ def tiny_head(
 
 
 def trained_head(name: str = "safeailab_eagle3", **options: Any) -> EagleHead:
-    return EagleHead.from_pretrained(GOLDENS / name, dtype=torch.float32, **options)
+    """A head of the trained target, in float32: the caller's own."""
+    if options:
+        return EagleHead.from_pretrained(GOLDENS / name, dtype=torch.float32, **options)
+    return copy.deepcopy(_read_head(name))
+
+
+@lru_cache
+def _read_head(name: str) -> EagleHead:
+    return EagleHead.from_pretrained(GOLDENS / name, dtype=torch.float32)
 
 
 def trained_medusa_heads() -> MedusaHeads:

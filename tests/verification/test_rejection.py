@@ -147,6 +147,7 @@ def test_power():
     assert fit(tokens, torch.full((VOCAB,), 1 / VOCAB)).detectable < 0.04
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_output_is_distributed_as_p(pair: str, count: int):

@@ -30,6 +30,7 @@ from support.sampling import (
     error_of_p,
     expected_tokens,
     fit_samples,
+    rows_of,
     small_model,
     the_target,
 )
@@ -49,11 +50,15 @@ from hf_specdec import DraftTree, NgramDraft, SpeculativeConfig, TokenTree, last
 
 
 def _check(
-    config: SpeculativeConfig | None, assistant: Any, setting: str, rows: int = ROWS, detectable: float = 0.16
+    config: SpeculativeConfig | None,
+    assistant: Any,
+    setting: str,
+    rows: int | None = None,
+    detectable: float | None = None,
 ) -> None:
     found = fit_samples(config, assistant, setting, rows)
     assert found.p_value > SIGNIFICANCE, found
-    assert found.detectable < detectable
+    assert found.detectable < (detectable or (0.16 if rows_of(setting) == ROWS else 0.23))
     assert last_metrics().num_accepted_tokens > 0
 
 
@@ -124,6 +129,7 @@ def test_ngrams(setting: str):
     _check(SpeculativeConfig(), NgramDraft(max_ngram=2, min_ngram=1), setting)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("setting", ["plain", "custom"])
 def test_ngrams_in_a_static_tree(setting: str):
     _check(SpeculativeConfig(tree=TREE), NgramDraft(max_ngram=2, min_ngram=1), setting)
@@ -192,7 +198,7 @@ def test_left_padding(method: str, setting: str):
     tokens = sample_tokens(
         the_target(),
         PADDED,
-        rows=400,
+        rows=250,
         length=LENGTH,
         assistant_model=a_draft("noisy"),
         speculative_config=METHODS[method],
@@ -200,7 +206,7 @@ def test_left_padding(method: str, setting: str):
     )
     found = combine(fit(texts, expected_tokens(setting, prompt)) for prompt, texts in enumerate(tokens))
     assert found.p_value > SIGNIFICANCE, found
-    assert found.detectable < 0.22
+    assert found.detectable < 0.28
 
 
 # ---------------------------------------------------------------------------------------------------------- batch of 1
