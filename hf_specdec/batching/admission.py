@@ -16,6 +16,8 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
 from ..forwards.models import execution_device
+from ..forwards.own_positions import first_position
+from ..forwards.positions import num_positions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..ranks import Ranks, is_sharded
@@ -67,7 +69,8 @@ class Admission:
         """The run in which the models were checked last."""
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = model.get_input_embeddings().num_embeddings
-        self.max_positions = _num_learned_positions(model)
+        known = num_positions(model)
+        self.max_positions = None if known is None else known - (first_position(model) or 0)
         self._defaults = BaseConfig.of(None)
         self.use_defaults(generation_config)
 
@@ -226,14 +229,3 @@ class Admission:
                 f"{asked} can never fit: there is memory for {self.pool.num_slots} tokens. Ask for fewer, or raise "
                 "`num_blocks` or `max_memory_percent`."
             )
-
-
-def _num_learned_positions(model: PreTrainedModel) -> int | None:
-    """Number of learned position embeddings, past which a whole step would fail; None for a model without them."""
-    decoder = model.get_decoder()
-    tables = [name for name, module in decoder.named_modules() if isinstance(module, torch.nn.Embedding)]
-    tables += [name for name, _ in decoder.named_buffers()]
-    for name in tables:
-        if name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings", "position_embedding"):
-            return model.config.get_text_config(decoder=True).max_position_embeddings
-    return None

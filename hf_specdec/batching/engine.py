@@ -284,7 +284,7 @@ class Engine:
         with phase("propose"):
             draft = self._propose(requests, groups)
         with phase("score"):
-            outputs = self.target.score(requests, draft)
+            draft, outputs = self.target.score(requests, draft)
         with phase("accept"):
             walk = self._acceptance.accept(requests, draft, groups, outputs.logits)
         with phase("commit"):

@@ -15,6 +15,7 @@ from ..forwards.features import Features, watch_features
 from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
 from ..forwards.own_positions import first_position
+from ..forwards.positions import last_position, may_refuse
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
 from ..trees import DraftTree
@@ -47,7 +48,7 @@ class InFlightTarget:
         num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
         self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs, graph_pool))
         shift = torch.full((1,), first_position(model) or 0, device=self.device)
-        self.forward = TreeForward(model, self.cache, None, shift)
+        self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
         self.is_running = False
         """Whether the engine's own forward is running: a user's logits processor may run the model as well."""
 
@@ -107,7 +108,7 @@ class InFlightTarget:
         depths = torch.arange(most, device=self.device).minimum(torch.tensor(counts, device=self.device)[:, None] - 1)
         last = [count - 1 for count in counts]
         wanted = sorted(set(last))
-        kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted)
+        kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted, device="cpu")
         if widths:
             kept = 0
         elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
@@ -123,8 +124,24 @@ class InFlightTarget:
             last = [place - most + outputs.logits.shape[1] for place in last]
         return outputs.logits[list(range(len(last))), last]
 
-    def score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
-        """Forwards the root and the draft nodes of every request. The logits are `[batch, nodes + 1, vocab]`."""
+    def score(self, requests: list[Request], draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        """
+        Forwards the root and the draft nodes of every request; or the roots alone, if the model refuses the positions
+        of some nodes (`may_refuse`). Returns the tree that was forwarded, and the output with its logits, `[batch,
+        nodes + 1, vocab]`.
+        """
+        try:
+            return draft, self._score(requests, draft)
+        except Exception:
+            longest = max(request.length for request in requests)
+            if not may_refuse(self.model, longest, draft.topology.depth):
+                raise
+        if self.forward.features is not None:
+            self.forward.features.drop()
+        draft = DraftTree.empty(len(requests), self.device)
+        return draft, self._score(requests, draft)
+
+    def _score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
         self.cache.seat([request.table for request in requests])
         topology, drafted, position_depths = draft.topology, draft.tokens, None
         roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)

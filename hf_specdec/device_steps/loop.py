@@ -59,7 +59,7 @@ class _Loop:
         self.lengths = list(sequences.lengths)
         self.ended = list(sequences.resting)
         self.new_tokens: list[list[int]] = [[] for _ in self.lengths]
-        self.streamed, self.max_length = 0, sequences.max_length
+        self.streamed, self.limit = 0, sequences.limit
         self.is_spoiled = False
         """Whether a step has taken nothing from a row: then the call goes on by steps of the host, without drafts."""
         self.most_new = step.tree.depth + 1
@@ -78,7 +78,7 @@ class _Loop:
     def _goes_on(self) -> bool:
         """Whether some row goes on even if the step under way accepts all its draft tokens (and no row ends)."""
         return any(
-            not ended and length + self.most_new < self.max_length
+            not ended and length + self.most_new < self.limit
             for length, ended in zip(self.lengths, self.ended, strict=True)
         )
 
@@ -104,7 +104,7 @@ class _Loop:
             new = [token for token in tokens[: self.most_new] if token >= 0]
             call.log.add(row, self.lengths[row], accepted, drafted)
             self.lengths[row] += len(new)
-            self.ended[row] = new[-1] in call.sequences.end_tokens or self.lengths[row] >= self.max_length
+            self.ended[row] = new[-1] in call.sequences.end_tokens or self.lengths[row] >= self.limit
             self.new_tokens[row] += new
         if call.streamer is not None:
             self._stream()
@@ -130,16 +130,26 @@ class _Loop:
         pad = self.call.judge.pad_token
         for column in range(self.streamed, min(going) if going else max(lengths)):
             tokens = [row[column] if column < len(row) else pad for row in self.new_tokens]
-            self.call.streamer.put(torch.tensor(tokens))
+            self.call.streamer.put(torch.tensor(tokens, device="cpu"))
             self.streamed = column + 1
 
+    def _waits(self) -> bool:
+        """Whether a row rests without an end: after the last position that the target knows."""
+        sequences = self.call.sequences
+        if sequences.limit == sequences.max_length:
+            return False
+        return any(
+            length == self.limit and sequences.tokens(row, length - 1)[0] not in sequences.end_tokens
+            for row, length in enumerate(self.lengths)
+        )
+
     def _hand_over(self) -> None:
-        """Leaves text, lengths and cache of the call as steps by the host would have."""
+        """Leaves text, lengths and cache of the call as steps by the host would have, which go on if rows do."""
         call, sequences, rows = self.call, self.call.sequences, self.step.rows
         longest, cache = max(self.lengths), call.target.cache
         sequences.take(rows.text[:, :longest], self.lengths, self.ended)
         cache.set_lengths([length - 1 for length in self.lengths])
-        if all(self.ended):
+        if all(self.ended) and not self._waits():
             call.judge.end(longest)
             return
         cache.wipe()

@@ -135,7 +135,7 @@ class DeviceStep:
         ids = sequences.columns(max(sequences.lengths))
         lengths = torch.tensor(sequences.lengths, device=device)
         active = ~torch.tensor(sequences.resting, device=device)
-        self.rows.load(ids, lengths, sequences.max_length or 0, active)
+        self.rows.load(ids, lengths, sequences.limit or 0, active)
         self.verdict.load(warpers)
         if self.drawing is not None:
             self.drawing.draft_temperature.fill_(drafter.request.temperature.value)

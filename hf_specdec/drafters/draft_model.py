@@ -11,6 +11,7 @@ from ..cache import TreeCache
 from ..forwards.chunks import LONGEST_FORWARD
 from ..forwards.models import execution_device, keeping_one_logit
 from ..forwards.node_inputs import causal_chain
+from ..forwards.positions import num_positions
 from ..forwards.tree_forward import TreeForward
 from ..forwards.vocabulary import ForwardOfShared, SharedVocabulary
 from ..generation.sequences import Rows, Sequences
@@ -73,8 +74,7 @@ class DraftModelDrafter(Drafter):
         Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift` (`position_shift`).
         """
         self.device, self.cache = execution_device(self.model), cache
-        config = self.model.config.get_text_config(decoder=True)
-        self.max_positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        self.max_positions = num_positions(self.model)
         max_position = None if self.max_positions is None else self.max_positions - 1
         is_padded = visible is not None
         self._shift = shift.tolist() if is_padded else None

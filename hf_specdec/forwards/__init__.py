@@ -8,5 +8,6 @@ Forwards of a model over the nodes of a tree.
 - `compiling`: models compiled by `torch.compile`; `merged_linears`: linear layers merged there;
   `overlapping`: kernels launched early there.
 - `own_positions`: positions that models choose by themselves.
+- `positions`: how many positions models know.
 - `models`, `modules`, `rope`: what a model takes and has.
 """

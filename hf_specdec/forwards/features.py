@@ -56,6 +56,11 @@ class Features:
             if states:
                 states[-1] = states[-1][:, start:end]
 
+    def drop(self) -> None:
+        """Drops all hidden states, as those of a forward that failed half-way."""
+        for states in self._states:
+            states.clear()
+
     def close(self) -> None:
         """Stops recording, and drops the reference to `listens`."""
         self._listens = _never

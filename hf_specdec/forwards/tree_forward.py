@@ -35,7 +35,8 @@ class TreeForward:
         model_kwargs (`dict`, *optional*): keyword arguments of the `generate` call that every forward gets.
         prepares_inputs (`bool`, *optional*, defaults to `False`): whether inputs go through the model's
             `prepare_inputs_for_generation`, as in `generate`, or are passed as they are.
-        max_position (`int`, *optional*): larger positions are clamped to this one.
+        max_position (`int`, *optional*): the last position that the model knows, to which the larger ones are clamped:
+            those of rows that rest, and of nodes that do not count.
         features (`Features`, *optional*): records the model's hidden states.
         shift_of_all (`int`, *optional*): the position shift, if it is known to be equal in all rows. Without it the
             host reads `position_shift`, which synchronizes with the device.
@@ -238,8 +239,7 @@ class TreeForward:
             )
         else:
             positions = cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
-        # Positions are never larger than slots, so that there is seldom anything to clamp.
-        if self.max_position is not None and cache.write_window.end > self.max_position:
+        if self.max_position is not None:
             positions = positions.clamp(max=self.max_position)
         return positions.to(self.device)
 

@@ -108,6 +108,8 @@ class SpeculativeCall:
                     self.give_up_drafts()
                     self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
                     continue
+                if self.sequences.most_known is not None and all(self.sequences.resting):
+                    self._pass_last_position()
                 self._step()
         return self._finish()
 
@@ -137,7 +139,7 @@ class SpeculativeCall:
         with phase("propose"):
             draft = self._propose() if speculates else self._no_draft()
         with phase("score"):
-            outputs = self.target.score(draft)
+            draft, outputs = self._score(draft)
         if draft.num_nodes > 0 and self._holds_nan(outputs.logits):
             walk = self._take_nothing(draft)
         else:
@@ -149,6 +151,25 @@ class SpeculativeCall:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
             self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
+
+    def _score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        """Scores the draft; or the roots alone, if the target refuses the positions of its nodes."""
+        try:
+            return draft, self.target.score(draft)
+        except Exception:
+            if not self.target.may_refuse(draft):
+                raise
+        self.give_up_drafts()
+        return self._no_draft(), self.target.score(self._no_draft())
+
+    def _pass_last_position(self) -> None:
+        """
+        Goes on as plain `generate` does where all rows have come to the last position that the target is said to know,
+        and some have not ended: fails with it, or goes on without drafts where there are more positions after all.
+        """
+        self.give_up_drafts()
+        self.target.pass_last_position(self.judge.judged)
+        self.sequences.pass_last_position([row for row, ended in enumerate(self.judge.ended()) if not ended])
 
     def _holds_nan(self, logits: torch.Tensor) -> bool:
         """Whether the logits of any row that goes on hold NaN."""
@@ -182,7 +203,10 @@ class SpeculativeCall:
 
     def _propose(self) -> DraftTree:
         draft = self.drafter.propose(self.sequences)
-        return self._no_draft() if draft is None else self.ranks.agree_on_draft(draft)
+        if draft is None:
+            return self._no_draft()
+        room = [self.sequences.room(row) for row in range(self.sequences.batch_size)]
+        return self.ranks.agree_on_draft(draft.within(room))
 
     def _no_draft(self) -> DraftTree:
         return DraftTree.empty(self.sequences.batch_size, self.sequences.device)

@@ -56,6 +56,8 @@ class Sequences:
         self.visible = visible
         self.device = input_ids.device
         self.max_length = max_length
+        self.most_known: int | None = None
+        """Tokens of a row that have positions which the target knows; None for any number."""
         self.end_tokens = frozenset(end_tokens or ())
         self._ids = input_ids.new_zeros(self.batch_size, self._capacity(self.prompt_length), dtype=torch.long)
         self._ids[:, : self.prompt_length] = input_ids
@@ -63,7 +65,7 @@ class Sequences:
         """Tokens of every row, prompt and root included."""
         self.resting = [False] * self.batch_size
         """
-        Whether a row does not grow, for now or for good: it ended in an end token, reached the maximum length, or was
+        Whether a row does not grow, for now or for good: it ended in an end token, reached its `limit`, or was
         finished.
         """
 
@@ -95,9 +97,23 @@ class Sequences:
         return self._ids.gather(1, last)
 
     @property
+    def limit(self) -> int | None:
+        """
+        Length at which a row rests: the maximum length, or one more than `most_known`, because the last token of a
+        text is not forwarded. None for none.
+        """
+        limits = (self.max_length, None if self.most_known is None else self.most_known + 1)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest row that does not rest; 0 if all do."""
         return max((length for length, rests in zip(self.lengths, self.resting, strict=True) if not rests), default=0)
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest row that does not rest; 0 if all do."""
+        return min((length for length, rests in zip(self.lengths, self.resting, strict=True) if not rests), default=0)
 
     @property
     def expected_length(self) -> int:
@@ -107,11 +123,12 @@ class Sequences:
     def room(self, row: int) -> int:
         """
         Most draft tokens that a step of this row can accept: the bonus or recovered token takes the last place. Some
-        large number if the row has no maximum length.
+        large number if the row has no `limit`.
         """
         if self.resting[row]:
             return 0
-        return self._ids.shape[1] if self.max_length is None else self.max_length - self.lengths[row] - 1
+        limit = self.limit
+        return self._ids.shape[1] if limit is None else limit - self.lengths[row] - 1
 
     def write(self, row: int, position: int, tokens: list[int]) -> None:
         """Writes tokens into a row without changing its length; `row(…, length)` shows them, `extend` appends them."""
@@ -126,19 +143,33 @@ class Sequences:
         self._ids = grown
 
     def extend(self, row: int, tokens: list[int]) -> None:
-        """Appends tokens to a row, up to the maximum length and to the first end token; with either the row rests."""
+        """Appends tokens to a row, up to its `limit` and to the first end token; with either the row rests."""
         if self.resting[row]:
             return
-        if self.max_length is not None:
-            tokens = tokens[: max(self.max_length - self.lengths[row], 0)]
+        limit = self.limit
+        if limit is not None:
+            tokens = tokens[: max(limit - self.lengths[row], 0)]
         for count, token in enumerate(tokens, start=1):
             if token in self.end_tokens:
                 tokens, self.resting[row] = tokens[:count], True
                 break
         self.write(row, self.lengths[row], tokens)
         self.lengths[row] += len(tokens)
-        if self.max_length is not None and self.lengths[row] >= self.max_length:
+        if limit is not None and self.lengths[row] >= limit:
             self.resting[row] = True
+
+    def rest_at(self, most_known: int) -> None:
+        """Sets `most_known`; rows that are already one token longer rest."""
+        self.most_known = most_known
+        self.resting = [
+            rests or length > most_known for rests, length in zip(self.resting, self.lengths, strict=True)
+        ]
+
+    def pass_last_position(self, rows: list[int]) -> None:
+        """Lets `rows` grow past the last position that the target is said to know."""
+        self.most_known = None
+        for row in rows:
+            self.resting[row] = False
 
     def finish(self, row: int, length: int) -> None:
         """Ends a row for good after its first `length` tokens."""

@@ -30,7 +30,7 @@ def end_tokens_of(criteria: StoppingCriteriaList) -> list[int]:
         token
         for criterion in criteria
         if type(criterion) is EosTokenCriteria
-        for token in torch.as_tensor(criterion.eos_token_id).flatten().tolist()
+        for token in torch.as_tensor(criterion.eos_token_id, device="cpu").flatten().tolist()
     ]
 
 
@@ -80,18 +80,19 @@ class ColumnJudge:
         """Judges all columns that are complete, and streams them, unless they have been streamed (`streams`)."""
         sequences = self.sequences
         while not self.all_finished and all(
-            done or length > self.judged for done, length in zip(self._ended(), sequences.lengths, strict=True)
+            done or length > self.judged for done, length in zip(self.ended(), sequences.lengths, strict=True)
         ):
             self.judged += 1
-            for row, ended in enumerate(self._ended()):
+            for row, ended in enumerate(self.ended()):
                 if ended:
                     sequences.fill(row, self.judged - 1, self.pad_token)
             ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
-            self.recorder.add_column(self._ended())
+            self.recorder.add_column(self.ended())
             stops = self.criteria(ids, self.recorder.scores)
             if self.streamer is not None and streams:
                 self.streamer.put(ids[:, -1].to("cpu", copy=True))  # the streamer may write into it
-            for row, stop in enumerate(torch.as_tensor(stops).expand(sequences.batch_size).tolist()):
+            stops = torch.as_tensor(stops, device="cpu").expand(sequences.batch_size).tolist()
+            for row, stop in enumerate(stops):
                 if stop and not self.finished[row]:
                     self.finished[row] = True
                     if self.pads_finished_rows:
@@ -104,6 +105,6 @@ class ColumnJudge:
                 self.sequences.pad(row, own, length, self.pad_token)
         self.judged, self.finished = length, [True] * len(self.finished)
 
-    def _ended(self) -> list[bool]:
+    def ended(self) -> list[bool]:
         """Whether each row gets padding from now on."""
         return self.finished if self.pads_finished_rows else [False] * len(self.finished)

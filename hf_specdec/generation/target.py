@@ -18,6 +18,7 @@ from ..forwards.features import Features, watch_features
 from ..forwards.models import keeping_one_logit, shares_kv
 from ..forwards.node_inputs import causal_chain
 from ..forwards.own_positions import drops_positions, first_position
+from ..forwards.positions import num_positions, said_positions
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphLoans
 from ..trees import DraftTree
@@ -121,6 +122,7 @@ class Target:
         if visible is not None:
             # Slots for which `generate` has no mask hold the features of images, before the prompt.
             visible = torch.nn.functional.pad(visible, (self.cache.lengths[0] - visible.shape[1], 0), value=True)
+        self.sequences.most_known, last = self._known_positions(shift)
         self.forward = TreeForward(
             self.model,
             self.cache,
@@ -128,8 +130,25 @@ class Target:
             shift,
             model_kwargs=self._kwargs_of_steps(),
             prepares_inputs=True,
+            max_position=last,
             features=self.features,
         )
+
+    def _known_positions(self, shift: torch.Tensor) -> tuple[int | None, int | None]:
+        """
+        Tokens of a row that have positions which the model knows, and the last of these positions; None for a model
+        that knows any, and for one that has read a longer prompt all the same. The number is that of the row with the
+        largest positions: plain `generate` goes on with finished rows, too.
+        """
+        known = num_positions(self.model)
+        if known is None:
+            return None, None
+        most = self._length_of(known, shift)
+        return (most, known - 1) if most >= self.sequences.prompt_length else (None, None)
+
+    def _length_of(self, num_positions: int, shift: torch.Tensor) -> int:
+        """Tokens of the row with the largest positions that have one of the first `num_positions`."""
+        return num_positions - int(shift.max()) - self.slots_before
 
     def _config_of_prefill(self) -> GenerationConfig:
         """
@@ -203,6 +222,36 @@ class Target:
         tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    def may_refuse(self, draft: DraftTree) -> bool:
+        """
+        Whether a `score` that failed may succeed without the draft nodes, and without the rows that are ahead of others:
+        code of a user's own may refuse positions past those of its config, though it holds no table. From then on these
+        count as all that the model knows.
+        """
+        said = said_positions(self.model)
+        if said is None or self.sequences.most_known is not None:
+            return False
+        most = self._length_of(said, self.forward.position_shift)
+        if not self.sequences.shortest <= most < self.sequences.longest + draft.topology.depth:
+            return False
+        self.sequences.rest_at(most)
+        self.forward.max_position = said - 1
+        return True
+
+    def pass_last_position(self, length: int) -> None:
+        """
+        Forwards the last of `length` tokens per row as plain `generate` does, at a position that the model is said not
+        to know: then what plain `generate` raises is raised. Commits nothing.
+        """
+        self.forward.max_position = None
+        ends = torch.tensor(self.cache.lengths, device=self.sequences.device)[:, None]
+        with self._running():
+            self.forward(
+                self.sequences.roots(),
+                *causal_chain(1, self.sequences.device),
+                position_depths=self.slots_before + length - 1 - ends,
+            )
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ from support.batches import assert_nothing_left, limits, text_alone
 from support.goldens import trained_target
 from support.graphs import install_stand_in
 from support.heads import trained_head
-from support.models import noisy_copy, tiny_model
+from support.models import noisy_copy, tiny_model, with_fewer_positions
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
@@ -38,12 +37,11 @@ def models(kind: str) -> tuple[PreTrainedModel, Any]:
     """A target and its draft; one that is `short` knows few positions."""
     if kind == "head":
         return trained_target(), trained_head()
-    target = tiny_model(dtype=torch.float32)
     if kind == "noisy":
+        target = tiny_model(dtype=torch.float32)
         return target, noisy_copy(target, 0.05)
-    draft = copy.deepcopy(target)
-    draft.config.max_position_embeddings = 40
-    return target, draft
+    target = tiny_model("gpt2", dtype=torch.float32)
+    return target, with_fewer_positions(target, 40)
 
 
 def random_request(choice: random.Random, vocab_size: int) -> tuple[list[int], dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.device_steps import Steps
-from support.models import noisy_copy, prompts, tiny_model
+from support.models import noisy_copy, prompts, tiny_model, with_fewer_positions
 from support.parity import IRREGULAR
 
 import hf_specdec
@@ -89,9 +89,8 @@ def test_memory_that_is_held_is_lent_again(steps: Steps, monkeypatch: pytest.Mon
 
 def test_texts_longer_than_the_draft_knows(steps: Steps) -> None:
     """Nodes past the last position that a draft model knows do not count, as in the host's steps."""
-    target = tiny_model(dtype=torch.float32)
-    draft, call = noisy_copy(target, 0.02), prompts(2, 9, padding=True) | GREEDY
-    draft.config.max_position_embeddings = 20
+    target = tiny_model("gpt2", dtype=torch.float32)
+    draft, call = with_fewer_positions(noisy_copy(target, 0.02), 20), prompts(2, 9, padding=True) | GREEDY
     found = []
     for cuda_graphs in (False, True):
         config = hf_specdec.SpeculativeConfig(tree=IRREGULAR, cuda_graphs=cuda_graphs)

@@ -178,6 +178,13 @@ def padded_otherwise(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel
     return other
 
 
+def with_fewer_positions(model: PreTrainedModel, number: int) -> PreTrainedModel:
+    """A copy of a GPT-2 whose table has only its first positions: a draft that agrees as far as it knows them."""
+    draft = tiny_model("gpt2", dtype=model.dtype, max_position_embeddings=number)
+    draft.load_state_dict(model.state_dict() | {"transformer.wpe.weight": model.transformer.wpe.weight[:number]})
+    return draft
+
+
 def prompts(batch_size: int, length: int, seed: int = 0, padding: bool = False) -> dict[str, torch.Tensor]:
     """
     Random prompts `[batch, length]` with their mask; with `padding`, row b starts with b · length // (2 · batch) pads.
