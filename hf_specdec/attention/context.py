@@ -101,7 +101,7 @@ class TreeContext:
 
     def _make_kernel_inputs(self) -> KernelInputs:
         return KernelInputs.of(
-            torch.tensor(self.lengths) if self.lengths_tensor is None else self.lengths_tensor,
+            torch.tensor(self.lengths, device="cpu") if self.lengths_tensor is None else self.lengths_tensor,
             self.ancestors,
             self.query_depths,
             self.node_depths,

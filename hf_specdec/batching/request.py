@@ -157,7 +157,7 @@ class Request:
         for criterion in self._token_criteria:
             stops |= criterion.ends_with(token)
         if self._criteria:
-            stops |= bool(torch.as_tensor(self._criteria(self.history(self.length), None)).all())
+            stops |= bool(torch.as_tensor(self._criteria(self.history(self.length), None), device="cpu").all())
         if stops or len(self.tokens) >= self.max_length:
             self.finish_reason = "stop" if stops else "length"
             self.status = RequestStatus.FINISHED

@@ -138,14 +138,14 @@ class WaitingFeatures:
     def put(self, requests: list[Request], features: torch.Tensor, counts: list[int]) -> None:
         """Adds the first `counts` of `features` (`[batch, tokens, size]`) to each request, which must have room."""
         starts = [self.count(request) for request in requests]
-        ends = torch.tensor([start + count for start, count in zip(starts, counts, strict=True)])
+        device = self.held.device
+        first, most = torch.tensor([starts, counts], device=device)[:, :, None]
         # Rows with fewer features write their last one again.
-        tokens = torch.arange(features.shape[1]).minimum(torch.tensor(counts)[:, None] - 1)
-        tokens, places = (values.to(self.held.device) for values in (tokens, tokens + torch.tensor(starts)[:, None]))
-        rows = torch.arange(len(requests), device=self.held.device)[:, None]
-        self.held[self._index(requests)[:, None], places] = features[rows, tokens]
-        for request, end in zip(requests, ends.tolist(), strict=True):
-            self.set_count(request, end)
+        tokens = torch.arange(features.shape[1], device=device).minimum(most - 1)
+        rows = torch.arange(len(requests), device=device)[:, None]
+        self.held[self._index(requests)[:, None], first + tokens] = features[rows, tokens]
+        for request, start, count in zip(requests, starts, counts, strict=True):
+            self.set_count(request, start + count)
 
     def keep_last(self, requests: list[Request]) -> None:
         """Drops all waiting features but the last of each request."""

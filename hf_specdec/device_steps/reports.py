@@ -21,7 +21,7 @@ class HostCopy:
     def __init__(self, source: torch.Tensor):
         is_cuda = source.device.type == "cuda"
         self._source = source
-        self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_cuda)
+        self._copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=is_cuda)
         self._has_come: Any = torch.cuda.Event() if is_cuda else None
 
     def start(self) -> None:

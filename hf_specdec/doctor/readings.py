@@ -59,6 +59,7 @@ def reread(head: EagleHead, changes: dict[str, Any]) -> EagleHead:
         other = EagleHead(config)
     other.load_state_dict(head.state_dict(), assign=True)
     # The rotary embedding's buffers are not in the state dict, and depend on the config.
-    other.rotary_emb = layers_of(config.text_config).rotary(config=other.config.text_config).to(head.device)
+    with torch.device(head.device):
+        other.rotary_emb = layers_of(config.text_config).rotary(config=other.config.text_config)
     other.follows_target_dtype = head.follows_target_dtype
     return other.train(head.training)

@@ -247,8 +247,8 @@ class EagleDrafter(Drafter):
         starts = [rows + self.first + 1 + start for rows in done]
         self.cache.set_lengths([rows + min(start, count) for rows, count in zip(done, counts, strict=True)])
         width = self._width(end - start)
-        positions = torch.tensor(starts)[:, None] + torch.arange(width)
-        positions = torch.minimum(positions, torch.tensor(lengths)[:, None] - 1).to(self.sequences.device)
+        begins, ends = torch.tensor([starts, lengths], device=self.sequences.device)[:, :, None]
+        positions = (begins + torch.arange(width, device=self.sequences.device)).minimum(ends - 1)
         tokens = self.sequences.gather(positions).to(self.device)
         features, depths = features[:, start:end], None
         if width > end - start:

@@ -65,7 +65,7 @@ def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
         return {}
     if not shares_kv(model):
         return {"logits_to_keep": 1}
-    return {"logits_to_keep": 0 if hasattr(model, "_hf_hook") else torch.tensor([-1])}
+    return {"logits_to_keep": 0 if hasattr(model, "_hf_hook") else torch.tensor([-1], device="cpu")}
 
 
 def execution_device(model: PreTrainedModel) -> torch.device:

@@ -103,7 +103,8 @@ def new_draft_model(
         ValueError: for sizes that the architecture cannot have.
     """
     config = draft_config(target.config.get_text_config(decoder=True), num_layers, hidden_size, intermediate_size)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device("cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         if config.hidden_size == target.get_input_embeddings().weight.shape[1]:
             _copy_layers(target, model)

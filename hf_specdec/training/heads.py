@@ -107,7 +107,8 @@ def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tens
         config (`EagleConfig`): config of the head, see `new_head_config`.
         token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary, ascending.
     """
-    head = EagleHead(config).float()
+    with torch.device("cpu"):
+        head = EagleHead(config).float()
     if token_ids is not None:
         head.d2t.copy_(offsets(token_ids))
     if head.lm_head is not None:
@@ -126,7 +127,7 @@ def _copy_norm(source: Any, destination: Any) -> None:
         return
     before = destination.weight.clone()
     destination.weight.copy_(source.weight)
-    trial = torch.randn(4, len(before), generator=torch.Generator().manual_seed(0))
+    trial = torch.randn(4, len(before), generator=torch.Generator().manual_seed(0), device="cpu")
     expected = source(trial.to(source.weight)).float().cpu()
     if not torch.allclose(destination(trial).float(), expected, rtol=0.05, atol=0.05 * float(expected.std())):
         destination.weight.copy_(before)

@@ -33,10 +33,10 @@ def make_row(texts: Sequence[Text]) -> Row:
         positions += range(length)
         segments += [number] * length
     return Row(
-        input_ids=torch.tensor(ids),
-        loss_mask=torch.tensor(mask, dtype=torch.bool),
-        position_ids=torch.tensor(positions),
-        segment_ids=torch.tensor(segments),
+        input_ids=torch.tensor(ids, device="cpu"),
+        loss_mask=torch.tensor(mask, dtype=torch.bool, device="cpu"),
+        position_ids=torch.tensor(positions, device="cpu"),
+        segment_ids=torch.tensor(segments, device="cpu"),
     )
 
 
@@ -134,10 +134,10 @@ class Collator:
         for row in rows:
             pads = length - len(row["input_ids"])
             padding = {
-                "input_ids": torch.full((pads,), self.pad_token_id),
-                "loss_mask": torch.zeros(pads, dtype=torch.bool),
-                "position_ids": torch.arange(pads),
-                "segment_ids": torch.full((pads,), int(row["segment_ids"][-1]) + 1),
+                "input_ids": torch.full((pads,), self.pad_token_id, device="cpu"),
+                "loss_mask": torch.zeros(pads, dtype=torch.bool, device="cpu"),
+                "position_ids": torch.arange(pads, device="cpu"),
+                "segment_ids": torch.full((pads,), int(row["segment_ids"][-1]) + 1, device="cpu"),
             }
             for name, values in padding.items():
                 columns[name].append(torch.cat([row[name], values]))

@@ -102,8 +102,8 @@ def supports_packing(target: PreTrainedModel) -> bool:
     """
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.get_output_embeddings().weight.shape[0]
-    ids = torch.randint(0, vocab_size, (1, 24), generator=generator).to(target.device)
-    positions = torch.cat([torch.arange(11), torch.arange(13)])[None].to(target.device)
+    ids = torch.randint(0, vocab_size, (1, 24), generator=generator, device="cpu").to(target.device)
+    positions = torch.tensor([[*range(11), *range(13)]], device=target.device)
     try:
         together = target(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 11:].float()
     except (TypeError, ValueError):  # takes no positions

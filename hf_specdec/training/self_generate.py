@@ -150,7 +150,7 @@ class Writer:
             lengths = [len(slot.ids) for slot in slots]
             for slot, token in zip(slots, tokens, strict=True):
                 slot.ids.append(token)  # idle rows too: they attend to themselves only, and their tokens are dropped
-            table = torch.tensor([tokens, lengths, [0 if s.is_idle else 1 for s in slots]]).to(device)
+            table = torch.tensor([tokens, lengths, [0 if s.is_idle else 1 for s in slots]], device=device)
             if step and any(length == 0 for length in lengths):
                 mask[table[1] == 0, :width] = 0  # hides a row's tokens from before its present conversation
             mask[:, width] = 1
@@ -215,7 +215,7 @@ class Writer:
     def _draw(self, logits: torch.Tensor, temperatures: list[float]) -> list[int]:
         """Draws a token per row at the row's temperature, by the Gumbel trick; temperature 0 takes the best token."""
         logits = logits.float()
-        temperature = torch.tensor(temperatures).to(logits.device)[:, None]
+        temperature = torch.tensor(temperatures, device=logits.device)[:, None]
         floor = logits.max(dim=-1, keepdim=True).values + temperature * math.log(self.sampling.min_p)
         noise = torch.empty_like(logits).exponential_(generator=self._generator).log_().neg_()
         scores = logits.masked_fill(logits < floor, float("-inf")) + temperature * noise

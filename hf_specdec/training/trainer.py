@@ -109,4 +109,4 @@ class DraftTrainer(Trainer):
 
 
 def _metrics(prediction: EvalPrediction) -> dict[str, float]:
-    return summarise(torch.as_tensor(prediction.predictions).sum(dim=0))
+    return summarise(torch.as_tensor(prediction.predictions, device="cpu").sum(dim=0))

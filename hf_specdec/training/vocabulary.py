@@ -18,7 +18,7 @@ def count_tokens(texts: Iterable[tuple[torch.Tensor, torch.Tensor]], vocab_size:
     Returns:
         Two `torch.Tensor` of shape `[V]`, int64: occurrences of each token under the loss mask, and in all texts.
     """
-    masked, everywhere = torch.zeros(2, vocab_size, dtype=torch.long)
+    masked, everywhere = torch.zeros(2, vocab_size, dtype=torch.long, device="cpu")
     for ids, mask in texts:
         everywhere += torch.bincount(ids, minlength=vocab_size)
         masked += torch.bincount(ids[mask], minlength=vocab_size)
@@ -68,7 +68,7 @@ def choose_vocabulary(
 
 def offsets(token_ids: torch.Tensor) -> torch.Tensor:
     """`d2t` of published heads, `[Vd]` int64: the target's token id minus the index in the draft vocabulary."""
-    return token_ids - torch.arange(len(token_ids))
+    return token_ids - torch.arange(len(token_ids), device=token_ids.device)
 
 
 def draft_indices(token_ids: torch.Tensor | None, vocab_size: int, device: torch.device) -> torch.Tensor | None:

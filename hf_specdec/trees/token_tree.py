@@ -198,7 +198,7 @@ class TokenTree:
         """
         Ancestor matrix `[nodes + 1, nodes + 1]`, bool: `[i, j]` says whether j is i or above i (what i may attend to).
         """
-        matrix = torch.eye(self.num_nodes + 1, dtype=torch.bool)
+        matrix = torch.eye(self.num_nodes + 1, dtype=torch.bool, device="cpu")
         for node, parent in enumerate(self.parents[1:], start=1):
             matrix[node] |= matrix[parent]
         return matrix

@@ -101,7 +101,8 @@ class InFlightRows:
             "tables": (rows, size.blocks),
         }
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
-        self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda"
+        self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, device="cpu", pin_memory=pinned)
         self._on_device = torch.zeros_like(self._staged, device=device)
         self._was_copied = torch.cuda.Event() if device.type == "cuda" else None
         self._first_fixed = sum(sizes[name] for name in moving)

@@ -78,7 +78,9 @@ def _check_topology(topology: Topology, name: str) -> None:
 
 def _check_scores(draft: DraftTree, name: str, vocab_size: int) -> None:
     """Raises `TypeError` or `ValueError` for drawn tokens whose distributions cannot be read."""
-    index = torch.as_tensor([] if draft.score_index is None else draft.score_index)
+    index = [] if draft.score_index is None else draft.score_index
+    if not isinstance(index, torch.Tensor):
+        index = torch.tensor(index, device="cpu")
     if draft.scores is None or draft.scores.dim() != 3 or index.shape != (1, draft.num_nodes + 1):
         raise ValueError(
             f"{name} returned no `scores` of shape [1, parents, vocab], or a `score_index` that is not [1, nodes + "

@@ -157,5 +157,7 @@ def acceptance(trained: Trained, config: SpeculativeConfig) -> tuple[float, floa
 
 def mean_length(metrics: SpeculationMetrics) -> tuple[float, float]:
     """The mean acceptance length and its standard error, taking steps as independent."""
-    counts = torch.tensor([float(count) for row in metrics.accepted_per_step for count in row], dtype=torch.float64)
+    counts = torch.tensor(
+        [float(count) for row in metrics.accepted_per_step for count in row], dtype=torch.float64, device="cpu"
+    )
     return 1 + float(counts.mean()), float(counts.std() / len(counts) ** 0.5)

@@ -78,7 +78,7 @@ class Pair:
 
     def _prompt(self, seed: int) -> EncodedPrompt:
         generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(self.sizes.shape["vocab_size"], (1, self.sizes.prompt), generator=generator)
+        ids = torch.randint(self.sizes.shape["vocab_size"], (1, self.sizes.prompt), generator=generator, device="cpu")
         inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
         return EncodedPrompt("random tokens", inputs.to(self.target.device))
 

@@ -83,7 +83,7 @@ def _target_ids(keys: Keys, num_tokens: int, vocab_size: int) -> torch.Tensor:
     if d2t.is_floating_point() or d2t.dtype == torch.bool:
         raise ValueError(f"{keys.name}: `d2t` must hold whole numbers, but is of dtype {d2t.dtype}.")
     d2t = keys.weights["d2t"] = d2t.long()
-    target_ids = torch.arange(num_tokens) + d2t
+    target_ids = torch.arange(num_tokens, device=d2t.device) + d2t
     outside = (target_ids < 0) | (target_ids >= vocab_size)
     if outside.any():
         wrong = int(outside.nonzero()[0])

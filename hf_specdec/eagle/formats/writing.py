@@ -152,7 +152,7 @@ def eagle3_weights(
         rows = target.lm_head().to(head.dtype)
         weights["lm_head.weight"] = rows if head.target_ids is None else rows[head.target_ids.cpu()]
     if head.target_ids is not None:
-        t2d = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+        t2d = torch.zeros(head.config.vocab_size, dtype=torch.bool, device="cpu")
         t2d[head.target_ids.cpu()] = True
         weights["t2d"] = t2d
     return weights
