@@ -93,7 +93,8 @@ def _rows_of_table(table: nn.Module) -> Iterator[int | None]:
     if not weights:  # sharded or quantized
         yield None
         return
-    offset = next((part.offset for part in parts if isinstance(getattr(part, "offset", None), int)), 0)
+    offsets = [getattr(part, "offset", None) for part in parts]
+    offset = next((one for one in offsets if isinstance(one, int)), 0)
     yield min(weight.shape[0] for weight in weights) - offset
 
 

@@ -161,9 +161,7 @@ class Sequences:
     def rest_at(self, most_known: int) -> None:
         """Sets `most_known`; rows that are already one token longer rest."""
         self.most_known = most_known
-        self.resting = [
-            rests or length > most_known for rests, length in zip(self.resting, self.lengths, strict=True)
-        ]
+        self.resting = [rests or length > most_known for rests, length in zip(self.resting, self.lengths, strict=True)]
 
     def pass_last_position(self, rows: list[int]) -> None:
         """Lets `rows` grow past the last position that the target is said to know."""

@@ -136,9 +136,9 @@ class Target:
 
     def _known_positions(self, shift: torch.Tensor) -> tuple[int | None, int | None]:
         """
-        Tokens of a row that have positions which the model knows, and the last of these positions; None for a model
-        that knows any, and for one that has read a longer prompt all the same. The number is that of the row with the
-        largest positions: plain `generate` goes on with finished rows, too.
+        Tokens of a row that have positions which the model knows, and the last of these positions; None for any number,
+        and if it has read a longer prompt all the same. The row with the largest positions counts, though it may
+        finish: plain `generate` goes on with finished rows.
         """
         known = num_positions(self.model)
         if known is None:
@@ -225,9 +225,8 @@ class Target:
 
     def may_refuse(self, draft: DraftTree) -> bool:
         """
-        Whether a `score` that failed may succeed without the draft nodes, and without the rows that are ahead of others:
-        code of a user's own may refuse positions past those of its config, though it holds no table. From then on these
-        count as all that the model knows.
+        Whether a `score` that failed may succeed without the draft nodes and the rows that are ahead: code of a user's
+        own may refuse positions past those of its config. From then on the model is taken to know no others.
         """
         said = said_positions(self.model)
         if said is None or self.sequences.most_known is not None:
@@ -241,8 +240,8 @@ class Target:
 
     def pass_last_position(self, length: int) -> None:
         """
-        Forwards the last of `length` tokens per row as plain `generate` does, at a position that the model is said not
-        to know: then what plain `generate` raises is raised. Commits nothing.
+        Forwards the last of `length` tokens per row, at a position that the model is taken not to know: raises what
+        plain `generate` raises there. Commits nothing.
         """
         self.forward.max_position = None
         ends = torch.tensor(self.cache.lengths, device=self.sequences.device)[:, None]
