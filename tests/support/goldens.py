@@ -8,7 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import output_capturing
 
 
 TINY_TARGET = Path(__file__).parent.parent / "goldens" / "tiny_target"
@@ -40,9 +42,14 @@ def _state_of(model: PreTrainedModel) -> dict[str, Any]:
         "generation": model.generation_config.to_dict(),
         "writes": [parameter._version for parameter in model.parameters()],
         "training": [module.training for module in model.modules()],
-        "hooks": sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()),
+        "hooks": sum(len(module._forward_pre_hooks) + _num_hooks(module) for module in model.modules()),
         "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
     }
+
+
+def _num_hooks(module: torch.nn.Module) -> int:
+    """Number of forward hooks; not those that transformers keeps after a call with `output_hidden_states`."""
+    return sum(hook.__module__ != output_capturing.__name__ for hook in module._forward_hooks.values())
 
 
 def trained_tokenizer() -> PreTrainedTokenizerBase:
