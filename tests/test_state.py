@@ -195,7 +195,7 @@ def test_an_error_in_one_thread_leaves_the_other_alone(target: PreTrainedModel, 
 
 def test_refusals_touch_nothing(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     inputs = prompts(1, PROMPT)
-    other_vocabulary = tiny_model("llama", vocab_size=50)
+    other_vocabulary = tiny_model("llama", vocab_size=2000)
     forwards = []
     hooks = [model.register_forward_pre_hook(lambda *args: forwards.append(1)) for model in (target, draft)]
     refused: list[dict[str, Any]] = [
