@@ -145,7 +145,7 @@ def test_the_command(temperature: int, tmp_path: Path) -> None:
 def test_bad_arguments(tmp_path: Path) -> None:
     result = tune(tmp_path / "nowhere.txt")
     assert result.exit_code == 2 and "nowhere.txt" in result.output
-    tiny_model(hidden_size=16).save_pretrained(tmp_path / "draft")  # of another vocabulary
+    tiny_model(hidden_size=16, vocab_size=2000).save_pretrained(tmp_path / "draft")  # no padding
     result = on_tiny_target("tune", "--draft", tmp_path / "draft")
     assert result.exit_code == 2 and "--draft" in result.output and "vocab" in result.output
     result = on_tiny_target("tune", "--dtype", "int8")
