@@ -57,7 +57,7 @@ def test_draft_models(family: str, steps: Steps, merged: list[int], recwarn: pyt
         options = {"max_new_tokens": 20, "do_sample": False, "assistant_model": draft}
         assert torch.equal(plain, target.generate(**inputs, **options, speculative_config=compiled(SMALL)))
     # The target's shape, and the draft's: levels, and catching up.
-    assert counters["stats"]["unique_graphs"] >= 4 and steps.captures == 1
+    assert counters["stats"]["unique_graphs"] >= 3 and steps.captures == 1
     assert {2, 3} <= set(merged) or family == "gpt2"  # which has no `linear` for queries, keys and values
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
@@ -72,7 +72,7 @@ def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
         text = target.generate(ids, attention_mask=torch.ones_like(ids), **options, speculative_config=config)
         found.append((text.tolist(), hf_specdec.last_metrics().accepted_per_step))
     assert found[0] == found[1] and steps.captures == 1
-    assert counters["stats"]["unique_graphs"] >= 4
+    assert counters["stats"]["unique_graphs"] >= 3
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
