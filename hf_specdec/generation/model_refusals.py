@@ -44,6 +44,11 @@ def check_target(model: PreTrainedModel) -> None:
         )
     _check_attention(model, "target")
     _check_decoding(model)
+    if _has_method(model, "prepare_dynamic_mask"):
+        raise ValueError(
+            f"`assistant_model`: the target {name} adds a learned bias to its attention mask, which trees replace. "
+            "Call `generate` without `assistant_model`."
+        )
     owner = getattr(model.prepare_inputs_for_generation, "__self__", model)
     peft_config = getattr(owner, "active_peft_config", None)
     if peft_config is not None and peft_config.is_prompt_learning:
@@ -147,15 +152,10 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} has cross-attention that needs a new mask for every token. Call "
             "`generate` without `assistant_model`."
         )
-    if any(hasattr(module, "_prepare_decoder_attention_mask") for module in modules_of(model)):
+    if _has_method(model, "_prepare_decoder_attention_mask"):
         raise ValueError(
             f"`assistant_model`: the {role} {name} takes only masks of padding, not that of a tree. Call `generate` "
             "without `assistant_model`."
-        )
-    if any(hasattr(module, "prepare_dynamic_mask") for module in modules_of(model)):
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} adds a learned bias to its attention mask, which trees replace. "
-            "Call `generate` without `assistant_model`."
         )
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
     has_windows = "sliding_attention" in kinds or any(
@@ -198,6 +198,11 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
         f"`assistant_model`: the {role} {type(model).__name__} has {', and '.join(parts)}. Call `generate` without "
         "`assistant_model`."
     )
+
+
+def _has_method(model: PreTrainedModel, name: str) -> bool:
+    """Whether a part of the model is of a class with this method."""
+    return any(hasattr(kind, name) for kind in {type(module) for module in modules_of(model)})
 
 
 def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:

@@ -44,6 +44,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma": {
+        "canvas_length": 8,
         "text_config.num_global_key_value_heads": 1,
         "text_config.num_experts": 4,
         "text_config.top_k_experts": 2,

@@ -33,19 +33,20 @@ def write_table(page: Path, results: list[Result]) -> None:
 
 def table_of(results: list[Result]) -> str:
     """The table: a row per result and reason, with the classes that it is about."""
-    groups: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in results:
-        groups[result.summary, _reason(result)].append(result.pair)
+        groups[result.summary, _reason(result)].append(result)
     lines = [
         f"transformers {transformers.__version__}: {len(results)} pairs of architecture and class.",
+        "A star: with an image, too.",
         "",
         "| result | why | number | classes |",
         "|---|---|---|---|",
     ]
     for title in _TITLES:
-        for (summary, reason), pairs in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        for (summary, reason), found in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
             if summary == title:
-                lines.append(f"| {_TITLES[title]} | {reason} | {len(pairs)} | {_classes(pairs)} |")
+                lines.append(f"| {_TITLES[title]} | {reason} | {len(found)} | {_classes(found)} |")
     return "\n".join(lines)
 
 
@@ -62,11 +63,12 @@ def summaries_in(page: Path) -> dict[Pair, str]:
     return summaries
 
 
-def _classes(pairs: list[Pair]) -> str:
+def _classes(results: list[Result]) -> str:
     types: dict[str, list[str]] = defaultdict(list)
-    for pair in sorted(pairs):
-        types[pair.class_name].append(pair.model_type)
-    return "; ".join(f"{', '.join(names)}: `{class_name}`" for class_name, names in types.items())
+    for result in sorted(results, key=lambda result: result.pair):
+        has_images = any(mode.startswith("image, ") and one.kind == "exact" for mode, one in result.outcomes.items())
+        types[f"`{result.pair.class_name}`{'*' if has_images else ''}"].append(result.pair.model_type)
+    return "; ".join(f"{', '.join(names)}: {name}" for name, names in types.items())
 
 
 def _reason(result: Result) -> str:
