@@ -50,6 +50,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "text_config.top_k_experts": 2,
     },
     "doge": {"keep_window_size": 20},
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 70, "<|extra_200|>": 71}},
     "ernie4_5_vl_moe": {"text_config.rope_parameters": _DEFAULT_ROPE | {"mrope_section": [1, 1, 2]}},
@@ -67,7 +68,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "paddleocr_vl": _sections(8),
     "perception_lm": {"vision_config": _siglip()},
-    "qwen2_5_omni_thinker": {"vision_start_token_id": 90},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 90} | _sections(4),
     "qwen3_omni_moe": {
         "talker_config.text_config.shared_expert_intermediate_size": 48,
         "talker_config.spatial_merge_size": 2,

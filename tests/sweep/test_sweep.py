@@ -12,6 +12,7 @@ from .running import run
 from .table import summaries_in
 
 
+LEAST_EXACT = 172
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 
@@ -21,12 +22,21 @@ def documented() -> dict[Pair, str]:
     return summaries_in(PAGE)
 
 
+@pytest.mark.any_version
+def test_the_table(documented: dict[Pair, str]) -> None:
+    summaries = list(documented.values())
+    assert "failure" not in summaries
+    assert summaries.count("exact") >= LEAST_EXACT
+
+
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("pair", all_pairs(), ids=str)
 def test_pair(pair: Pair, documented: dict[Pair, str]) -> None:
     result = run(pair, seconds=120)
     assert not result.failures, result.line()
-    said = f"transformers {transformers.__version__}:" in PAGE.read_text()
-    if said:
-        assert result.summary == documented.get(pair), f"docs/compatibility.md says otherwise: {result.line()}"
+    said = documented.get(pair)
+    if f"transformers {transformers.__version__}:" in PAGE.read_text():
+        assert result.summary == said, f"docs/compatibility.md says {said!r}: {result.line()}"
+    elif said in ("exact", "partly"):
+        assert result.summary in ("exact", "partly"), f"docs/compatibility.md says {said!r}: {result.line()}"
