@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.chunks import busy_at
-from ..forwards.models import execution_device
+from ..forwards.models import execution_device, num_embeddings_of
 from ..forwards.modules import num_parameters_of
 from ..generation.model_refusals import check_foreign_hooks
 from ..ranks import Ranks
@@ -241,7 +241,7 @@ class SpeculativeBatchingManager:
         """Vocabulary size, dtypes and devices of the models, for which K/V memory and CUDA graphs were made."""
         models = (self.model, *self._admission.drafter.models)
         places = [(model.dtype, execution_device(model)) for model in models]
-        return [self.model.get_input_embeddings().num_embeddings, *places]
+        return [num_embeddings_of(self.model), *places]
 
     def renew(self, generation_config: GenerationConfig | None) -> None:
         """

@@ -113,8 +113,9 @@ class Borrowed:
 
     def __init__(self, module: Any, dtype: torch.dtype):
         self.module, self.dtype = module, dtype
-        hook = getattr(module, "_hf_hook", None)
-        self._device = None if hook is not None else module.weight.device  # accelerate's hook moves the inputs itself
+        is_hooked = getattr(module, "_hf_hook", None) is not None  # accelerate's hook moves the inputs itself
+        weights = () if is_hooked else module.parameters()  # a wrapper's are those of what it wraps
+        self._device = next((weight.device for weight in weights), None)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """The module's output for `inputs`, on the device of `inputs`."""

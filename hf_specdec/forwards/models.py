@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .modules import modules_of
 
@@ -25,6 +26,11 @@ def forward_parameters(model: PreTrainedModel) -> set[str]:
     if passes_all and "forward" in vars(model):
         names |= set(inspect.signature(type(model).forward).parameters)
     return names
+
+
+def config_of_layer(config: PreTrainedConfig, layer: int = 0) -> PreTrainedConfig:
+    """The config that holds for one layer; layers of Gemma 4, for one, differ in their heads."""
+    return config.per_layer_config[layer] if config.is_heterogeneous else config
 
 
 def shares_kv(model: PreTrainedModel) -> bool:
@@ -66,6 +72,26 @@ def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
     if not shares_kv(model):
         return {"logits_to_keep": 1}
     return {"logits_to_keep": 0 if hasattr(model, "_hf_hook") else torch.tensor([-1], device="cpu")}
+
+
+def num_embeddings_of(model: PreTrainedModel) -> int:
+    """
+    Number of tokens that have an embedding: rows of the weight, wherever a wrapper (of an adapter, say) has put it; by
+    the config, where the weight is quantized or spread over processes.
+    """
+    return _rows_of(model.get_input_embeddings(), model)
+
+
+def num_logits_of(model: PreTrainedModel) -> int:
+    """Number of tokens that have a logit: rows of the lm_head, see `num_embeddings_of`."""
+    return _rows_of(model.get_output_embeddings(), model)
+
+
+def _rows_of(module: nn.Module, model: PreTrainedModel) -> int:
+    weights = [weight for name, weight in module.named_parameters() if name.rpartition(".")[2] == "weight"]
+    rows = [len(weight) for weight in weights if weight.dim() == 2 and weight.is_floating_point()]
+    is_whole = getattr(model, "_tp_size", None) in (None, 1)
+    return max(rows) if rows and is_whole else model.config.get_text_config().vocab_size
 
 
 def execution_device(model: PreTrainedModel) -> torch.device:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..eagle import EagleConfig, EagleHead
+from ..forwards.models import config_of_layer, num_logits_of
 from ..trees import DynamicTree
 from .vocabulary import offsets
 
@@ -55,7 +56,8 @@ def new_head_config(
     """
     source = target.config.get_text_config(decoder=True)
     embeddings = target.get_input_embeddings().weight
-    hidden_size, heads = source.hidden_size, source.num_attention_heads
+    hidden_size, of_layer = source.hidden_size, config_of_layer(source)
+    heads = of_layer.num_attention_heads
     if embeddings.shape[1] != hidden_size:
         raise ValueError(
             f"`target`: its embeddings are {embeddings.shape[1]} wide, its hidden states {hidden_size}. A new head "
@@ -63,13 +65,13 @@ def new_head_config(
         )
     text_config = {
         "model_type": "llama",
-        "vocab_size": target.get_output_embeddings().weight.shape[0],
+        "vocab_size": num_logits_of(target),
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size or getattr(source, "intermediate_size", None) or 4 * hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(source, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(source, "head_dim", None) or hidden_size // heads,
+        "num_key_value_heads": getattr(of_layer, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(of_layer, "head_dim", None) or hidden_size // heads,
         "max_position_embeddings": getattr(source, "max_position_embeddings", 2048),
         "rms_norm_eps": getattr(source, "rms_norm_eps", 1e-5),
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.heads import BorrowedRows
 from ..forwards.features import watch_features
+from ..forwards.models import num_logits_of
 from .vocabulary import draft_indices
 
 
@@ -59,7 +60,7 @@ class TargetReader:
         self.boundaries = boundaries
         self.packed = packed
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
-        vocab_size = target.get_output_embeddings().weight.shape[0]
+        vocab_size = num_logits_of(target)
         self._lm_head: Any = target.get_output_embeddings()
         if token_ids is not None:
             self._lm_head = BorrowedRows(self._lm_head, target.dtype, self.token_ids)
@@ -101,8 +102,7 @@ def supports_packing(target: PreTrainedModel) -> bool:
     Models that build their masks with transformers' common functions do; two forwards test this target.
     """
     generator = torch.Generator().manual_seed(0)
-    vocab_size = target.get_output_embeddings().weight.shape[0]
-    ids = torch.randint(0, vocab_size, (1, 24), generator=generator, device="cpu").to(target.device)
+    ids = torch.randint(0, num_logits_of(target), (1, 24), generator=generator, device="cpu").to(target.device)
     positions = torch.tensor([[*range(11), *range(13)]], device=target.device)
     try:
         together = target(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 11:].float()

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
+from ..forwards.models import num_logits_of
 from ..loading import DTYPES, load_target, load_tokenizer
 from ..smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 from .checkpoints import (
@@ -234,7 +235,7 @@ class _Run:
     def _vocabulary(self, texts: list[Text]) -> torch.Tensor | None:
         if self.options.kind != "eagle3":
             return None
-        vocab_size = self.target.get_output_embeddings().weight.shape[0]
+        vocab_size = num_logits_of(self.target)
         size = self.options.draft_vocab_size
         if size is None:
             size = 32000 if vocab_size >= 65536 else 8192

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..eagle import EagleHead
+from ..forwards.models import num_logits_of
 
 
 _VERSIONS = {"eagle3": 3, "eagle1": 1}
@@ -29,10 +30,10 @@ def start_from(name: str, kind: str, target: PreTrainedModel) -> tuple[Any, torc
     Raises:
         ValueError: if the model is of another kind, is for a target of other sizes, or has embeddings of its own.
     """
-    vocab_size = target.get_output_embeddings().weight.shape[0]
+    vocab_size = num_logits_of(target)
     if kind == "draft":
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-        _check("vocabulary", model.get_output_embeddings().weight.shape[0], vocab_size, name)
+        _check("vocabulary", num_logits_of(model), vocab_size, name)
         return model.to(target.device), None
     head = EagleHead.from_pretrained(name, dtype=torch.float32)
     config = head.config

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.calls import TREE, assert_same_calls
+from support.heads import tiny_head
 from support.models import VOCAB, noisy_copy, prompts, tiny_config, tiny_model
 from transformers import (
     AutoConfig,
@@ -30,6 +31,7 @@ from transformers import (
 import hf_specdec
 from hf_specdec import DynamicTree, EagleHead, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.compat import CACHE
+from hf_specdec.forwards.models import num_embeddings_of, num_logits_of
 
 
 @contextmanager
@@ -430,6 +432,33 @@ def test_adapters_are_served(target: PreTrainedModel, draft: PreTrainedModel) ->
     tuned = peft.get_peft_model(tiny_model(), config).eval()
     assert_same_calls(tuned, tiny_model(), prompts(3, 8, padding=True), {"max_new_tokens": 16})
     assert_same_calls(target, tuned, prompts(3, 8, padding=True), {"max_new_tokens": 16})
+
+
+WRAPPED: dict[str, dict[str, Any]] = {
+    "embeddings and lm_head": {"target_modules": ["embed_tokens", "lm_head"], "init_lora_weights": False},
+    "some tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
+    "whole modules": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_adapters_of_embeddings_are_served(kind: str) -> None:
+    """Wherever an adapter has put the weights: their number of rows, with a draft model and with a head."""
+    peft = pytest.importorskip("peft")
+    tuned = peft.get_peft_model(tiny_model(), peft.LoraConfig(task_type="CAUSAL_LM", **WRAPPED[kind])).eval()
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "trainable_tokens" in name or "modules_to_save" in name:
+                parameter.add_(torch.arange(parameter.numel()).view_as(parameter).sin())
+    model, inputs = tuned.get_base_model(), prompts(1, 8)
+    assert (num_embeddings_of(model), num_logits_of(model)) == (61, 61)
+    plain = tuned.generate(**inputs, max_new_tokens=12, do_sample=False)
+    head = tiny_head(model, eagle_version=3, has_embeddings=False, has_lm_head=False)
+    for draft in (tiny_model(seed=1), head):
+        options = {"assistant_model": draft, "tree": "[(0,), (1,), (0, 0)]", "max_new_tokens": 12}
+        assert torch.equal(tuned.generate(**inputs, do_sample=False, **options), plain)
+        (output,) = model.generate_batch(inputs["input_ids"].tolist(), **options).values()
+        assert output.generated_tokens == plain[0, 8:].tolist()
 
 
 # ------------------------------------------------------------------------------------------------- options of generate
