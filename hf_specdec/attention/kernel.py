@@ -1,7 +1,7 @@
 """
 Tree attention by the Triton kernel, which replaces the dense mask: it reads the keys of every row up to its length,
-once for all heads that share them, and takes a tree as bits. Models use it where it can run: on CUDA with Triton, in
-place of "sdpa".
+once for all heads that share them, and takes a tree as bits. Models use it where it can run, on CUDA with Triton, and
+where it computes what their own implementation computes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 import torch
 from transformers import PreTrainedModel
 
-from ..cache.sizes import head_dim_of
 from ..kernels import DEVICES, kernels_are_installed
 from ..trees.token_tree import MAX_NODES
+from .arithmetic import is_known
 
 
 MOST_KERNEL_QUERIES = 1 + MAX_NODES
@@ -22,7 +22,6 @@ Most queries per row that attend with the kernel: the root and the nodes of the 
 as well with dense matrix products.
 """
 NODES_PER_WORD = 64
-_LARGEST_HEAD = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +96,11 @@ class KernelInputs:
         *,
         scale: float | None,
         window: int | None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Runs the kernel, without soft-capping and attention sinks, which "sdpa" does not support either.
+        Runs the kernel.
 
         Args:
             query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): queries of the nodes.
@@ -107,9 +108,11 @@ class KernelInputs:
                 block_size, head_dim]` with block tables): the whole cache.
             scale (`float`, *optional*): factor of the scores; by default head_dim^-0.5.
             window (`int`, *optional*): a query sees keys less than this many positions before it.
+            softcap (`float`, *optional*): scores become `softcap * tanh(score / softcap)`.
+            sinks (`torch.Tensor` of shape `[heads]`, *optional*): scores without a value in the softmax.
 
         Returns:
-            `torch.Tensor` of shape `[batch, queries, heads, head_dim]`: the attended values.
+            `torch.Tensor` of shape `[batch, queries, heads, value_dim]`: the attended values.
         """
         from hf_specdec_kernels import tree_attention
 
@@ -124,19 +127,24 @@ class KernelInputs:
             query_depths=self.query_depths,
             node_depths=self.node_depths,
             block_tables=self.block_tables,
+            sinks=sinks,
             scale=scale,
             window=window,
+            softcap=softcap,
         )
 
 
-def attends_by_kernel(model: PreTrainedModel, implementation: str) -> bool:
-    """Whether a model's forwards over trees can use the kernel instead of `implementation`."""
-    config = model.config.get_text_config(decoder=True)
+def attends_by_kernel(model: PreTrainedModel, implementation: str, is_paged: bool = False) -> bool:
+    """
+    Whether a model's forwards over trees can use the kernel instead of `implementation`.
+
+    Args:
+        is_paged (`bool`, *optional*, defaults to `False`): whether the kernel is to read a paged cache in place.
+    """
     return (
-        implementation == "sdpa"
-        and model.dtype in DEVICES.get(model.device.type, ())
-        and head_dim_of(config) <= _LARGEST_HEAD
+        model.dtype in DEVICES.get(model.device.type, ())
         and kernels_are_installed()
+        and is_known(model, implementation, is_paged)
     )
 
 

@@ -8,16 +8,14 @@ implementation.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .context import AttentionContext
+from .functions import attention_function, implementation_over_trees, kernel_options
 from .grouped import grouped_attention
 from .switch import NAME, previous_implementation
 
@@ -47,17 +45,17 @@ def tree_attention(
     """
     implementation = previous_implementation(module.config)
     if tree_context is None:
-        function = _attention_function(implementation, module)
+        function = attention_function(implementation, module)
         return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
     tree_context.was_used = True
+    implementation, window = implementation_over_trees(implementation, kwargs), layer_window(module, kwargs)
     if tree_context.uses_kernel:
-        scale, window = kwargs.get("scaling"), layer_window(module, kwargs)
-        return tree_context.kernel_inputs.attend(query, key, value, scale=scale, window=window), None
-    attention_mask = tree_context.mask(query.dtype, query.device, layer_window(module, kwargs))
-    implementation = _implementation_with_masks(implementation, kwargs)
+        options = kernel_options(implementation, kwargs)
+        return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
+    attention_mask = tree_context.mask(query.dtype, query.device, window)
     if implementation == "sdpa" and key.shape[1] < query.shape[1] and not module.training:
         return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
-    function = _attention_function(implementation, module)
+    function = attention_function(implementation, module)
     return function(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -106,28 +104,6 @@ def window_of(config: PreTrainedConfig, layer: int | None) -> int | None:
     if types is not None and layer is not None and types[layer] != "sliding_attention":
         return None
     return getattr(config, "sliding_window", None)
-
-
-def _implementation_with_masks(implementation: str, kwargs: dict[str, Any]) -> str:
-    """The implementation for a tree forward: the model's own if it takes a dense mask, else the nearest that does."""
-    if implementation in ("eager", "sdpa"):
-        return implementation
-    # sdpa supports neither soft-capping nor attention sinks.
-    return "eager" if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None else "sdpa"
-
-
-def _attention_function(implementation: str, module: torch.nn.Module) -> Callable:
-    if implementation == "eager":
-        # Every model file defines its own eager attention; a subclass may live in another file.
-        for kind in type(module).__mro__:
-            function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-            if function is not None:
-                return function
-        raise ValueError(
-            f"`assistant_model`: no eager attention found for {type(module).__name__}. Load the model with "
-            "attn_implementation='sdpa'."
-        )
-    return ALL_ATTENTION_FUNCTIONS[implementation]
 
 
 register()

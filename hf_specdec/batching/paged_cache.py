@@ -164,7 +164,7 @@ class PagedCache(TreeCache):
         graphs (`PagedGraphs`, *optional*): CUDA graphs of forwards that read K/V by the block tables.
     """
 
-    lengths_are_on_device = True
+    is_paged = lengths_are_on_device = True
 
     def __init__(self, num_layers: int, pool: BlockPool, device: torch.device, graphs: PagedGraphs | None = None):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])

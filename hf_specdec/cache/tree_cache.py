@@ -44,6 +44,8 @@ class TreeCache(Cache):
         self._has_memory = False
         self.set_lengths([0] * batch_size)
 
+    is_paged = False
+    """Whether K/V lie in blocks, found by `block_tables`."""
     lengths_are_on_device = False
     """Whether `lengths_tensor` is on the device already, at no cost."""
     is_on_device = False

@@ -202,6 +202,17 @@ class EagleHead(EaglePreTrainedModel):
             logits = self.compute_logits(states[:, -logits_to_keep:], lm_head)
         return EagleOutput(hidden_states=states, logits=logits)
 
+    def inputs_of_one_row(self, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor | None]:
+        """Keyword arguments of a forward over one row of zeros, without logits: to see what the head's layers do."""
+        zeros = torch.zeros(1, 1, max(self.config.feature_size, self.config.hidden_size), dtype=dtype, device=device)
+        return {
+            "inputs_embeds": zeros[..., : self.config.hidden_size],
+            "features": zeros[..., : self.config.feature_size],
+            "position_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
+            "attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device),
+            "logits_to_keep": None,
+        }
+
     def compute_logits(self, hidden_states: torch.Tensor, lm_head: nn.Module | None = None) -> torch.Tensor:
         """
         Logits `[batch, rows, draft vocab]` for states as the forward returns them, `[batch, rows, H]`.

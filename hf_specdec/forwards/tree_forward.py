@@ -80,13 +80,19 @@ class TreeForward:
         self.without_router_logits = {"output_router_logits": False} if "output_router_logits" in parameters else {}
         """Keyword arguments that keep a mixture of experts from computing its auxiliary loss, which no mask fits."""
         with_graphs = self.switches and cache.storage is not None
-        self._first_slots, self.has_kernel = None, with_graphs and attends_by_kernel(model, implementation_of(model))
+        self._first_slots, self.has_kernel = None, with_graphs and not self._returns_attentions()
+        self.has_kernel = self.has_kernel and attends_by_kernel(model, implementation_of(model), cache.is_paged)
         if self.has_kernel and visible is not None:
             self._first_slots = first_slots_of(visible)
             self.has_kernel = self._first_slots is not None
         constants = sorted(self.model_kwargs.items(), key=lambda item: item[0])
         self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
         self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
+
+    def _returns_attentions(self) -> bool:
+        """Whether the call wants attention weights, which the kernel does not write."""
+        wanted = self.model_kwargs.get("output_attentions")
+        return bool(self.model.config.output_attentions if wanted is None else wanted)
 
     compiles = False
     """Whether forwards that attend with the kernel run compiled."""

@@ -65,8 +65,7 @@ def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
     prompts = ragged_prompts((9, 1, 30, 17, 41))
     texts = both(model, noisy_copy(model), prompts, tree=tree, max_new_tokens=24, continuous_batching_config=config)
     assert texts == [text_alone(model, prompt, max_new_tokens=24) for prompt in prompts]
-    if model.config._attn_implementation == "sdpa":
-        assert stand_in.replays > 10 and 0 < stand_in.captures < 40 and stand_in.attended > 0
+    assert stand_in.replays > 10 and 0 < stand_in.captures < 40 and stand_in.attended > 0
 
 
 @pytest.mark.parametrize(

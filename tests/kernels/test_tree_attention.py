@@ -2,94 +2,152 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.models import noisy_copy, prompts, tiny_model
-from support.parity import IRREGULAR, assert_same_text
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from support.graphs import StandIn, install_stand_in
+from support.models import LATENT, UNEQUAL, noisy_copy, prompts, tiny_model
+from support.parity import IRREGULAR, assert_same_text, plain_text
+from transformers import PreTrainedModel
 
 import hf_specdec
 import hf_specdec_kernels
-from hf_specdec import attention
-
-
-def kernel_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    tree_context: attention.TreeContext | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """What the library registers with transformers, but for tree forwards by the kernels' operator."""
-    if tree_context is None:
-        return attention.tree_attention(module, query, key, value, attention_mask, **kwargs)
-    tree_context.was_used = True
-    kernel_attention.calls += 1
-    first_slots = None
-    if tree_context.visible is not None:
-        first_slots = (~tree_context.visible).sum(dim=1)
-    out = hf_specdec_kernels.tree_attention(
-        query,
-        key,
-        value,
-        torch.tensor(tree_context.lengths),
-        hf_specdec_kernels.pack_ancestors(tree_context.ancestors),
-        num_nodes=tree_context.ancestors.shape[2],
-        first_slots=first_slots,
-        query_depths=tree_context.query_depths,
-        node_depths=tree_context.node_depths,
-        sinks=kwargs.get("s_aux"),
-        scale=kwargs.get("scaling"),
-        window=attention.layer_window(module, kwargs),
-        softcap=kwargs.get("softcap"),
-    )
-    return out, None
+from hf_specdec.generation import loop
 
 
 TREES = (IRREGULAR, hf_specdec.DynamicTree(depth=3, top_k=3, num_nodes=9))
 
+# So low a cap that it matters to a random model.
+_LOW_CAP: dict[str, Any] = {"attn_logit_softcapping": 0.3}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, eager": ("llama", {"attn_implementation": "eager"}),
+    "gemma2": ("gemma2", _LOW_CAP | {"attn_implementation": "eager"}),
+    # Before 5.23 this is sdpa, which leaves the cap out, else eager.
+    "gemma2, its default": ("gemma2", _LOW_CAP),
+    "gemma3_text": ("gemma3_text", {}),
+    "mistral": ("mistral", {}),
+    "gpt_oss": ("gpt_oss", {}),
+    "deepseek_v3": LATENT["deepseek_v3"],
+} | UNEQUAL
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    # So low a cap that it matters to a random model. (Before 5.23 transformers' sdpa leaves it out.)
-    "gemma2": {"attn_logit_softcapping": 0.05, "attn_implementation": "eager"},
-    "gemma3_text": {},
-    "mistral": {},
-    "gpt_oss": {},
-}
+
+# Seeds whose texts vary.
+SEEDS = {"llama": 1, "gemma2": 3, "gemma3_text": 3, "mistral": 1, "gpt_oss": 1, "deepseek_v3": 2}
 
 
-@pytest.mark.parametrize("tree", TREES, ids=["static", "dynamic"])
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("family", MODELS)
-def test_texts_are_those_of_plain_generate(
-    family: str, batch_size: int, tree: Any, monkeypatch: pytest.MonkeyPatch
+def model_of(name: str) -> PreTrainedModel:
+    family, values = MODELS[name]
+    return tiny_model(family, SEEDS.get(family, 0), dtype=torch.float32, attention_sharpness=3.0, **values)
+
+
+def assert_same_text_by_graphs(
+    target: PreTrainedModel, inputs: dict[str, Any], tree: Any, expected: torch.Tensor
 ) -> None:
-    target = tiny_model(family, **MODELS[family])
-    draft = noisy_copy(target, noise=0.05)
-    inputs = prompts(batch_size, 9, padding=batch_size > 1)
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, attention.NAME, kernel_attention)
-    kernel_attention.calls = 0
-    assert_same_text(target, inputs, draft, tree=tree, max_new_tokens=30)
-    assert kernel_attention.calls > 20
-    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    """Greedy text with a draft model and graphs beside that of plain `generate`."""
+    config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=True)
+    options = {"tree": None, "speculative_config": config, "max_length": expected.shape[1]}
+    assert_same_text(target, inputs, noisy_copy(target, noise=0.05), expected=expected, **options)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The kernel's plain version, in forwards that are replayed."""
+    monkeypatch.setattr(loop, "run_device_steps", lambda call: False)  # has tests of its own
+    return install_stand_in(monkeypatch, with_kernel=True)
+
+
+@pytest.mark.parametrize("batch_size, tree", [(1, TREES[0]), (3, TREES[1])], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_are_those_of_plain_generate(name: str, batch_size: int, tree: Any, stand_in: StandIn) -> None:
+    """Past windows of 12 tokens."""
+    target, inputs = model_of(name), prompts(batch_size, 9, padding=batch_size > 1)
+    assert_same_text_by_graphs(target, inputs, tree, plain_text(target, inputs, max_new_tokens=18))
+    assert stand_in.attended > 10 and stand_in.replays > 2
 
 
 @pytest.mark.parametrize("mistake", ["window", "first_slots", "softcap", "sinks"])
-def test_options_matter(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_matter(mistake: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the option the texts differ: the models above do need it."""
-    family = {"window": "mistral", "first_slots": "llama", "softcap": "gemma2", "sinks": "gpt_oss"}[mistake]
-    target = tiny_model(family, **MODELS[family])
+    target = model_of({"window": "mistral", "first_slots": "llama", "softcap": "gemma2", "sinks": "gpt_oss"}[mistake])
     right = hf_specdec_kernels.tree_attention
     monkeypatch.setattr(
         hf_specdec_kernels, "tree_attention", lambda *args, **kwargs: right(*args, **{**kwargs, mistake: None})
     )
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, attention.NAME, kernel_attention)
-    kernel_attention.calls = 0
+    inputs = prompts(3, 20, padding=True)
+    expected = plain_text(target, inputs, max_new_tokens=30)
     with pytest.raises(AssertionError):
-        draft, inputs = noisy_copy(target, noise=0.05), prompts(3, 20, padding=True)
-        assert_same_text(target, inputs, draft, max_new_tokens=30)
+        assert_same_text_by_graphs(target, inputs, IRREGULAR, expected)
+    assert stand_in.attended > 0
+
+
+def test_attention_weights(stand_in: StandIn) -> None:
+    """The kernel writes none: a call that asks for them attends as the model does."""
+    target = model_of("gpt_oss")
+    options = {"max_new_tokens": 8, "do_sample": False, "output_attentions": True, "return_dict_in_generate": True}
+    inputs, draft = prompts(1, 9), noisy_copy(target, noise=0.05)
+    plain = target.generate(**inputs, **options)
+    config = hf_specdec.SpeculativeConfig(tree=IRREGULAR)
+    output = target.generate(**inputs, **options, assistant_model=draft, speculative_config=config)
+    assert len(output.attentions) == len(plain.attentions)
+    for of_token, expected in zip(output.attentions[1:], plain.attentions[1:], strict=True):
+        torch.testing.assert_close(of_token[-1], expected[-1])
+
+
+IN_TRITON = """
+import sys
+import torch
+sys.path[:0] = sys.argv[1:]
+from hf_specdec_kernels.tree_attention import triton
+operator = sys.modules["hf_specdec_kernels.tree_attention"]
+from test_tree_attention import assert_same_text_by_graphs, install_stand_in, model_of, pytest
+from support.models import prompts
+
+def in_triton(query, key, value, lengths, ancestors, num_nodes, first, depths, node_depths, tables, sinks, *rest):
+    scale, window, softcap = rest
+    out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    triton.launch_tree_attention(
+        query, key, value, lengths, ancestors, num_nodes, first, depths, node_depths, tables, sinks, scale, window,
+        softcap, None, out,
+    )
+    used.append((sinks is not None, softcap))
+    return out
+
+for name in ("gpt_oss", "gemma2", "mimo_v2_flash"):
+    used = []
+    target = model_of(name)
+    with pytest.MonkeyPatch.context() as patch:
+        install_stand_in(patch, with_kernel=True)
+        operator.tree_attention_naive, right = in_triton, operator.tree_attention_naive
+        try:
+            expected = target.generate(**prompts(1, 9), max_new_tokens=8, do_sample=False)
+            assert_same_text_by_graphs(target, prompts(1, 9), "[(0,), (1,), (0, 0)]", expected)
+        finally:
+            operator.tree_attention_naive = right
+    print(name, sorted(set(used), key=str))
+"""
+
+
+@pytest.mark.slow
+def test_in_tritons_interpreter() -> None:
+    """Sinks and soft caps reach the kernel itself."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    here = Path(__file__).parent
+    run = subprocess.run(
+        [sys.executable, "-c", IN_TRITON, str(here), str(here.parent)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[:3] == [
+        "gpt_oss [(True, None)]",
+        "gemma2 [(False, 0.3)]",
+        "mimo_v2_flash [(False, None), (True, None)]",
+    ]

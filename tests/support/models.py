@@ -81,6 +81,80 @@ KV_SHARING: dict[str, Any] = {
 }
 """Config values of a "gemma4_text" whose last two layers reuse the K/V of the first two."""
 
+UNEQUAL: dict[str, tuple[str, dict[str, Any]]] = {
+    # As published: full layers have larger and fewer heads, whose values are their keys.
+    "gemma4": (
+        "gemma4_text",
+        KV_SHARING
+        | {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        },
+    ),
+    # Keys and values of other sizes; more heads and sinks in layers with a window.
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        {
+            "head_dim": 12,
+            "v_head_dim": 8,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+            "partial_rotary_factor": 0.34,
+            **_WINDOW,
+            **_UNTIED,
+        },
+    ),
+}
+"""Families whose layers differ in the sizes of keys and values: model type and config values."""
+
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "head_dim": 4,
+}
+_EXPERTS_OF_DEEPSEEK = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+LATENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("deepseek_v3", _LATENT | _EXPERTS_OF_DEEPSEEK),
+    "glm4_moe_lite": ("glm4_moe_lite", _LATENT | _EXPERTS_OF_DEEPSEEK | {"mlp_layer_types": ["dense", "sparse"]}),
+    "minicpm3": ("minicpm3", _LATENT),
+    # Two attentions a layer, and experts that count their tokens.
+    "longcat_flash": (
+        "longcat_flash",
+        _LATENT
+        | {
+            "num_hidden_layers": 4,
+            "num_layers": 2,
+            "ffn_hidden_size": 48,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+            "expert_ffn_hidden_size": 16,
+        },
+    ),
+}
+"""Families that cache a latent of keys and values: model type and config values."""
+
 # GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused
 # by new ones.
 _ATTENTION = {"gptj": ("default",), "gpt_oss": ("eager",), "gemma2": ("eager", "default")}
@@ -137,7 +211,7 @@ def tiny_model(
                 parameter.mul_(sharpness * (attention_sharpness if is_attention else 1.0))
             elif name.endswith("sinks"):
                 parameter.mul_(100.0)
-    if family in ("mixtral", "qwen2_moe", "gpt_oss"):
+    if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped kernel takes no float64
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = None

@@ -200,11 +200,12 @@ CASES = {
     ),
     **{
         f"attention, head dimension {size}, {nodes} nodes": lambda size=size, nodes=nodes: attention(nodes, HALF, size)
-        for size in (64, 80, 256)
+        for size in (64, 80, 256, 512)
         for nodes in (1, 64)
     },
     **{f"attention, float32, {nodes} nodes": lambda nodes=nodes: attention(nodes, SINGLE) for nodes in (1, 64)},
     "attention, float32, head dimension 256": lambda: attention(64, SINGLE, 256),
+    "attention, float32, head dimension 512": lambda: attention(64, SINGLE, 512),
     **{f"walks, {dtype}": lambda dtype=dtype: walks(dtype) for dtype in (HALF, torch.float16, SINGLE)},
     "walks, small vocabulary": lambda: walks(SINGLE, vocab=12),
     "walks with filters": lambda: walks(HALF, filtered=True),

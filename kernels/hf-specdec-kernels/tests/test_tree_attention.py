@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -138,6 +139,9 @@ SMALL = {
     "float16": Case(dtype=torch.float16),
     "float16, odd head dimension": Case(dtype=torch.float16, head_dim=80),
     "values of another size": Case(head_dim=24, value_dim=16),
+    "sinks, values of another size": Case(head_dim=24, value_dim=16, sinks=True, window=9),
+    "large heads": Case(batch=1, queries=3, head_dim=512, capacity=40),
+    "large heads, pages": Case(batch=1, queries=3, head_dim=512, capacity=48, page_size=16, dtype=torch.float16),
     "padding": Case(batch=3, padding=True),
     "shared tree": Case(batch=3, shared_tree=True),
     "short window": Case(window=3, padding=True),
@@ -236,6 +240,14 @@ def test_tiles_fit_into_shared_memory() -> None:
     deep = plan(20, 8, 8256).tiles
     assert (deep.block_n, deep.num_stages) == (32, 6) and deep.shared_memory(128, 2) >= 118_528
     assert plan(20, 8, 8256, shared_memory=99 * 1024).tiles.num_stages == 4
+
+
+def test_tiles_of_large_heads_fit() -> None:
+    """Into shared memory, and the accumulated values, float32 each, into 255 registers of each thread."""
+    for dtype, pairs, kib in itertools.product((torch.bfloat16, torch.float32), (4, 64, 500), (227, 163, 99)):
+        tiles = plan(pairs, 8, 8256, head_dim=512, dtype=dtype, shared_memory=kib * 1024).tiles
+        assert tiles.shared_memory(512, dtype.itemsize) <= kib * 1024
+        assert tiles.block_m * 512 <= tiles.num_warps * 32 * 128
 
 
 def test_splits_fill_the_device() -> None:

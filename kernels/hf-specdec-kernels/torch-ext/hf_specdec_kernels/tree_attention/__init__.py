@@ -12,7 +12,7 @@ from .naive import tree_attention_naive
 
 __all__ = ["pack_ancestors", "tree_attention", "tree_attention_naive"]
 
-LARGEST_HEAD_DIM = 256
+LARGEST_HEAD_DIM = 512
 
 
 def tree_attention(

@@ -1,0 +1,228 @@
+"""What a model's layers hand to a cache and to attention, found by one forward of its shadow."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.moe import ExpertsInterface
+from transformers.utils import logging
+
+from ..compat import CACHE, cache_argument
+from .models import execution_device, forward_parameters
+from .shadow import Shadow
+
+
+logger = logging.get_logger(__name__)
+
+_NAME = "hf_specdec_probe"
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """
+    Keys and values that one layer writes to a cache.
+
+    Args:
+        key, value (`tuple[int, int]`): heads, and elements of a head, of one token.
+        key_dtype, value_dtype (`torch.dtype`): their dtypes.
+        device (`torch.device`): where they are computed.
+    """
+
+    key: tuple[int, int]
+    value: tuple[int, int]
+    key_dtype: torch.dtype
+    value_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one token."""
+        key, value = (heads * size for heads, size in (self.key, self.value))
+        return key * self.key_dtype.itemsize + value * self.value_dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """
+    One layer's call of the attention function.
+
+    Args:
+        module (`nn.Module`): the shadow of the layer.
+        query, key, value (`tuple[int, int]`): heads, and elements of a head.
+        reads_cache (`bool`): whether keys and values are those that the cache gave, as they are.
+        options (`dict`): the keyword arguments that are not None.
+    """
+
+    module: nn.Module
+    query: tuple[int, int]
+    key: tuple[int, int]
+    value: tuple[int, int]
+    reads_cache: bool
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """
+    What the layers of a model were seen to do.
+
+    Args:
+        cached (`dict[int, CachedLayer]`): what is cached, by index of the cache's layer.
+        calls (`list[AttentionCall]`): the calls of the attention function, in order.
+    """
+
+    cached: dict[int, CachedLayer]
+    calls: list[AttentionCall]
+
+
+_found: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = weakref.WeakKeyDictionary()
+_running = threading.local()
+
+
+def layers_of(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Layers | None:
+    """
+    What the layers of a model do, found once per model and dtype by `probe`; None for a model that cannot be probed.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        dtype (`torch.dtype`, *optional*): the dtype that it is to have, if it is not its own.
+    """
+    model = getattr(model, "_orig_mod", model)
+    found, key = _found.setdefault(model, {}), dtype or model.dtype
+    if key not in found:
+        found[key] = probe(model, key)
+    return found[key]
+
+
+def probe(model: PreTrainedModel, dtype: torch.dtype) -> Layers | None:
+    """
+    Runs a model's shadow over one token: without data, or with the model's weights if its shapes depend on data. Where
+    the whole model wants more than tokens, its decoder runs.
+    """
+    for has_data in (False, True):
+        for is_whole in (True, False):
+            try:
+                found = _probe(model, Shadow(model, dtype, has_data), dtype, is_whole)
+            except Exception as error:  # noqa: BLE001  (the forwards of others fail in any way)
+                logger.debug(f"{type(model).__name__} was not probed: {error}")
+                continue
+            if found.cached:
+                return found
+    return None
+
+
+def _probe(model: PreTrainedModel, shadow: Shadow, dtype: torch.dtype, is_whole: bool) -> Layers:
+    for config in shadow.configs:
+        config._attn_implementation_internal = config._experts_implementation_internal = _NAME
+    cache = _ProbedCache(model, shadow)
+    before, _running.cache = getattr(_running, "cache", None), cache
+    forwarded = shadow.model if is_whole else shadow.model.get_decoder()
+    device = execution_device(model) if shadow.has_data else torch.device("meta")
+    try:
+        with torch.no_grad():
+            forwarded(**_inputs_of(forwarded, cache, dtype, device))
+    finally:
+        _running.cache = before
+    return Layers(cache.cached, cache.calls)
+
+
+def _inputs_of(forwarded: Any, cache: Cache, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Keyword arguments of a forward over one token."""
+    if hasattr(forwarded, "inputs_of_one_row"):  # a head
+        return forwarded.inputs_of_one_row(dtype, device) | {"past_key_values": cache}
+    parameters = forward_parameters(forwarded)
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
+    mask = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
+    inputs = {"position_ids": token, "attention_mask": mask, "use_cache": True, "output_router_logits": False}
+    inputs = {name: value for name, value in inputs.items() if name in parameters}
+    return {"input_ids": token, cache_argument(parameters) or CACHE: cache, "return_dict": True} | inputs
+
+
+class _ProbedCache(Cache):
+    def __init__(self, model: PreTrainedModel, shadow: Shadow):
+        super().__init__(layer_class_to_replicate=_ProbedLayer)
+        self._model, self._shadow = model, shadow
+        self.cached: dict[int, CachedLayer] = {}
+        self.calls: list[AttentionCall] = []
+        self._given: list[torch.Tensor] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cached[layer_idx] = CachedLayer(
+            _heads_of(key_states), _heads_of(value_states), key_states.dtype, value_states.dtype, self._device()
+        )
+        self._given += [key_states, value_states]
+        return key_states, value_states
+
+    def _device(self) -> torch.device:
+        """Where the layer that is running has its weights, or where accelerate lets it run."""
+        for shadow in reversed(self._shadow.running):
+            module = self._shadow.original_of(shadow)
+            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+            if device is None:
+                device = next((parameter.device for parameter in module.parameters()), None)
+            if device is not None and torch.device(device).type != "meta":
+                return torch.device(device)
+        return execution_device(self._model)
+
+    def attended(self, module: nn.Module, states: list[torch.Tensor], options: dict[str, Any]) -> None:
+        """Takes note of a call of the attention function."""
+        query, key, value = map(_heads_of, states)
+        reads_cache = all(any(one is given for given in self._given) for one in states[1:])
+        options = {name: value for name, value in options.items() if value is not None}
+        if self._shadow.has_data:  # what was found must not keep weights
+            module = Shadow(module).model
+            options = {
+                name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in options.items()
+            }
+        self.calls.append(AttentionCall(module, query, key, value, reads_cache, options))
+
+
+def _heads_of(states: torch.Tensor) -> tuple[int, int]:
+    """Heads, and elements of a head, of `[batch, heads, tokens, elements]`."""
+    return states.shape[1], states.shape[3]
+
+
+class _ProbedLayer(CacheLayerMixin):
+    is_compileable = is_croppable = is_sliding = False
+
+    def lazy_initialization(self, *args: Any) -> None: ...
+
+    def update(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        return 1, 0
+
+
+def _attention(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    _running.cache.attended(module, [query, key, value], options)
+    batch, heads, queries, _ = query.shape
+    return query.new_zeros(batch, queries, heads, value.shape[3]), None
+
+
+def _experts(module: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Which experts a token goes to is a matter of data, which a shadow has not."""
+    return torch.zeros_like(hidden_states)
+
+
+AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)
+ExpertsInterface.register(_NAME, _experts)
