@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from ..cache.sizes import kv_bytes_per_layer
+from ..cache import sizes
 from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
 from ..forwards.models import execution_device
@@ -27,10 +26,7 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
     """Bytes of K/V per token, on each device where layers of the models run. The first model is the target."""
     total: Counter[torch.device] = Counter()
     for model in models:
-        config = model.config.get_text_config(decoder=True)
-        per_layer = kv_bytes_per_layer(config, _dtype_in_use(model, models[0]))
-        for layer in _layers(model, config.num_hidden_layers):
-            total[_device_of(layer, model)] += int(per_layer * _share_of_heads(layer))
+        total += sizes.bytes_per_token(model, _dtype_in_use(model, models[0]))
     return dict(total)
 
 
@@ -109,26 +105,3 @@ def _lines(path: Path) -> list[str]:
 def _dtype_in_use(model: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
     """The dtype in which a model runs: an EAGLE head may run in the target's."""
     return dtype_for(model, target) if isinstance(model, EagleHead) else model.dtype
-
-
-def _layers(model: PreTrainedModel, number: int) -> list[nn.Module]:
-    """The decoder layers of a model; `number` times the model itself if its layers cannot be found."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
-    return list(lists[0]) if lists else [model] * number
-
-
-def _device_of(layer: nn.Module, model: PreTrainedModel) -> torch.device:
-    """The device on which a layer runs, according to accelerate's hook if there is one."""
-    device = getattr(getattr(layer, "_hf_hook", None), "execution_device", None)
-    if device is None:
-        device = next((parameter.device for parameter in layer.parameters()), torch.device("meta"))
-    device = torch.device(device)
-    return execution_device(model) if device.type == "meta" else device
-
-
-def _share_of_heads(layer: nn.Module) -> float:
-    """The share of the key and value heads on this process: below 1 with `tp_plan`."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith("k_proj.weight") and hasattr(parameter, "to_local"):
-            return parameter.to_local().numel() / parameter.numel()
-    return 1.0

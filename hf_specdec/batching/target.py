@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features, watch_features
 from ..forwards.models import execution_device
@@ -45,8 +46,8 @@ class InFlightTarget:
         graph_pool: GraphPool | None = None,
     ):
         self.model, self.device = model, execution_device(model)
-        num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-        self.cache = PagedCache(num_layers, pool, self.device, PagedGraphs.of(model, cuda_graphs, graph_pool))
+        graphs = PagedGraphs.of(model, cuda_graphs, graph_pool)
+        self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs)
         shift = torch.full((1,), first_position(model) or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
         self.is_running = False

@@ -1,17 +1,50 @@
-"""How large keys and values are, by a model's config."""
+"""How large keys and values are, as a model's layers were seen to write them."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
+
+from ..forwards.models import config_of_layer, execution_device
+from ..forwards.probe import CachedLayer, layers_of
 
 
-def head_dim_of(config: PretrainedConfig) -> int:
-    """Elements of a key or value of one attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dict[int, CachedLayer]:
+    """
+    Keys and values of one token, for each layer of a cache that the model writes to. Layers may differ, in heads and
+    their sizes, keys from values, and what is cached may be a latent of both; layers that reuse the K/V of others have
+    none. Measured once per model, by a forward without data; see `probe`.
+
+    Args:
+        model (`PreTrainedModel`): the model, on this process: with `tp_plan` the heads that it has here.
+        dtype (`torch.dtype`, *optional*): the dtype in which it is going to run, if it is not its own.
+    """
+    layers = layers_of(model, dtype)
+    return _by_config(model, dtype or model.dtype) if layers is None else layers.cached
 
 
-def kv_bytes_per_layer(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of the key and the value of one token in one decoder layer, all heads together."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * heads * head_dim_of(config) * dtype.itemsize
+def num_cached_layers(model: PreTrainedModel) -> int:
+    """Number of layers of a cache that the model writes to; the last ones of a model may reuse the K/V of others."""
+    return 1 + max(layer_sizes(model))
+
+
+def bytes_per_token(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
+    """Bytes of the keys and values of one token in all layers, on each device where layers run."""
+    total: Counter[torch.device] = Counter()
+    for layer in layer_sizes(model, dtype).values():
+        total[layer.device] += layer.num_bytes
+    return total
+
+
+def _by_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, CachedLayer]:
+    """The usual sizes, of a model that cannot be measured."""
+    config = model.config.get_text_config(decoder=True)
+    found = {}
+    for index in range(config.num_hidden_layers):
+        one = config_of_layer(config, index)
+        heads = getattr(one, "num_key_value_heads", None) or one.num_attention_heads
+        size = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
+        found[index] = CachedLayer((heads, size), (heads, size), dtype, dtype, execution_device(model))
+    return found

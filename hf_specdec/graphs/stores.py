@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
 from ..attention.kernel import NODES_PER_WORD
-from ..cache.sizes import kv_bytes_per_layer
+from ..cache.sizes import bytes_per_token
 from ..forwards.chunks import WIDTHS
 from .capturing import RECORDERS, GraphPool
 from .forwards import CapturedForward
@@ -266,8 +266,7 @@ def graph_loans(
 def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
     if model.device.type != "cuda":
         return True
-    config = model.config.get_text_config(decoder=True)
-    needed = batch_size * capacity * config.num_hidden_layers * kv_bytes_per_layer(config, model.dtype)
+    needed = batch_size * capacity * sum(bytes_per_token(model).values())
     free, _ = torch.cuda.mem_get_info(model.device)
     kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # cached by torch
     return needed < SHARE_OF_FREE_MEMORY * (free + kept)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..cache.sizes import head_dim_of
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import DepthCounts
 from .reading import TargetOutputs
@@ -126,8 +125,15 @@ def draft_config(
     small.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
         small.layer_types = [config.layer_types[layer] for layer in _spread(num_layers, whole)]
+    if config.is_heterogeneous:
+        _choose_layers(small, config, num_layers)
     if hidden_size is not None and hidden_size != config.hidden_size:
-        head_dim = head_dim_of(config)
+        if config.is_heterogeneous:
+            raise ValueError(
+                f"`hidden_size`={hidden_size}: the attention heads of the target differ from layer to layer, and a "
+                "narrower draft has none like them. Leave it out."
+            )
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if hidden_size % head_dim or hidden_size < head_dim or hidden_size > config.hidden_size:
             raise ValueError(
                 f"`hidden_size`={hidden_size}: choose a multiple of {head_dim}, the size of the target's attention "
@@ -146,6 +152,13 @@ def draft_config(
     if intermediate_size is not None:
         small.intermediate_size = intermediate_size
     return small
+
+
+def _choose_layers(small: PreTrainedConfig, config: PreTrainedConfig, num_layers: int) -> None:
+    """Gives the layers of a small config what is particular to the layers that they are copied from."""
+    particular = config._heterogeneity_spec.per_layer_overrides
+    chosen = enumerate(_spread(num_layers, config.num_hidden_layers))
+    small.per_layer_config = {layer: particular[source] for layer, source in chosen if source in particular} or None
 
 
 def _spread(number: int, whole: int) -> list[int]:

@@ -20,7 +20,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
-from ..cache.sizes import kv_bytes_per_layer
+from ..cache.sizes import bytes_per_token
 from ..compat import CACHE
 from .data import Text
 from .grouped_attention import grouped_attention_lent, without_cudnn
@@ -228,8 +228,7 @@ def default_rows(target: PreTrainedModel, max_length: int) -> int:
     most = _MOST_ROWS.get(device.type, 256)
     if device.type != "cuda":
         return most
-    per_token = config.num_hidden_layers * kv_bytes_per_layer(config, target.dtype)
-    per_row = per_token * (max_length + _STEPS_BETWEEN_CUTS)
+    per_row = sum(bytes_per_token(target).values()) * (max_length + _STEPS_BETWEEN_CUTS)
     per_row += 6 * 4 * config.vocab_size  # logits and noise in float32
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(most, int(free * _SHARE_OF_MEMORY / per_row)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.chains import decoded, random_head
-from support.models import VOCAB, tiny_model
+from support.models import UNEQUAL, VOCAB, tiny_model
 
 from hf_specdec.eagle import EagleHead
 from hf_specdec.training.distill import DistillObjective, draft_config, new_draft_model
@@ -244,6 +244,20 @@ def test_draft_models_of_the_targets_width_begin_with_its_layers() -> None:
     assert torch.equal(model.lm_head.weight, target.lm_head.weight)
     assert torch.equal(new_draft_model(target, num_layers=5)(torch.arange(9)[None]).logits.argmax(-1),
                        target(torch.arange(9)[None]).logits.argmax(-1))  # fmt: skip
+
+
+def test_layers_that_differ_stay_as_they_are() -> None:
+    """A draft of Gemma 4 has layers with the heads of those that they begin as; a head has those of the first."""
+    values = UNEQUAL["gemma4"][1] | {"num_kv_shared_layers": 0}
+    target = tiny_model("gemma4_text", dtype=torch.float32, **values)
+    model = new_draft_model(target, num_layers=2)
+    for layer, source in enumerate((0, 3)):
+        expected = target.model.layers[source].self_attn.q_proj.weight
+        assert torch.equal(model.model.layers[layer].self_attn.q_proj.weight, expected)
+    with pytest.raises(ValueError, match="`hidden_size`=16: .* differ from layer to layer"):
+        new_draft_model(target, num_layers=2, hidden_size=16)
+    config = new_head_config(target).text_config
+    assert (config.num_key_value_heads, config.head_dim) == (2, 8)
 
 
 def test_narrower_draft_models_keep_what_they_can_of_the_embeddings() -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from ...cache.sizes import num_cached_layers
 from ...drafters import DraftModelDrafter, DraftRequest
 from ...forwards.chunks import LONGEST_FORWARD
 from ...forwards.models import execution_device
@@ -39,8 +40,8 @@ class DraftModelDrafting(Drafting):
     ):
         self.drafter = drafter
         device = execution_device(drafter.model)
-        num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
-        cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.model, cuda_graphs, graph_pool))
+        graphs = PagedGraphs.of(drafter.model, cuda_graphs, graph_pool)
+        cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs)
         drafter.begin(cache, None, torch.zeros(1, dtype=torch.long, device=device))
 
     @property
