@@ -33,9 +33,12 @@ class PublishedModel(PreTrainedModel):
     """Whether the model runs in the dtype of its target: unless `from_pretrained` was given a `dtype`."""
 
     @classmethod
-    def read_published(cls, name: str, options: HubOptions) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
+    def read_published(
+        cls, name: str, options: HubOptions
+    ) -> tuple[PreTrainedConfig, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """
-        The config of a published checkpoint, and its weights under the names that they have in this class.
+        The config of a published checkpoint, its weights under the names that they have in this class, and the tensors
+        that a model of this config does not need, by the same names.
 
         Raises:
             OSError: if there is no such folder or repository, or it has no config or weights.
@@ -89,10 +92,17 @@ class PublishedModel(PreTrainedModel):
             force_download=force_download,
             subfolder=subfolder,
         )
-        published, weights = cls.read_published(name, options)
+        published, weights, ignored = cls.read_published(name, options)
         changes = {field: kwargs.pop(field) for field in list(kwargs) if field in cls.config_arguments}
-        config = (published if config is None else config).changed(**changes)
-        check_weights(name, _expected_weights(cls, config, name), weights, cls.kind)
+        published = published if config is None else config
+        config = published.changed(**changes)
+        expected = _expected_weights(cls, config, name)
+        if changes:
+            # A field may say that a tensor of the checkpoint is not used, or is used after all.
+            left_out = _expected_weights(cls, published, name).keys() - expected.keys()
+            weights = {key: tensor for key, tensor in weights.items() if key not in left_out}
+            weights |= {key: ignored[key] for key in expected.keys() & ignored.keys() - weights.keys()}
+        check_weights(name, expected, weights, cls.kind)
         dtype = torch_dtype if dtype is None else dtype
         keeps_dtype = dtype in (None, "auto")
         model = super().from_pretrained(

@@ -10,6 +10,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 
 LAYER_CONVENTIONS = ("auto", "boundaries", "outputs")
+# Entries of `conventions` that another field settles.
+_ALSO_SAID = {
+    "aux_layer_convention": ("aux_layer_ids",),
+    "has_embeddings": ("embed_tokens",),
+    "has_lm_head": ("lm_head",),
+}
 
 
 class EagleConfig(PreTrainedConfig):
@@ -146,14 +152,21 @@ class EagleConfig(PreTrainedConfig):
     def changed(self, **fields: Any) -> EagleConfig:
         """
         A checked copy with other values. `aux_layer_ids` are boundaries unless `aux_layer_convention` is given too;
-        `rope_theta` goes to `text_config.rope_parameters`. The fields' entries in `conventions` are dropped.
+        `rope_theta` goes to `text_config.rope_parameters`, and a dict for `text_config` changes the fields that it
+        names. The fields' entries in `conventions` are dropped.
 
         Raises:
             ValueError: as in `check`, and for a `rope_theta` that is not a positive number.
         """
         config = copy.deepcopy(self)
-        said = {*fields, "aux_layer_ids"} if "aux_layer_convention" in fields else set(fields)
+        said = set(fields).union(*(_ALSO_SAID.get(field, ()) for field in fields))
         config.conventions = {key: why for key, why in (self.conventions or {}).items() if key not in said} or None
+        if isinstance(given := fields.get("text_config"), dict):
+            layers = config.text_config.to_dict() | given
+            fields["text_config"] = AutoConfig.for_model(layers.pop("model_type"), **layers)
+        if "text_config" in fields:
+            config.text_config = copy.deepcopy(fields.pop("text_config"))  # it may be the target's
+            config.text_config.tie_word_embeddings = False
         if "rope_theta" in fields:
             theta = fields.pop("rope_theta")
             if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
@@ -193,14 +206,15 @@ class EagleConfig(PreTrainedConfig):
         `num_layers`).
 
         Under "auto", the published ids are boundaries if they equal the default boundaries or name `num_layers`; they
-        are layer outputs if they equal the default outputs or begin with 1; else they are taken as boundaries.
+        are layer outputs if they equal the default outputs or begin with 0 (boundary 0 would be the embeddings, which
+        no trainer takes) or 1; else they are taken as boundaries.
 
         Raises:
             ValueError: if the target has no such layers, or `aux_layer_ids` is needed and missing.
         """
         if self.num_aux_features == 0:
             return []
-        defaults = [2, num_layers // 2, num_layers - 3]
+        defaults = _default_boundaries(num_layers)
         if self.aux_layer_ids is None and self.num_aux_features != 3:
             raise ValueError(
                 f"`aux_layer_ids`: the head reads {self.num_aux_features} features, for which there is no default. "
@@ -217,12 +231,29 @@ class EagleConfig(PreTrainedConfig):
             )
         return sorted(ids)
 
+    @property
+    def has_open_numbering(self) -> bool:
+        """
+        Whether `aux_layer_ids` may be boundaries as well as layer outputs: under "auto", numbers that do not begin
+        with 0 or 1, and are no target's default boundaries.
+        """
+        if self.aux_layer_convention != "auto" or not self.aux_layer_ids:
+            return False
+        ids = sorted(self.aux_layer_ids)
+        return ids[0] > 1 and ids != _default_boundaries(ids[-1] + 3)
+
     def _are_outputs(self, ids: list[int], defaults: list[int], num_layers: int) -> bool:
         if self.aux_layer_convention != "auto":
             return self.aux_layer_convention == "outputs"
+        ids = sorted(ids)
         if ids == defaults or num_layers in ids:
             return False
-        return ids == [layer - 1 for layer in defaults] or ids[0] == 1
+        return ids == [layer - 1 for layer in defaults] or ids[0] <= 1
+
+
+def _default_boundaries(num_layers: int) -> list[int]:
+    """The boundaries that SafeAILab, vLLM and speculators read of a target with `num_layers` layers."""
+    return [2, num_layers // 2, num_layers - 3]
 
 
 AutoConfig.register(EagleConfig.model_type, EagleConfig, exist_ok=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCard
+from transformers.utils import logging
 
 from ..checkpoints.hub import push_to_hub
 from ..checkpoints.pretrained import PublishedModel
 from .card import model_card
 from .configuration_eagle import EagleConfig
 from .formats import Checkpoint, HubOptions, read_head
+
+
+logger = logging.get_logger(__name__)
 
 
 class EaglePreTrainedModel(PublishedModel):
@@ -31,10 +35,25 @@ class EaglePreTrainedModel(PublishedModel):
     _supports_attention_backend = True
 
     @classmethod
-    def read_published(cls, name: str, options: HubOptions) -> tuple[EagleConfig, dict[str, torch.Tensor]]:
-        """Config and weights of a head in any published format, see `read_head`."""
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike, **kwargs: Any) -> Self:
+        """As `PublishedModel.from_pretrained`, with a warning where the numbers of the layers may mean either kind."""
+        head = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        if head.config.has_open_numbering:
+            logger.warning(
+                f"{head.name_or_path}: `aux_layer_ids`={head.config.aux_layer_ids} may number hidden states "
+                "(boundaries) or outputs of layers, and the config does not say which. Unless the target's number of "
+                "layers decides, they are read as boundaries. `hf-specdec doctor` tries both; "
+                '`from_pretrained(…, aux_layer_convention="outputs")` (or "boundaries") decides.'
+            )
+        return head
+
+    @classmethod
+    def read_published(
+        cls, name: str, options: HubOptions
+    ) -> tuple[EagleConfig, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Config, weights and ignored tensors of a head in any published format, see `read_head`."""
         reading = read_head(Checkpoint.read(name, options))
-        return reading.config, reading.weights
+        return reading.config, reading.weights, reading.ignored
 
     def save_pretrained(
         self,

@@ -76,10 +76,13 @@ class MedusaHeads(PublishedModel):
         return torch.stack([head(features) for head in self.heads])
 
     @classmethod
-    def read_published(cls, name: str, options: HubOptions) -> tuple[MedusaConfig, dict[str, torch.Tensor]]:
+    def read_published(
+        cls, name: str, options: HubOptions
+    ) -> tuple[MedusaConfig, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Config and weights of Medusa heads, see `_renamed`; none of the weights is left out."""
         checkpoint = Checkpoint.read(name, options, WEIGHT_FILES)
         weights = _renamed(checkpoint)
-        return _config_of(checkpoint, weights), weights
+        return _config_of(checkpoint, weights), weights, {}
 
 
 def _renamed(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

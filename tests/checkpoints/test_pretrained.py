@@ -52,6 +52,46 @@ def test_medusa_heads_of_several_dtypes(tmp_path: Path) -> None:
     assert torch.equal(heads.heads[1].lm_head.weight, weights["1.1.weight"])
 
 
+def test_fewer_medusa_heads() -> None:
+    whole, first = (MedusaHeads.from_pretrained(GOLDENS / "medusa", **options) for options in ({}, {"num_heads": 1}))
+    assert len(whole.heads) > len(first.heads) == 1
+    assert torch.equal(whole.heads[0].lm_head.weight, first.heads[0].lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    "golden, field, key",
+    [
+        ("safeailab_eagle3", "final_norm", "norm.weight"),
+        ("safeailab_eagle3", "norm_embeddings", "layers.0.input_layernorm.weight"),
+        ("safeailab_eagle3", "has_lm_head", "lm_head.weight"),
+        ("speculators_eagle3", "has_embeddings", "embed_tokens.weight"),  # left out as it is read
+        ("safeailab_eagle1", "has_embeddings", "embed_tokens.weight"),
+    ],
+)
+def test_tensors_that_a_field_takes_in_or_leaves_out(golden: str, field: str, key: str) -> None:
+    """Every field of the config can be set while loading, and decides whether a tensor of the checkpoint is used."""
+    _, weights = published(golden)
+    for value in (True, False):
+        head = EagleHead.from_pretrained(GOLDENS / golden, **{field: value})
+        assert getattr(head.config, field) == value and (key in head.state_dict()) == value
+        if value:
+            found = head.state_dict()[key]
+            published_key = key if key in weights else key.replace("layers.0.", "midlayer.")
+            assert torch.equal(found, weights[published_key].to(found.dtype))
+
+
+def test_fields_of_the_layers(tmp_path: Path) -> None:
+    """A dict changes the fields that it names."""
+    as_read = EagleHead.from_pretrained(GOLDENS / "safeailab_eagle3").config.text_config.to_dict()
+    config = EagleHead.from_pretrained(GOLDENS / "safeailab_eagle3", text_config={"rms_norm_eps": 0.5}).config
+    assert config.text_config.to_dict() == as_read | {"rms_norm_eps": 0.5}
+
+
+def test_a_tensor_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="`embed_tokens.weight` is missing"):
+        EagleHead.from_pretrained(GOLDENS / "safeailab_eagle3", has_embeddings=True)
+
+
 def test_medusa_heads_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="`heads.5.lm_head.weight` is missing"):
         MedusaHeads.from_pretrained(GOLDENS / "medusa", num_heads=6)

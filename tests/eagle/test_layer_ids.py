@@ -1,7 +1,7 @@
 """Two conventions of layer numbers are in use, and published configs do not say which is theirs."""
 
 import pytest
-from support.eagle import GOLDENS
+from support.eagle import GOLDENS, publish, published
 
 from hf_specdec.eagle import EagleConfig, EagleHead
 
@@ -14,6 +14,9 @@ KNOWN = {
     "ModelOpt's and SpecForge's default, 8B Llama": ([1, 15, 28], 32, [2, 16, 29]),
     "the default boundaries, 8B Llama": ([2, 16, 29], 32, [2, 16, 29]),
     "first layer's output": ([1, 20, 31], 36, [2, 21, 32]),
+    "the embeddings' number, which is an output's": ([0, 4, 7], 12, [1, 5, 8]),
+    "the first layer's output, not in order": ([20, 0, 31], 36, [1, 21, 32]),
+    "0 beside a number that no output has": ([0, 4, 8], 8, [0, 4, 8]),
     "neither default": ([3, 20, 31], 36, [3, 20, 31]),
 }
 
@@ -39,6 +42,29 @@ def test_said_outright():
 def test_absent(convention, layers, boundaries):
     """The defaults are the same layers in both conventions."""
     assert EagleConfig(aux_layer_convention=convention).aux_boundaries(layers) == boundaries
+
+
+@pytest.mark.parametrize("known", KNOWN)
+def test_only_numbers_that_leave_it_open_are_open(known):
+    """Whatever target the head turns out to be for, unless one of its layers is named."""
+    config = EagleConfig(aux_layer_ids=KNOWN[known][0], aux_layer_convention="auto")
+    open_ones = {"neither default", "nvidia/gpt-oss-120b-Eagle3-v3"}
+    assert config.has_open_numbering == (known in open_ones)
+    assert not EagleConfig(aux_layer_ids=KNOWN[known][0]).has_open_numbering
+
+
+@pytest.mark.parametrize("golden", ["specforge_eagle3", "modelopt_eagle3"])
+@pytest.mark.parametrize(("ids", "boundaries", "warns"), [([0, 4, 6], [1, 5, 7], False), ([3, 4, 6], [3, 4, 6], True)])
+def test_published_ids(golden, ids, boundaries, warns, tmp_path, caplog):
+    config, weights = published(golden)
+    config["eagle_config"] = config.get("eagle_config", {}) | {"eagle_aux_hidden_state_layer_ids": ids}
+    folder = publish(tmp_path, config, weights)
+    assert EagleHead.from_pretrained(folder).config.aux_boundaries(8) == boundaries
+    assert [str(ids) in text and "hf-specdec doctor" in text for text in caplog.messages] == [True] * warns
+    caplog.clear()
+    for options in ({"aux_layer_ids": [2, 3, 4]}, {"aux_layer_convention": "outputs"}):
+        EagleHead.from_pretrained(folder, **options)
+    assert not caplog.messages
 
 
 def test_ascending():

@@ -9,7 +9,7 @@ from ...checkpoints.reading import Checkpoint
 
 class Keys:
     """
-    The tensors of a checkpoint under the names of `EagleHead`; tensors that are not needed go to `ignored`.
+    The tensors of a checkpoint under the names of `EagleHead`; those that are not needed go to `ignored`.
 
     Args:
         checkpoint (`Checkpoint`): the published checkpoint.
@@ -31,9 +31,9 @@ class Keys:
             if key in self.weights:
                 raise ValueError(f"{self.name}: the checkpoint holds `{key}` twice, the second time as `{published}`.")
             self.weights[key] = tensor
-        self.ignored = [key for key in self.weights if key.endswith("rotary_emb.inv_freq")]
-        for key in self.ignored:
-            del self.weights[key]
+        self.ignored: dict[str, torch.Tensor] = {}
+        for key in [key for key in self.weights if key.endswith("rotary_emb.inv_freq")]:
+            self.drop(key)
 
     def __contains__(self, key: str) -> bool:
         return key in self.weights
@@ -58,9 +58,10 @@ class Keys:
 
     def drop(self, key: str) -> torch.Tensor | None:
         """Removes a tensor that is not needed, and returns it; None if it is missing."""
-        if key in self.weights:
-            self.ignored.append(key)
-        return self.weights.pop(key, None)
+        tensor = self.weights.pop(key, None)
+        if tensor is not None:
+            self.ignored[key] = tensor
+        return tensor
 
     def num_layers(self) -> int:
         """

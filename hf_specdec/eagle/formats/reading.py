@@ -18,12 +18,12 @@ class PublishedHead:
     Args:
         config (`EagleConfig`): the head's configuration.
         weights (`dict[str, torch.Tensor]`): the tensors, by the names of `EagleHead`.
-        ignored (`list[str]`): published keys that are not needed.
+        ignored (`dict[str, torch.Tensor]`): published tensors that are not needed, by the same names.
     """
 
     config: EagleConfig
     weights: dict[str, torch.Tensor] = field(repr=False)
-    ignored: list[str] = field(default_factory=list)
+    ignored: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
 
 def section(config: dict[str, Any], name: str, checkpoint: str, required: bool = False) -> dict[str, Any]:

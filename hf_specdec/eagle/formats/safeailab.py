@@ -136,7 +136,7 @@ def read_eagle3(
         conventions["aux_layer_ids"] = (
             "boundaries [2, L//2, L-3]: the config names none"
             if fields["aux_layer_ids"] is None
-            else f"{fields['aux_layer_ids']}: boundaries or layer outputs, told from the numbers"
+            else f"{fields['aux_layer_ids']}: boundaries or layer outputs, told from the numbers where they can tell"
         )
     try:
         config = EagleConfig(
