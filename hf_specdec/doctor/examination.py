@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..checkpoints.reading import Checkpoint, HubOptions
 from ..drafters import EagleDrafter
@@ -15,9 +16,11 @@ from ..eagle.formats import read_head
 from ..forwards.models import execution_device
 from ..trees import TokenTree
 from .diagnosis import Agreement, Diagnosis
-from .measuring import Text, hits_on, tree_acceptance_length, write
+from .measuring import ReadText, Text, hits_on, tree_acceptance_length, write
 from .readings import readings, reread
 
+
+logger = logging.get_logger(__name__)
 
 PROMPTS = (
     "Explain to a child why the sky is blue during the day and red in the evening.",
@@ -42,6 +45,7 @@ def diagnose(
     prompts: Sequence[str] = PROMPTS,
     max_new_tokens: int = 96,
     depth: int = 5,
+    report: Callable[[str], None] = logger.info,
     **changes: Any,
 ) -> Diagnosis:
     """
@@ -57,6 +61,8 @@ def diagnose(
             template if it has one.
         max_new_tokens (`int`, *optional*, defaults to 96): most tokens of each answer.
         depth (`int`, *optional*, defaults to 5): number of depths to examine.
+        report (callable, *optional*): receives a line for every answer and every reading, as soon as it is there.
+            Defaults to the log.
         changes: fields of `EagleConfig` that override the checkpoint's, as in `EagleHead.from_pretrained`.
 
     Raises:
@@ -83,10 +89,14 @@ def diagnose(
         diagnosis.problem = str(error)
         return diagnosis
     model = model.to(execution_device(target)).eval()
-    texts = [write(target, tokenizer, prompt, max_new_tokens) for prompt in prompts]
+    texts = []
+    for number, prompt in enumerate(prompts, 1):
+        report(f"The target answers prompt {number} of {len(prompts)}.")
+        texts.append(write(target, tokenizer, prompt, max_new_tokens))
     diagnosis.num_tokens = sum(text.num_new_tokens for text in texts)
-    diagnosis.agreements = _agreements(model, target, texts, depth)
+    diagnosis.agreements = _agreements(model, target, texts, depth, report)
     best = reread(model, diagnosis.best.changes)
+    report("The target answers again, with the head's default tree.")
     diagnosis.tree_acceptance_length = tree_acceptance_length(best, target, texts)
     return diagnosis
 
@@ -96,17 +106,21 @@ def _keys(head: str, options: HubOptions) -> dict[str, list[str]]:
     return {"used": sorted(reading.weights), "ignored": sorted(reading.ignored)}
 
 
-def _agreements(head: EagleHead, target: PreTrainedModel, texts: list[Text], depth: int) -> list[Agreement]:
+def _agreements(
+    head: EagleHead, target: PreTrainedModel, texts: list[Text], depth: int, report: Callable[[str], None]
+) -> list[Agreement]:
     """The agreement of each reading, the head as read first."""
     tried = readings(head.config, target.config)
     heads = [reread(head, changes) for _, changes in tried]
-    hits = [hits_on(text, heads, target, depth) for text in texts if text.num_new_tokens > depth]
-    if not hits:
+    read = [ReadText.of(text, heads, target) for text in texts if text.num_new_tokens > depth]
+    if not read:
         raise ValueError(f"`max_new_tokens`: the answers are too short to look at {depth} depths. Ask for more.")
     num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
-    return [
-        Agreement.from_hits(
-            torch.cat(of_reading), name=name, changes=changes, boundaries=variant.config.aux_boundaries(num_layers)
-        )
-        for (name, changes), variant, of_reading in zip(tried, heads, zip(*hits, strict=True), strict=True)
-    ]
+    agreements = []
+    for (name, changes), variant in zip(tried, heads, strict=True):
+        hits = torch.cat([hits_on(text, variant, target, depth) for text in read])
+        boundaries = variant.config.aux_boundaries(num_layers)
+        agreements.append(Agreement.from_hits(hits, name=name, changes=changes, boundaries=boundaries))
+        length = agreements[-1].acceptance_length
+        report(f"Reading {len(agreements)} of {len(tried)}, {name}: {length:.2f} tokens a step.")
+    return agreements

@@ -42,7 +42,38 @@ def write(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
     return Text(text[0], ids.shape[1])
 
 
-def hits_on(text: Text, heads: list[EagleHead], target: PreTrainedModel, depth: int) -> list[torch.Tensor]:
+@dataclass(frozen=True, eq=False)
+class ReadText:
+    """
+    A text, and what a target computes over it.
+
+    Args:
+        text (`Text`): the text.
+        features (`dict[int, torch.Tensor]`): hidden states by boundary, `[1, tokens, Ht]` each, on the CPU.
+        last (`torch.Tensor` of shape `[1, tokens, Ht]`): the last hidden state after the final norm; empty where the
+            heads read boundaries.
+    """
+
+    text: Text
+    features: dict[int, torch.Tensor]
+    last: torch.Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, text: Text, heads: list[EagleHead], target: PreTrainedModel) -> ReadText:
+        """Forwards the target once over a text, for all heads, which are of one dtype."""
+        num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
+        watched = sorted(set().union(*(head.config.aux_boundaries(num_layers) for head in heads)))
+        with watch_features(target, watched) as features:
+            target(text.ids[None], use_cache=False, **keeping_one_logit(target))
+        taken = features.take(torch.device("cpu"), heads[0].dtype)
+        if not watched:
+            return cls(text, {}, taken)
+        return cls(text, dict(zip(watched, taken.chunk(len(watched), dim=-1), strict=True)), taken[:, :0])
+
+
+@torch.no_grad()
+def hits_on(read: ReadText, head: EagleHead, target: PreTrainedModel, depth: int) -> torch.Tensor:
     """
     Hits of chains that start after every new token and draft the tokens of the text: whether the head's best token is
     the target's.
@@ -50,30 +81,18 @@ def hits_on(text: Text, heads: list[EagleHead], target: PreTrainedModel, depth: 
     A greedy chain of row r accepts as many tokens as the row has hits before its first miss.
 
     Args:
-        text (`Text`): a text with more than `depth` new tokens.
-        heads (`list[EagleHead]`): heads on one device and of one dtype.
-        target (`PreTrainedModel`): the target, forwarded once for all heads.
+        read (`ReadText`): a text with more than `depth` new tokens, read for this head.
+        head (`EagleHead`): the head.
+        target (`PreTrainedModel`): its target, whose embeddings and lm_head it may use.
         depth (`int`): length of the chains.
 
     Returns:
-        `list[torch.Tensor]`: for each head `[rows, depth]` bool; row r is the chain whose root is new token r.
+        `torch.Tensor`: `[rows, depth]` bool; row r is the chain whose root is new token r.
     """
-    device, dtype = heads[0].device, heads[0].dtype
-    num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
-    boundaries = [head.config.aux_boundaries(num_layers) for head in heads]
-    watched = sorted(set().union(*boundaries))
-    with watch_features(target, watched) as features:
-        target(text.ids[None], use_cache=False, **keeping_one_logit(target))
-    parts = features.take(device, dtype).chunk(max(len(watched), 1), dim=-1)
-    by_boundary = dict(zip(watched, parts, strict=False))
-    return [
-        _hits(head, torch.cat([by_boundary[layer] for layer in layers] or [parts[0]], dim=-1), text, target, depth)
-        for head, layers in zip(heads, boundaries, strict=True)
-    ]
-
-
-def _hits(head: EagleHead, features: torch.Tensor, text: Text, target: PreTrainedModel, depth: int) -> torch.Tensor:
-    ids = text.ids.to(head.device)
+    text, ids = read.text, read.text.ids.to(head.device)
+    layers = head.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
+    features = torch.cat([read.features[layer] for layer in layers], dim=-1) if layers else read.last
+    features = features.to(head.device)
     embed = Borrowed(target.get_input_embeddings(), target.dtype) if head.embed_tokens is None else head.embed_tokens
     lm_head = borrowed_lm_head(head, target) if head.lm_head is None else head.lm_head
     first, last = text.prompt_length - 1, len(ids) - 1 - depth  # rows whose next token the target wrote

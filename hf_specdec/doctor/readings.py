@@ -38,6 +38,10 @@ def readings(config: EagleConfig, target: PreTrainedConfig) -> list[tuple[str, d
             value = not getattr(config, flag)
             tried.append((f"{flag}={value}", {flag: value}))
     theta = (config.text_config.rope_parameters or {}).get("rope_theta")
+    if config.hidden_size == target.hidden_size:  # else the target's do not fit
+        for flag, name in (("has_embeddings", "the target's embeddings"), ("has_lm_head", "the target's lm_head")):
+            if getattr(config, flag):
+                tried.append((name, {flag: False}))
     its_theta = (getattr(target, "rope_parameters", None) or {}).get("rope_theta")
     if its_theta is not None and its_theta != theta:
         tried.append(("the target's rope_theta", {"rope_theta": its_theta}))
@@ -57,7 +61,8 @@ def reread(head: EagleHead, changes: dict[str, Any]) -> EagleHead:
     config = head.config.changed(**changes)
     with torch.device("meta"):
         other = EagleHead(config)
-    other.load_state_dict(head.state_dict(), assign=True)
+    used = other.state_dict().keys()  # not the embeddings or the lm_head where the target's are read
+    other.load_state_dict({key: tensor for key, tensor in head.state_dict().items() if key in used}, assign=True)
     # The rotary embedding's buffers are not in the state dict, and depend on the config.
     with torch.device(head.device):
         other.rotary_emb = layers_of(config.text_config).rotary(config=other.config.text_config)

@@ -11,7 +11,7 @@ from support.eagle import GOLDENS
 from support.goldens import TINY_TARGET, trained_prompts, trained_tokenizer
 from typer.testing import CliRunner
 
-from hf_specdec import EagleHead
+from hf_specdec import EagleHead, loading
 from hf_specdec.cli import build_app
 
 
@@ -37,6 +37,24 @@ def test_a_good_head(prompts: Path) -> None:
     code, text = doctor(TINY_TARGET, HEAD, "--text", prompts)
     assert code == 0, text
     assert "verdict: The head fits" in text and "top-1" in text
+
+
+def test_what_is_said_on_the_way(prompts: Path) -> None:
+    """Where the output is no terminal: a line per answer and per reading on stderr, the report alone on stdout."""
+    words = ["doctor", str(TINY_TARGET), str(HEAD), "--text", str(prompts), "--max-new-tokens", "12"]
+    result = CliRunner().invoke(build_app(), words, env={"COLUMNS": "400"})
+    lines = result.stderr.splitlines()
+    assert "The target answers prompt 2 of 2." in lines
+    assert sum(line.startswith("Reading ") for line in lines) > 4
+    assert "Reading " not in result.stdout and "verdict: " in result.stdout
+
+
+def test_the_default_target(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "smollm2_folder", lambda: TINY_TARGET)
+    code, text = doctor(HEAD, "--text", prompts)
+    assert code == 0 and "verdict: The head fits" in text
+    code, text = doctor(TINY_TARGET, HEAD, "another")
+    assert code == 2 and "give a target and a head, not 3 names" in text
 
 
 def test_a_misread_head(prompts: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import EagleConfig, EagleHead
 from hf_specdec.doctor import Diagnosis, diagnose, examination
-from hf_specdec.doctor.measuring import Text, hits_on
+from hf_specdec.doctor.measuring import ReadText, Text, hits_on
 from hf_specdec.doctor.readings import readings, reread
 
 
@@ -89,6 +90,41 @@ def test_misread_heads(source: str, wrong: dict[str, Any], fix: str, tmp_path: P
     assert again.best is again.as_read
 
 
+def untrained_embeddings(folder: Path) -> Path:
+    config, weights = published("specforge_eagle3")
+    return publish(folder, config, weights | {"embed_tokens.weight": torch.randn(config["vocab_size"], 64)})
+
+
+def untrained_lm_head(folder: Path) -> Path:
+    trained = EagleHead.from_pretrained(GOLDENS / "safeailab_eagle1", dtype=torch.float32)
+    head = EagleHead(trained.config.changed(has_lm_head=True))
+    head.load_state_dict(trained.state_dict(), strict=False)
+    head.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "make, source, name, field",
+    [
+        (untrained_embeddings, "specforge_eagle3", "the target's embeddings", "has_embeddings"),
+        (untrained_lm_head, "safeailab_eagle1", "the target's lm_head", "has_lm_head"),
+    ],
+)
+def test_tensors_that_were_never_trained(
+    make: Callable[[Path], Path], source: str, name: str, field: str, tmp_path: Path
+) -> None:
+    """A checkpoint may hold embeddings or an lm_head that only look like the head's own; the target's are tried."""
+    diagnosis = examine(make(tmp_path / "head"))
+    assert not diagnosis.is_good
+    assert f"misread: {name} raises" in diagnosis.verdict and diagnosis.best.changes == {field: False}
+    assert diagnosis.best.acceptance_length == as_published(source).as_read.acceptance_length
+    head = recommended(diagnosis)
+    assert getattr(head.config, field) is False
+    head.save_pretrained(tmp_path / "fixed")
+    again = examine(tmp_path / "fixed", prompts=PROMPTS[:1])
+    assert again.best is again.as_read
+
+
 @pytest.mark.parametrize(
     "source, fields",
     [
@@ -131,6 +167,15 @@ def test_answers_that_are_too_short() -> None:
         examine(GOLDENS / "safeailab_eagle3", max_new_tokens=4)
 
 
+def test_what_is_reported_on_the_way() -> None:
+    lines: list[str] = []
+    diagnosis = examine(GOLDENS / "speculators_eagle3", max_new_tokens=12, report=lines.append)
+    assert lines[:2] == ["The target answers prompt 1 of 2.", "The target answers prompt 2 of 2."]
+    for line, agreement in zip(lines[2:], diagnosis.agreements, strict=False):
+        assert f", {agreement.name}: {agreement.acceptance_length:.2f} tokens a step" in line
+    assert len(lines) == 2 + len(diagnosis.agreements) + 1
+
+
 @pytest.mark.parametrize("prompts", [(), [], "a text"])
 def test_no_prompts(prompts: Any) -> None:
     with pytest.raises(ValueError, match="`prompts` must hold texts .* Give at least one"):
@@ -156,8 +201,8 @@ def test_agreement_is_that_of_real_chains(name: str) -> None:
             max_new_tokens=96,
             return_dict_in_generate=True,
         )
-        with torch.no_grad():
-            (hits,) = hits_on(Text(out.sequences[0], len(prompt)), [head.eval()], target, depth)
+        read = ReadText.of(Text(out.sequences[0], len(prompt)), [head.eval()], target)
+        hits = hits_on(read, head, target, depth)
         simulated = hits.long().cumprod(dim=1).sum(dim=1).tolist()
         root, expected, real = 0, [], []
         for accepted in out.speculation.accepted_per_step[0]:
@@ -197,8 +242,10 @@ def test_rereading(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(torch.get_rng_state(), random_state)
         expected = EagleHead.from_pretrained(GOLDENS / name, dtype=dtype, **changes)
         assert not other.training and other.dtype == dtype
-        for key, parameter in head.named_parameters():
-            assert other.get_parameter(key).data_ptr() == parameter.data_ptr()
+        left_out = {"lm_head.weight"} if changes == {"has_lm_head": False} else set()
+        assert dict(head.named_parameters()).keys() - dict(other.named_parameters()).keys() == left_out
+        for key, parameter in other.named_parameters():
+            assert head.get_parameter(key).data_ptr() == parameter.data_ptr()
         buffers = dict(expected.named_buffers())
         assert buffers.keys() == dict(other.named_buffers()).keys()
         for key, buffer in other.named_buffers():
