@@ -39,6 +39,24 @@ def test_ours_by_default(tmp_path: Path) -> None:
     assert config["target_name"] == str(TINY_TARGET)
 
 
+def test_the_tree_of_the_head_and_its_layers(tmp_path: Path) -> None:
+    """A head keeps its own tree through another format and back; what is said of its layers is what it has."""
+    tree = [[0], [1], [0, 0]]
+    steps = (
+        (GOLDENS / "speculators_eagle3", "ours", f"--set=default_tree={tree}", "--set=aux_layer_ids=[1, 4, 5]"),
+        (tmp_path / "ours", "theirs", "--to", "speculators"),
+        (tmp_path / "theirs", "again", "--to", "speculators"),
+        (tmp_path / "again", "back"),
+    )
+    for first, last, *options in steps:
+        code, text = convert(first, tmp_path / last, *options)
+        assert code == 0, text
+        assert "none" not in text
+    assert "assumed aux_layer_ids: [1, 4, 5]: boundaries" in text
+    config = EagleHead.from_pretrained(tmp_path / "back").config
+    assert config.default_tree == tree and config.aux_layer_ids == [1, 4, 5]
+
+
 def test_target(tmp_path: Path) -> None:
     code, text = convert(GOLDENS / EAGLE_1, tmp_path, "--to", "safeailab")
     assert code == 2 and "--target" in text

@@ -5,11 +5,22 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.eagle import ALL, EAGLE_1, GOLDENS, MODELOPT, equal_weights, golden_rows, largest_difference
+from support.eagle import (
+    ALL,
+    EAGLE_1,
+    GOLDENS,
+    MODELOPT,
+    equal_weights,
+    golden_rows,
+    largest_difference,
+    publish,
+    published,
+)
 from support.goldens import TINY_TARGET, trained_target
 
 from hf_specdec.eagle import EagleConfig, EagleHead
 from hf_specdec.eagle.formats import WRITERS, TargetFiles, write_head
+from hf_specdec.trees import DynamicTree, as_tree
 
 
 SAFEAILAB, SPECULATORS, SPECFORGE = "safeailab_eagle3", "speculators_eagle3", "specforge_eagle3"
@@ -60,6 +71,83 @@ def test_there_and_back_through_all(golden, tmp_path):
     left_out = {"source_format", "conventions", "aux_layer_convention"}
     kept = [{k: v for k, v in h.config.to_dict().items() if k[0] != "_" and k not in left_out} for h in (first, head)]
     assert kept[0] == kept[1]
+
+
+TREE = {"depth": 3, "top_k": 2, "num_nodes": 5}
+# For every field a value that is not the default, and what must come with it.
+OTHER_VALUES = {
+    "text_config": {"layers": {"rms_norm_eps": 1e-3, "max_position_embeddings": 77, "hidden_act": "gelu"}},
+    "eagle_version": {"eagle_version": 1},
+    "target_hidden_size": {"target_hidden_size": 48, "has_embeddings": True},
+    "num_aux_features": {"num_aux_features": 2, "aux_layer_ids": [1, 4]},
+    "aux_layer_ids": {"aux_layer_ids": [1, 4, 6]},
+    "aux_layer_convention": {"aux_layer_ids": [1, 4, 6], "aux_layer_convention": "outputs"},
+    "draft_vocab_size": {"draft_vocab_size": 100},
+    "has_fc": {"has_fc": False, "num_aux_features": 1, "aux_layer_ids": [3]},
+    "fc_bias": {"fc_bias": True},
+    "norm_before_fc": {"norm_before_fc": True},
+    "fc_norm": {"fc_norm": True},
+    "norm_before_residual": {"norm_before_residual": True},
+    "norm_hidden_twice": {"norm_hidden_twice": True},
+    "norm_embeddings": {"norm_embeddings": False},
+    "norm_output": {"norm_output": True},
+    "final_norm": {"final_norm": False},
+    "has_embeddings": {"has_embeddings": True},
+    "has_lm_head": {"has_lm_head": False},
+    "default_tree": {"default_tree": TREE},
+    "target_name": {"target_name": "some/model"},
+    "recipe": {"recipe": {"steps": 3, "data": ["a", "b"]}},
+}
+
+
+def test_all_fields_are_tried():
+    assert OTHER_VALUES.keys() | {"source_format", "conventions"} == EagleConfig.__annotations__.keys()
+
+
+@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("field", OTHER_VALUES)
+def test_every_field_survives_or_is_named(field, format, tmp_path, caplog):
+    """For EAGLE-3 and EAGLE-1 heads: what is written is read again as the same head, or nothing is written."""
+    for version in (3, 1):
+        fields = {"eagle_version": version} | OTHER_VALUES[field]
+        if version == 1 and field not in ("text_config", "default_tree", "recipe", "has_embeddings"):
+            continue
+        head, folder = EagleHead(new_config(**fields)), tmp_path / str(version)
+        target = TARGET if fields["eagle_version"] == 1 or field == "has_lm_head" else None
+        try:
+            write_head(head, folder, format, target)
+        except ValueError as error:
+            named = set(fields) | set(fields.get("layers", ()))
+            assert any(f"`{name}`=" in str(error) or f".{name}`=" in str(error) for name in named), error
+            assert not folder.exists()
+            continue
+        again = EagleHead.from_pretrained(folder)
+        if field == "has_lm_head":
+            assert again.config.has_lm_head and "`has_lm_head`=False" in caplog.text
+            continue
+        assert equal_weights(head, again)
+        left_out = {"source_format", "conventions", "aux_layer_ids", "aux_layer_convention", "text_config"}
+        left_out |= set() if target is None else {"target_name"}
+        for name in EagleConfig.__annotations__.keys() - left_out:
+            assert getattr(again.config, name) == getattr(head.config, name), name
+        assert again.config.aux_boundaries(8) == head.config.aux_boundaries(8)
+        for name in fields.get("layers", ()):
+            assert getattr(again.config.text_config, name) == getattr(head.config.text_config, name), name
+
+
+@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("tree", ["[(0,), (1,), (0, 0)]", [(0,), (0, 0)], "auto", DynamicTree(**TREE)])
+def test_trees_in_any_spelling(tree, format, tmp_path):
+    head, _ = source(SAFEAILAB, default_tree=tree)
+    write_head(head, tmp_path, format)
+    assert as_tree(EagleHead.from_pretrained(tmp_path).config.default_tree) == as_tree(tree)
+
+
+def test_a_tree_that_is_none(tmp_path):
+    config, weights = published(SAFEAILAB)
+    publish(tmp_path, config | {"hf_specdec": {"default_tree": [[0, 1]]}}, weights)
+    with pytest.raises(ValueError, match=r"`default_tree`=\[\[0, 1\]\] in `hf_specdec` of config.json is no tree"):
+        EagleHead.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("golden", [SAFEAILAB, SPECFORGE])

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from ...checkpoints.reading import Checkpoint, HubOptions
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
+from .carried import carried_fields, check_round_trip, with_carried_fields
 from .reading import PublishedHead
 from .target_files import TargetFiles
 
@@ -43,15 +44,16 @@ def read_head(checkpoint: Checkpoint) -> PublishedHead:
         checkpoint = Checkpoint(checkpoint.name, inner, checkpoint.weights)
     checkpoint = _without_prefix(checkpoint)
     _refuse_other_models(checkpoint)
-    for format in _FORMATS:
-        if format.matches(checkpoint):
-            return format.read(checkpoint)
-    return safeailab.read(checkpoint)
+    format = next((format for format in _FORMATS if format.matches(checkpoint)), safeailab)
+    return with_carried_fields(format.read(checkpoint), checkpoint)
 
 
 def write_head(head: EagleHead, folder: str | Path, format: str, target: TargetFiles | None = None) -> Path:
     """
-    Writes a head in another format than ours (which `head.save_pretrained` writes).
+    Writes a head in another format than ours (which `head.save_pretrained` writes). Fields of the config that have no
+    place in the format, and on which no logits depend (such as `default_tree`), go into an object `hf_specdec` of
+    config.json, which other libraries ignore. A copy of the target's lm_head counts as the head's own when it is read
+    again, and is logged.
 
     Args:
         head (`EagleHead`): the head.
@@ -64,11 +66,13 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: TargetF
         `Path`: the file with the weights.
 
     Raises:
-        ValueError: if the format is unknown, cannot hold the head, or needs the target.
+        ValueError: if the format is unknown, cannot hold the head, or needs the target; nothing is written then.
     """
     if format not in WRITERS:
         raise ValueError(f"`format` must be one of {', '.join(map(repr, WRITERS))}, but is {format!r}.")
     writing = WRITERS[format].write(head, target)
+    writing.config |= carried_fields(head.config, None if target is None else target.name)
+    check_round_trip(head.config, read_head(writing.as_checkpoint()).config, format, target)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / writing.file

@@ -213,7 +213,7 @@ def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
         return _write_eagle1(head, fields, target)
     check_expressible(head.config, PLAIN_EAGLE3 | {"num_aux_features": 3}, NAME, remedy)
     check_expressible(layers, PLAIN_LAYERS | {"num_hidden_layers": 1}, NAME, remedy)
-    read = boundaries(head, target)
+    read = boundaries(head.config, target)
     defaults = None if target is None else [2, target.num_layers // 2, target.num_layers - 3]
     if read is not None and read != defaults:
         expected = "the default [2, L//2, L-3]" if defaults is None else str(defaults)

@@ -85,7 +85,7 @@ def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
         fields["fc_norm"] = True
     if config.target_hidden_size != config.hidden_size:
         fields["target_hidden_size"] = config.target_hidden_size
-    read = boundaries(head, target)
+    read = boundaries(config, target)
     if read is not None:
         if read[0] == 0:
             raise ValueError(

@@ -49,7 +49,14 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
     for key in ("verifier_lm_head.weight", "verifier_norm.weight"):
         keys.drop(key)
     layers = section(published, "transformer_layer_config", checkpoint.name, required=True)
-    conventions = {"aux_layer_ids": "boundaries, as always in this format (none named: [2, L//2, L-3])"}
+    ids = published.get("eagle_aux_hidden_state_layer_ids")
+    conventions = {
+        "aux_layer_ids": (
+            "boundaries [2, L//2, L-3]: the config names none"
+            if ids is None
+            else f"{ids}: boundaries, as always in this format"
+        )
+    }
     if layers.get("num_attention_heads") is None and layers.get("head_dim") is None:
         layers = layers | {"num_attention_heads": DEFAULT_HEADS}
         conventions["num_attention_heads"] = f"{DEFAULT_HEADS}: absent, and the default of the library's configs"
@@ -121,7 +128,7 @@ def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
         "speculators_config": _proposals(head, target),
         "transformer_layer_config": _layers(head),
         "draft_vocab_size": config.num_draft_tokens,
-        "eagle_aux_hidden_state_layer_ids": boundaries(head, target),
+        "eagle_aux_hidden_state_layer_ids": boundaries(config, target),
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,

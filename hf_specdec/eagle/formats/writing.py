@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedConfig
 
+from ...checkpoints.reading import Checkpoint
+from ..configuration_eagle import EagleConfig
 from .target_files import TargetFiles
 
 
@@ -29,6 +32,10 @@ class Writing:
     config: dict[str, Any]
     weights: dict[str, torch.Tensor] = field(repr=False)
     file: str = "model.safetensors"
+
+    def as_checkpoint(self) -> Checkpoint:
+        """What reading the written files gives."""
+        return Checkpoint("the written head", json.loads(json.dumps(self.config)), dict(self.weights))
 
 
 # Fields in which EAGLE-3 heads differ, with the values that every EAGLE-3 format can express.
@@ -107,14 +114,13 @@ def outer_rope(rope: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": rope["rope_theta"], "rope_scaling": None if plain else scaling}
 
 
-def boundaries(head: EagleHead, target: TargetFiles | None) -> list[int] | None:
+def boundaries(config: EagleConfig, target: TargetFiles | None) -> list[int] | None:
     """
-    The hidden states that an EAGLE-3 head reads, as boundaries; None: the default ones.
+    The hidden states that an EAGLE-3 head reads, as boundaries; None: the default ones of an unknown target.
 
     Raises:
         ValueError: if the number of the target's layers has to be known.
     """
-    config = head.config
     if config.aux_layer_ids is None:
         return None
     if target is not None:
