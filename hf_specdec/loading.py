@@ -80,10 +80,10 @@ def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
 
 def check_place(name: str | None) -> None:
     """
-    Checks that a name is a folder with files in it, or may be a Hub id.
+    Checks that a name is a folder with files in it, or may be a Hub id that can be looked for.
 
     Raises:
-        OSError: if it is neither.
+        OSError: if it is neither, or the Hub cannot be reached.
     """
     if name is None:
         return
@@ -92,6 +92,7 @@ def check_place(name: str | None) -> None:
         raise OSError(f"The folder {name!r} is empty. Name one with a model's files (config.json, *.safetensors).")
     if not folder.exists() and not _is_hub_id(name):
         raise OSError(f"There is no folder {name!r}, and it is no Hub id (owner/name). Name one that exists.")
+    HubOptions().check(name)
 
 
 def _is_hub_id(name: str) -> bool:
@@ -114,6 +115,7 @@ def kind_of_draft(name: str) -> str:
         ValueError: if a file is damaged.
     """
     options = HubOptions()
+    options.check(name)
     config = json.loads(options.find(name, "config.json").read_text(encoding="utf-8"))
     if "medusa_num_heads" in config or config.get("model_type") == MedusaConfig.model_type:
         return "medusa"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from support.eagle import GOLDENS
 from support.goldens import TINY_TARGET
 
 from hf_specdec import EagleHead, MedusaHeads, NgramDraft
-from hf_specdec.loading import kind_of_draft, load_draft
+from hf_specdec.eagle.formats import TargetFiles
+from hf_specdec.loading import kind_of_draft, load_draft, load_target, load_tokenizer
 
 
 HEADS = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir() and "eagle" in path.name)
@@ -34,6 +39,27 @@ def test_our_own_format_of_heads(tmp_path: Path) -> None:
     MedusaHeads.from_pretrained(GOLDENS / "medusa").save_pretrained(tmp_path / "medusa")
     assert kind_of_draft(str(tmp_path / "eagle")) == "eagle"
     assert kind_of_draft(str(tmp_path / "medusa")) == "medusa"
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        EagleHead.from_pretrained,
+        MedusaHeads.from_pretrained,
+        kind_of_draft,
+        TargetFiles,
+        lambda name: load_target(name, torch.float32, "cpu"),
+        load_tokenizer,
+    ],
+)
+def test_a_wrong_path_without_a_network(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks like a Hub id; huggingface_hub alone would ask the Hub again and again, for 24 seconds."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    before = time.monotonic()
+    with pytest.raises(OSError, match="There is no folder 'out/head', and http://127.0.0.1:9 cannot be reached"):
+        load("out/head")
+    assert time.monotonic() - before < 5
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import json
 import pickle
 import zipfile
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, overload
 
 import torch
+from huggingface_hub import constants, get_session, is_offline_mode, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils import cached_file
@@ -22,6 +25,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+
+_SECONDS_TO_ANSWER = 5
 
 # Exceptions that safetensors, zipfile and the unpickler raise on damaged files, found by flipping bytes.
 _DAMAGE = (
@@ -51,6 +56,32 @@ class HubOptions:
     def as_arguments(self) -> dict[str, Any]:
         """The options as keyword arguments of `from_pretrained`."""
         return asdict(self)
+
+    def check(self, name: str) -> None:
+        """
+        Checks that the files of `name` can be looked for: it is a folder, has a config in the cache, or the Hub can be
+        reached, which is asked once. (huggingface_hub asks six times, for 24 seconds.)
+
+        Raises:
+            OSError: if none of this holds.
+        """
+        if self.local_files_only or is_offline_mode() or Path(name).exists():
+            return  # said at once by `find`
+        config = f"{self.subfolder}/config.json" if self.subfolder else "config.json"
+        try:
+            if isinstance(try_to_load_from_cache(name, config, self.cache_dir, self.revision), str):
+                return
+        except HFValidationError:  # no repository's name: said at once, too
+            return
+        client = get_session()
+        library = import_module(type(client).__module__.partition(".")[0])  # httpx, of one version or another
+        try:
+            client.head(constants.ENDPOINT, timeout=_SECONDS_TO_ANSWER)
+        except library.TransportError as error:
+            raise OSError(
+                f"There is no folder {name!r}, and {constants.ENDPOINT} cannot be reached to look for a repository of "
+                f"this name ({error}). Name a folder that exists, or one that was downloaded before."
+            ) from error
 
     @overload
     def find(self, name: str, file: str) -> Path: ...
@@ -100,6 +131,7 @@ class Checkpoint:
             ValueError: if a file is damaged.
         """
         name, options = str(name), options or HubOptions()
+        options.check(name)
         config_path = options.find(name, "config.json")
         # All files come from the config's revision, even if a new one is pushed meanwhile.
         options = replace(options, revision=extract_commit_hash(str(config_path), None) or options.revision)

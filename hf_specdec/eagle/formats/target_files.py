@@ -19,10 +19,14 @@ class TargetFiles:
     Args:
         name (`str`): folder or Hub repository.
         options (`HubOptions`, *optional*): where to look for its files.
+
+    Raises:
+        OSError: if there is no such folder, and the Hub cannot be reached.
     """
 
     def __init__(self, name: str, options: HubOptions | None = None):
         self.name, self.options = str(name), options or HubOptions()
+        self.options.check(self.name)
 
     @cached_property
     def config(self) -> PreTrainedConfig:
