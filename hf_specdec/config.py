@@ -128,7 +128,7 @@ class SpeculativeConfig:
         """
         tree, config = generation_config.tree, generation_config.speculative_config
         if config is None:
-            return None if tree is None else cls(tree=tree)
+            return None if tree is None else cls._of_call(tree=tree)
         if tree is not None:
             raise ValueError(
                 f"`tree`={tree!r} beside `speculative_config`: give one of them (`SpeculativeConfig(tree=…)`)."
@@ -142,10 +142,18 @@ class SpeculativeConfig:
                     f"`speculative_config` has the unknown keys {sorted(unknown)}. Those there are: "
                     f"{', '.join(cls.__dataclass_fields__)}."
                 )
-            return cls(**config)
+            return cls._of_call(**config)
         raise TypeError(
             f"`speculative_config` must be a `SpeculativeConfig`, but is {type(config).__name__}: {config!r}."
         )
+
+    @classmethod
+    def _of_call(cls, **values: Any) -> SpeculativeConfig:
+        """The config; an error ends here, since the frames that read a tree would hide the user's call."""
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise error.with_traceback(None) from None
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable dict, which `speculative_config=` accepts."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from ..config import SpeculationPlan, SpeculativeConfig
@@ -197,7 +196,7 @@ class Admission:
         config.tree, config.speculative_config = None, own
         call = {"assistant_model": self.assistant_model}
         is_checked = run is not None and run == self._checked_in
-        check_call(self.model, GenerationMode.ASSISTED_GENERATION, config, call, checks_models=not is_checked)
+        check_call(self.model, config, call, checks_models=not is_checked)
         self._checked_in = run
         plan = SpeculationPlan.of_call(config, own, self.drafter, self.vocab_size)
         if found is not None:

@@ -42,6 +42,7 @@ def install() -> None:
     _add_options()
     if hasattr(GenerationMixin._assisted_decoding, "__wrapped__"):
         return
+    _wrap_generation_mode()
     _wrap_validation(GenerationMixin)
     _wrap_assisted_decoding(GenerationMixin)
     for name in _BATCH_METHODS:
@@ -114,6 +115,21 @@ def _register_configs() -> None:
 # ---------------------------------------------------------------------------------------------------- wrapped methods
 
 
+def _wrap_generation_mode() -> None:
+    """Speculative calls with other modes are refused by `check_call`: no warning before it that flags are ignored."""
+    from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
+
+    original = GenerationConfig.get_generation_mode
+
+    @functools.wraps(original)
+    def get_generation_mode(self, assistant_model=None):
+        if assistant_model is not None and is_speculative(self, assistant_model):
+            return GenerationMode.ASSISTED_GENERATION
+        return original(self, assistant_model)
+
+    GenerationConfig.get_generation_mode = get_generation_mode
+
+
 def _wrap_validation(mixin: Any) -> None:
     original = mixin._validate_generation_mode
 
@@ -124,7 +140,7 @@ def _wrap_validation(mixin: Any) -> None:
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
         from .refusals import check_call, check_no_batch_options
 
-        check_call(self, generation_mode, generation_config, generation_mode_kwargs)
+        check_call(self, generation_config, generation_mode_kwargs)
         check_no_batch_options(generation_config)
 
     mixin._validate_generation_mode = _validate_generation_mode

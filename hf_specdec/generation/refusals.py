@@ -23,7 +23,6 @@ _OF_OTHER_MODES = {"penalty_alpha": 0.0, "constraints": None, "force_words_ids":
 
 def check_call(
     model: PreTrainedModel,
-    generation_mode: GenerationMode,
     generation_config: GenerationConfig,
     generation_mode_kwargs: dict[str, Any],
     checks_models: bool = True,
@@ -48,7 +47,7 @@ def check_call(
     if checks_models:
         check_target(model)
     set_aside_idle_options(model, generation_config)
-    _check_mode(model, generation_mode, generation_config)
+    _check_mode(model, generation_config)
     _check_options(generation_config, generation_mode_kwargs)
     drafter = as_drafter(assistant_model)
     vocab_size = model.config.get_text_config().vocab_size
@@ -147,7 +146,7 @@ def _check_rotary_embedding(
         )
 
 
-def _check_mode(model: PreTrainedModel, generation_mode: GenerationMode, generation_config: GenerationConfig) -> None:
+def _check_mode(model: PreTrainedModel, generation_config: GenerationConfig) -> None:
     if generation_config.num_beams is not None and generation_config.num_beams > 1:
         do = remedy(model, generation_config, "num_beams", 1, "Use num_beams=1, or leave `assistant_model` out.")
         raise ValueError(
@@ -160,12 +159,13 @@ def _check_mode(model: PreTrainedModel, generation_mode: GenerationMode, generat
             f"`dola_layers={generation_config.dola_layers!r}` with `assistant_model`: trees are verified for greedy "
             f"decoding and sampling. {do}"
         )
-    if generation_mode != GenerationMode.ASSISTED_GENERATION:
+    mode = generation_config.get_generation_mode()  # without the assistant
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
         do = "Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, `constraints`, …)."
         for name, neutral in _OF_OTHER_MODES.items():
             do = remedy(model, generation_config, name, neutral, do)
         raise ValueError(
-            f"`assistant_model` with the generation mode '{generation_mode.value}': trees are verified for greedy "
+            f"`assistant_model` with the generation mode '{mode.value}': trees are verified for greedy "
             f"decoding and sampling. {do}"
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from transformers import (
     AutoModelForTokenClassification,
     DynamicCache,
     EncoderDecoderCache,
+    GenerationConfig,
     PreTrainedModel,
     StaticCache,
     cache_utils,
@@ -133,6 +136,15 @@ def test_bad_trees(target: PreTrainedModel, draft: PreTrainedModel, name: str, t
 def named(value: Any) -> str:
     """The same in every process."""
     return re.sub(r" at 0x\w+", "", repr(value))
+
+
+@pytest.mark.parametrize("tree", ["[(0,,", [(0, 1)]])
+def test_the_frames_of_an_error_are_those_of_the_call(target: PreTrainedModel, tree: Any) -> None:
+    """A notebook shows all frames: those that read the tree, and the parser's own error, are left out."""
+    with pytest.raises(ValueError, match="`tree`") as caught:
+        target.generate(torch.tensor([[3]]), assistant_model=NgramDraft(), tree=tree, max_new_tokens=2)
+    assert len(traceback.extract_tb(caught.tb)) <= 7
+    assert caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize("tree", [3, 0.5, True, {"paths": [[0]], "depth": 2}, {0, 1}, b"[(0,)]", object()], ids=named)
@@ -515,12 +527,20 @@ def test_options_that_mean_something_else(target: PreTrainedModel, draft: PreTra
         assert_refused(target, speculative | options, *words)
 
 
-@pytest.mark.parametrize("options", [{"penalty_alpha": 0.6, "top_k": 4}, {"force_words_ids": [[3]]}], ids=str)
-def test_modes_that_transformers_refuses_first(
-    target: PreTrainedModel, draft: PreTrainedModel, options: dict[str, Any]
-) -> None:
-    """Without `trust_remote_code` transformers stops these calls before it asks us."""
-    assert_refused(target, {"assistant_model": draft, "tree": "[(0,)]"} | options, "trust_remote_code")
+@pytest.mark.parametrize("name", ["beam search", "beam sampling", "contrastive search", "constraints", "dola"])
+def test_no_warning_before_the_refusal(target: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of flags that are ignored, nor of code to trust; plain calls get transformers' own words."""
+    warnings: list[str] = []
+    for module in ("configuration_utils", "utils"):
+        logger = importlib.import_module(f"transformers.generation.{module}").logger
+        for method in ("warning", "warning_once"):
+            monkeypatch.setattr(logger, method, lambda text, *rest: warnings.append(text))
+    options, words = BAD_OPTIONS[name]
+    options = {key: value for key, value in options.items() if key != "trust_remote_code"}
+    assert_refused(target, {"assistant_model": NgramDraft()} | options, *words)
+    assert not [text for text in warnings if "will be ignored" in text or "custom_generate" in text]
+    GenerationConfig(num_beams=2).get_generation_mode(target)
+    assert any("will be ignored" in text for text in warnings)
 
 
 def test_a_tokenizer_for_the_assistant(target: PreTrainedModel, draft: PreTrainedModel) -> None:
