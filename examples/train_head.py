@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=2000, help="conversations that the target writes")
     parser.add_argument("--max-length", type=int, default=512, help="most tokens of a text")
     parser.add_argument("--epochs", type=float, default=3.0)
-    parser.add_argument("--batch-tokens", type=int, default=16384, help="tokens of an optimizer step")
+    parser.add_argument("--batch-tokens", type=int, help="tokens of an optimizer step; by default as the data allows")
     parser.add_argument("--max-seconds", type=float, help="stop after so long; the same command continues")
     parser.add_argument("--prompt", default="Why do leaves change their colour in autumn?")
     options = parser.parse_args(arguments)

@@ -43,6 +43,12 @@ def train(
     data_limit: Annotated[
         int | None, typer.Option(help="The first so many records only.", rich_help_panel=_DATA)
     ] = None,
+    strict_data: Annotated[
+        bool,
+        typer.Option(
+            "--strict-data", help="Stop at a bad record instead of skipping it with a warning.", rich_help_panel=_DATA
+        ),
+    ] = False,
     openings: Annotated[
         str | None,
         typer.Option(
@@ -123,8 +129,12 @@ def train(
         float | None, typer.Option(help="Default: by the width of the model.", rich_help_panel=_RUN)
     ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(help="Tokens of an optimizer step, over all processes.", rich_help_panel=_RUN)
-    ] = 16384,
+        int | None,
+        typer.Option(
+            help="Tokens of an optimizer step, over all processes. Default: 16384, fewer if the data is little.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     rows_at_once: Annotated[
         int | None, typer.Option(help="Rows of a forward on one device.", rich_help_panel=_RUN)
     ] = None,

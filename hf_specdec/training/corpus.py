@@ -9,11 +9,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .data import Text, encode_record, messages_of, read_records
+from .bad_records import BadRecord, BadRecords
+from .data import Text, encode_record, messages_of, read_records, rendered
 from .openings import Openings
 from .options import TrainOptions
 from .packing import cut
@@ -40,6 +42,7 @@ class Corpus:
         rank, world_size (`int`): rank of this process and number of processes; each process writes its share.
         wait (callable): barrier over all processes.
         begin (callable): called by the first process before the folder gets its first texts.
+        report (callable): receives how many texts are there already when writing continues.
     """
 
     def __init__(
@@ -52,9 +55,10 @@ class Corpus:
         world_size: int = 1,
         wait: Callable[[], None] = lambda: None,
         begin: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = logger.info,
     ):
         self.options, self.folder, self.target, self.tokenizer = options, folder, target, tokenizer
-        self.rank, self.world_size, self.wait, self.begin = rank, world_size, wait, begin
+        self.rank, self.world_size, self.wait, self.begin, self.report = rank, world_size, wait, begin, report
         folder.mkdir(parents=True, exist_ok=True)
 
     def texts(self, deadline: float | None = None) -> list[list[Text]] | None:
@@ -108,14 +112,23 @@ class Corpus:
         if self.rank == 0 and not path.is_file():
             options, scratch = self.options, self.folder / "encoding.jsonl"
             scratch.unlink(missing_ok=True)
-            records = read_records(options.data, options.data_split, options.data_limit)
-            texts = _without_repeats(encode_record(record, place, self.tokenizer) for place, record in records)
+            bad = BadRecords(options.strict_data)
+            texts = _without_repeats(self._encoded(bad))
             write_texts(scratch, texts, options.data_limit, progress=options.progress, description="Reading")
+            bad.finish(str(options.data))
             self._in_pieces(iterate_written(scratch))  # raises if there are too few
             self.begin()
             scratch.rename(path)
         self.wait()
         return True
+
+    def _encoded(self, bad: BadRecords) -> Iterator[Text]:
+        options, vocab_size = self.options, self.target.config.get_text_config(decoder=True).vocab_size
+        for place, record in read_records(options.data, options.data_split, options.data_limit, bad=bad):
+            try:
+                yield encode_record(record, place, self.tokenizer, vocab_size)
+            except BadRecord as error:
+                bad.skip(error)
 
     def _write(self, deadline: float | None) -> bool:
         options, mark = self.options, self.folder / _COMPLETE
@@ -125,6 +138,8 @@ class Corpus:
         if complete:
             return True
         jobs, total = self._jobs()
+        if done and self.rank == 0:
+            self.report(f"Writing continues: {len(done)} of {total} texts are in {self.folder}.")
         if self.rank == 0:
             self.begin()
         missing = (job for job in range(total) if job not in done)
@@ -168,7 +183,10 @@ class Corpus:
         template = Template(self.tokenizer, self.target)
         if self.options.self_generate is not None:
             return Openings(self.options).jobs(template), self.options.self_generate
-        prompts = list(_read_prompts(self.options))
+        # All processes read the same prompts; the first tells what it skips.
+        bad = BadRecords(self.options.strict_data, **({} if self.rank == 0 else {"warn": lambda text: None}))
+        prompts = list(_read_prompts(self.options, self.tokenizer, bad))
+        bad.finish(str(self.options.prompts))
         return lambda job: template.answer(*prompts[job]), len(prompts)
 
 
@@ -178,7 +196,9 @@ def _in_time(jobs: Iterable[int], seconds: float | None) -> Iterator[int]:
     return itertools.takewhile(lambda _: end is None or time.monotonic() < end, jobs)
 
 
-def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] | None, str | None]]:
+def _read_prompts(
+    options: TrainOptions, tokenizer: PreTrainedTokenizerBase, bad: BadRecords
+) -> Iterator[tuple[list[dict[str, str]] | None, str | None]]:
     """Pairs (messages up to the last question, None) or (None, plain text). A .txt file has a question per line."""
     path = Path(options.prompts)
     if path.suffix == ".txt" and path.is_file():
@@ -186,15 +206,27 @@ def _read_prompts(options: TrainOptions) -> Iterator[tuple[list[dict[str, str]] 
         questions = itertools.islice((line for line in lines if line), options.data_limit)
         yield from (([{"role": "user", "content": line}], None) for line in questions)
         return
-    for place, record in read_records(options.prompts, options.data_split, options.data_limit, option="prompts"):
-        messages = messages_of(record, place)
-        if messages is None:
-            yield None, record["text"]
-            continue
-        last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
-        if last is None:
-            raise ValueError(f"{place}: there is no user's turn to answer.")
-        yield messages[: last + 1], None
+    source = read_records(options.prompts, options.data_split, options.data_limit, option="prompts", bad=bad)
+    for place, record in source:
+        try:
+            yield _prompt_of(record, place, tokenizer)
+        except BadRecord as error:
+            bad.skip(error)
+
+
+def _prompt_of(
+    record: Any, place: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[dict[str, str]] | None, str | None]:
+    messages = messages_of(record, place)
+    if messages is None:
+        return None, record["text"]
+    last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if last is None:
+        raise BadRecord(f"{place}: there is no user's turn to answer.")
+    messages = messages[: last + 1]
+    if tokenizer.chat_template is not None:
+        rendered(tokenizer, messages, place, add_generation_prompt=True)  # now, and not after hours of writing
+    return messages, None
 
 
 def _longest(target: PreTrainedModel) -> int:

@@ -40,7 +40,7 @@ def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -
         "max_length": options.max_length,
         "epochs": round(state.epoch or 0.0, 2),
         "steps": state.global_step,
-        "batch_tokens": options.batch_tokens,
+        "batch_tokens": options.batch_tokens or _batch_tokens(arguments, options.max_length),
         "learning_rate": arguments.learning_rate,
     }
     if options.start_from is not None:
@@ -93,6 +93,12 @@ def held_out(log_history: list[dict[str, float]], kind: str) -> dict[str, Any]:
 def _name(source: str) -> str:
     """The last part of a local path, because the training machine's folders must not be published; or the Hub id."""
     return Path(source).name if Path(source).exists() else source
+
+
+def _batch_tokens(arguments: Any, max_length: int) -> int:
+    """Tokens of an optimizer step, as the run chose them."""
+    rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    return rows * max_length
 
 
 def _hardware(arguments: Any) -> str:

@@ -19,7 +19,7 @@ _IDENTITY = (
 # Options that do nothing with other kinds, or other sources of texts.
 _OF_EAGLE3 = "draft_vocab_size shares_lm_head aux_layer_ids decay recompute".split()
 _OF_SOURCES = {
-    ("data", "prompts"): "data_split data_limit".split(),
+    ("data", "prompts"): "data_split data_limit strict_data".split(),
     ("prompts", "self_generate"): "greedy_share cool_share write_seconds generation_batch_size".split(),
     ("self_generate",): "openings openings_share turns".split(),
 }
@@ -39,6 +39,8 @@ class TrainOptions:
         data (`str`, *optional*): file of conversations or texts, or a name for `datasets` (see `read_records`).
         data_split (`str`, *optional*, defaults to `"train"`): split of a `datasets` data set.
         data_limit (`int`, *optional*): largest number of records (or prompts) to read.
+        strict_data (`bool`, *optional*, defaults to `False`): stop at the first bad record of `data` or `prompts`;
+            else it is skipped with a warning.
         prompts (`str`, *optional*): file or data set, in the formats of `data`; the target answers the last question
             of each record.
         self_generate (`int`, *optional*): number of conversations of which the target writes both sides.
@@ -74,7 +76,8 @@ class TrainOptions:
         epochs (`float`, *optional*, defaults to 3.0): passes over the data.
         learning_rate (`float`, *optional*): defaults to 0.7 / H for EAGLE-3 (1.2e-3 for H = 576, 1.7e-4 for 4096),
             0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3.
-        batch_tokens (`int`, *optional*, defaults to 16384): tokens of an optimizer step, over all processes.
+        batch_tokens (`int`, *optional*): tokens of an optimizer step, over all processes. Defaults to 16384, or
+            less, for 100 steps from little data.
         rows_at_once (`int`, *optional*): rows of a forward on one device; gradients are accumulated over several
             forwards. Defaults to rows of 8192 tokens together on a GPU, 2048 elsewhere.
         seed (`int`, *optional*, defaults to 0): seed of weights, data order and the target's texts.
@@ -97,6 +100,7 @@ class TrainOptions:
     data: str | None = None
     data_split: str = "train"
     data_limit: int | None = None
+    strict_data: bool = False
     prompts: str | None = None
     self_generate: int | None = None
     openings: str | None = None
@@ -121,7 +125,7 @@ class TrainOptions:
     decay: float = 0.8
     epochs: float = 3.0
     learning_rate: float | None = None
-    batch_tokens: int = 16384
+    batch_tokens: int | None = None
     rows_at_once: int | None = None
     seed: int = 0
     dtype: str | None = None

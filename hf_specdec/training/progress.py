@@ -15,7 +15,7 @@ class ShortLines(ProgressCallback):
     Trainer's progress bars, with a short line per log record; `log.jsonl` has all metrics.
 
     Args:
-        report (callable): receives each line when there are no bars.
+        report (callable): receives each line when there are no bars, and where a resumed run continues.
         bars (`bool`): whether to show progress bars.
     """
 
@@ -23,9 +23,14 @@ class ShortLines(ProgressCallback):
         super().__init__()
         self.report, self.bars = report, bars
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step:
+            where = f"{args.output_dir}/checkpoint-{state.global_step}"
+            self.report(f"The run continues after step {state.global_step} of {state.max_steps}, from {where}.")
         if self.bars:
-            super().on_train_begin(*args, **kwargs)
+            super().on_train_begin(args, state, control, **kwargs)
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if self.bars:

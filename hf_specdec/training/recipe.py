@@ -52,6 +52,7 @@ logger = logging.get_logger(__name__)
 # Default learning rates for a width of 1: this project's own values, not a publication's.
 _RATE_TIMES_WIDTH = {"eagle3": 0.7, "eagle1": 0.12, "draft": 0.5}
 _HIGHEST_RATE = 2e-3
+_BATCH_TOKENS, _FEWEST_STEPS = 16384, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
 
     Args:
         options (`TrainOptions`): options of the run.
-        report (callable, *optional*): receives each progress line when progress bars are off. Defaults to the log.
+        report (callable, *optional*): receives what the run says of itself, such as where it continues, and each
+            progress line when progress bars are off. Defaults to the log.
 
     Raises:
         ImportError: if `accelerate` is missing.
@@ -100,12 +102,13 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     output = Path(options.output)
     # The other processes wait while the first reads the data, perhaps longer than the default timeout of ten minutes.
     state = PartialState(cpu=options.cpu, timeout=timedelta(hours=12))
+    report = report if state.is_main_process else logger.debug
     output.mkdir(parents=True, exist_ok=True)
     check_identity(output, options.identity(), options.default_identity())
     state.wait_for_everyone()  # no process records its options before all have compared theirs
     done = _read_json(output / "result.json")
     if done is not None and done["finished"]:
-        logger.info(f"{output} holds a finished run.")
+        report(f"{output} holds a finished run: nothing is left to do.")
         return TrainResult(**done | {"output": output})
     target, tokenizer = _load_target(options, state)
     # The model is checked before the target writes texts for hours: an error afterwards would come too late.
@@ -121,6 +124,7 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
         state.num_processes,
         wait=state.wait_for_everyone,
         begin=partial(write_identity, output, options.identity()),
+        report=report,
     )
     texts = corpus.texts(deadline)
     if texts is None:
@@ -154,6 +158,7 @@ class _Run:
         report: Callable[[str], None],
     ):
         self.options, self.output, self.target, self.tokenizer = options, output, target, tokenizer
+        self.report = report
         set_seed(options.seed)
         packed = supports_packing(target)
         if not packed:
@@ -289,7 +294,7 @@ class _Run:
         )
         if arguments.n_gpu > 1:
             arguments._n_gpu = 1  # without `accelerate launch`, Trainer would use all GPUs, but the target is on one
-        rows = max(1, options.batch_tokens // (options.max_length * arguments.world_size))
+        rows = self._rows_of_a_step(num_rows, arguments.world_size)
         at_once = options.rows_at_once or max(1, (8192 if cuda else 2048) // options.max_length)
         accumulation = -(-rows // min(rows, at_once))
         at_once = -(-rows // accumulation)  # at most as many as asked for, so that a step has `rows` rows or few more
@@ -302,6 +307,21 @@ class _Run:
         if options.eval_texts == 0:
             arguments.eval_strategy = "no"
         return arguments
+
+    def _rows_of_a_step(self, num_rows: int, world_size: int) -> int:
+        """Rows of an optimizer step in one process: fewer than usual where little data would give few steps."""
+        options = self.options
+        rows = max(1, (options.batch_tokens or _BATCH_TOKENS) // (options.max_length * world_size))
+        if options.batch_tokens is not None:
+            return rows
+        fewer = max(1, int(options.epochs * num_rows / (_FEWEST_STEPS * world_size)))
+        if fewer < rows:
+            tokens = options.max_length * world_size
+            self.report(
+                f"Little data ({num_rows} rows of {options.max_length} tokens): a step has {fewer * tokens} tokens "
+                f"instead of {rows * tokens}, so that there are more steps. `batch_tokens` (--batch-tokens) sets it."
+            )
+        return min(rows, fewer)
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
         if self.trainer.args.should_save:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chat import chat_tokenizer
-from support.goldens import trained_tokenizer
+from support.goldens import trained_target, trained_tokenizer
 
+from hf_specdec.training import TrainOptions
+from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import encode_chat, encode_record, messages_of, read_records
 
 
@@ -108,6 +112,95 @@ def test_files(tmp_path: Path) -> None:
     for option in ("data", "prompts"):
         with pytest.raises(FileNotFoundError, match=f"`{option}`=.*no such file"):
             list(read_records(tmp_path / "none.jsonl", option=option))
+
+
+BAD = {
+    '{"text"': "is not JSON",
+    "\xff": "is not UTF-8",
+    "[" * 100_000: "is not JSON",
+    '{"conversations": []}': "the conversation has no turns",
+    '{"messages": null}': "the conversation has no turns",
+    '{"messages": [{"role": "user", "content": null}]}': "a turn needs a role and a text",
+    '{"messages": [{"role": "tool", "content": "x"}]}': "the chat template refuses the conversation: no such role",
+    '{"prompt": "x"}': "a record must look like",
+    "7": "a record must look like",
+    '{"text": ""}': "the text is empty",
+    '{"text": "a \\ud800 b"}': "half of a character",
+    '{"input_ids": [5, "6"]}': "`input_ids` must be a list of tokens",
+    '{"input_ids": [5, 512]}': "token 512 is beyond the target's vocabulary of 512 tokens",
+    '{"input_ids": [5, 6], "spans": [[1, 3]]}': "`spans` must be ranges of the 2 tokens",
+    '{"input_ids": [5, 6], "spans": [3]}': "`spans` must be ranges of the 2 tokens",
+}
+
+
+def corpus_of(folder: Path, lines: list[str], option: str = "data", **options: Any) -> Corpus:
+    """The corpus of a .jsonl file, for a target whose chat template knows users and assistants only."""
+    path = folder / "texts.jsonl"
+    path.write_bytes(b"".join(line.encode("latin-1") + b"\n" for line in lines))
+    tokenizer = copy.deepcopy(trained_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no such role') }}{% endif %}t5 t6 "
+        "{{ m.content }}{% endfor %}"
+    )
+    settings = TrainOptions(output=str(folder), max_length=64, progress=False, **{option: str(path)}, **options)
+    return Corpus(settings, folder / "data", trained_target(), tokenizer)
+
+
+GOOD = [json.dumps({"text": f"t5 t{6 + number} t7 t8 t9"}) for number in range(3)]
+
+
+@pytest.mark.parametrize("line", BAD, ids=lambda line: line[:40])
+def test_bad_records_are_skipped(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With one warning that names file, line and reason, and their number at the end."""
+    texts = corpus_of(tmp_path, [GOOD[0], line, *GOOD[1:]]).texts()
+    assert texts is not None and len(texts) == 3
+    place, reason = f"{tmp_path / 'texts.jsonl'}, line 2", BAD[line]
+    assert len(caplog.messages) == 2
+    assert place in caplog.messages[0] and reason in caplog.messages[0] and len(caplog.messages[0]) < 600
+    assert caplog.messages[1].startswith(f"{tmp_path / 'texts.jsonl'}: 1 record was skipped")
+
+
+@pytest.mark.parametrize("line", BAD, ids=lambda line: line[:40])
+def test_strict_data_stops_at_a_bad_record(line: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"texts.jsonl, line 2.*{re.escape(BAD[line])}"):
+        corpus_of(tmp_path, [GOOD[0], line], strict_data=True).texts()
+    assert not (tmp_path / "data" / "encoded.jsonl").exists()
+
+
+def test_many_bad_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpus_of(tmp_path, [*GOOD, *['{"text": ""}'] * 25]).texts()
+    assert len(caplog.messages) == 11
+    assert "counted" in caplog.messages[9] and "25 records were skipped" in caplog.messages[10]
+
+
+def test_a_target_that_does_not_chat_is_no_bad_record(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, [*GOOD, json.dumps({"messages": TURNS})])
+    corpus.tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        corpus.texts()
+
+
+@pytest.mark.parametrize(
+    "line", [*list(BAD)[:11], '{"messages": [{"role": "assistant", "content": "a"}]}'], ids=lambda line: line[:40]
+)
+def test_bad_prompts(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are looked for before the target writes anything."""
+    good = json.dumps({"messages": [{"role": "user", "content": "t7"}]})
+    _, number = corpus_of(tmp_path, [good, line, good], "prompts")._jobs()
+    assert number == 2 and "texts.jsonl, line 2" in caplog.messages[0] and "1 record was skipped" in caplog.text
+    with pytest.raises(ValueError, match="texts.jsonl, line 2"):
+        corpus_of(tmp_path, [good, line, good], "prompts", strict_data=True)._jobs()
+
+
+def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
+    for name, content, reason in (
+        ("a.json", b"[1,", "JSON"),
+        ("b.json", b"\xff", "UTF-8"),
+        ("c.txt", b"\xff", "UTF-8"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} is not {reason}"):
+            list(read_records(tmp_path / name))
 
 
 def test_datasets(tmp_path: Path) -> None:

@@ -154,6 +154,55 @@ def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, dat
     assert again.finished and again.after == result.after
 
 
+def test_a_resumed_run_says_from_where(tmp_path: Path, data: Path) -> None:
+    options = TrainOptions(output=str(tmp_path), data=str(data), epochs=1.0, eval_steps=100, **SMALL)
+    lines: list[str] = []
+    stopped = train(replace(options, max_seconds=1e-3), report=lines.append)
+    assert stopped.step == 1 and not any("continues" in line for line in lines)
+    finished = train(options, report=lines.append)
+    (line,) = (line for line in lines if "continues" in line)
+    assert line == f"The run continues after step 1 of {finished.total_steps}, from {tmp_path}/checkpoint-1."
+    train(options, report=lines.append)
+    assert lines[-1] == f"{tmp_path} holds a finished run: nothing is left to do."
+
+
+def test_writing_that_continues_says_from_where(tmp_path: Path) -> None:
+    options = TrainOptions(output=str(tmp_path), self_generate=3, generation_batch_size=2, **SMALL)
+    lines: list[str] = []
+    text = Text([1, 9, 9, 4], [(1, 4)], 1)
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "written-00000.jsonl").write_text(text.to_json() + "\n")
+    Corpus(options, tmp_path, trained_target(), chat_tokenizer(), report=lines.append).texts(time.monotonic())
+    assert lines == [f"Writing continues: 1 of 3 texts are in {tmp_path}."]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch_tokens", "rows"), [(3.0, None, 1), (100.0, None, 4), (1000.0, None, 256), (3.0, 512, 8)]
+)
+def test_steps_from_little_data(
+    epochs: float, batch_tokens: int | None, rows: int, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `batch_tokens` a step has so few rows that there are 100 steps, at least one row and at most 16384."""
+    made: list[tuple[Any, int]] = []
+
+    def note(self: Any, num_rows: int) -> Any:
+        made.append((arguments_of(self, num_rows), num_rows))
+        raise KeyboardInterrupt
+
+    arguments_of = recipe._Run._arguments
+    monkeypatch.setattr(recipe._Run, "_arguments", note)
+    lines: list[str] = []
+    options = SMALL | {"batch_tokens": batch_tokens, "rows_at_once": 256}
+    with pytest.raises(KeyboardInterrupt):
+        train(TrainOptions(output=str(tmp_path), data=str(data), epochs=epochs, **options), report=lines.append)
+    ((arguments, num_rows),) = made
+    found = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    if batch_tokens is None:
+        rows = min(16384 // 64, max(1, int(epochs * num_rows / 100)))
+        assert any("--batch-tokens" in line for line in lines) == (rows < 256)
+    assert found == rows
+
+
 def test_questions_are_learned_on_demand(tmp_path: Path, written: list[Text]) -> None:
     """Of texts without any answer, nothing is learned, or everything."""
     path = tmp_path / "texts.jsonl"
@@ -422,6 +471,7 @@ def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path
         ({"prompts": "x", "openings_share": 0.4}, "`openings_share`"),
         ({"self_generate": 5, "data_limit": 9}, "`data_limit`=9 is for `data` and `prompts` alone"),
         ({"self_generate": 5, "data_split": "test"}, "`data_split`"),
+        ({"self_generate": 5, "strict_data": True}, "`strict_data`=True is for `data` and `prompts` alone"),
     ],
 )
 def test_options_that_make_no_run(fields: dict[str, Any], message: str) -> None:
