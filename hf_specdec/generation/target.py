@@ -136,9 +136,9 @@ class Target:
 
     def _known_positions(self, shift: torch.Tensor) -> tuple[int | None, int | None]:
         """
-        Tokens of a row that have positions which the model knows, and the last of these positions; None for any number,
-        and if it has read a longer prompt all the same. The row with the largest positions counts, though it may
-        finish: plain `generate` goes on with finished rows.
+        Tokens of a row that have positions which the model knows, and the last of these positions; None for any
+        number, and if it has read a longer prompt all the same. The row with the largest positions counts, though it
+        may finish: plain `generate` goes on with finished rows.
         """
         known = num_positions(self.model)
         if known is None:
