@@ -7,12 +7,11 @@ from html import escape
 from decoding import Recording, Step, Token
 from transformers import PreTrainedTokenizerBase
 
+from hf_specdec.serving.text_pieces import TextPieces
+
 
 DEEPEST = 6
 """From here on, depths share a colour."""
-CONTEXT = 8
-"""Tokens before a token with which it is decoded, since some write a part of a character, or no space at the start."""
-UNFINISHED = "\ufffd"
 SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 
@@ -32,12 +31,11 @@ class Words:
         """A token by itself, with signs for spaces and line breaks."""
         return self.tokenizer.decode([token]).translate(SIGNS)
 
-    def in_text(self, ids: list[int], place: int) -> str:
-        """What the token at a place adds to a text; a character in parts belongs to its last part."""
-        window = ids[max(place - CONTEXT, 0) : place]
-        before = self.tokenizer.decode(window).rstrip(UNFINISHED)
-        after = self.tokenizer.decode([*window, ids[place]]).rstrip(UNFINISHED)
-        return after[len(before) :]
+    def pieces(self, ids: list[int]) -> list[str]:
+        """What each token adds to a text; a character in parts belongs to its last part."""
+        text = TextPieces(self.tokenizer)
+        pieces = [text.add(token) for token in ids]
+        return [*pieces[:-1], pieces[-1] + text.rest()] if pieces else []
 
 
 def style_of(token: Token) -> str:
@@ -54,18 +52,17 @@ def describe(token: Token) -> str:
 
 def text_html(recording: Recording, words: Words, coloured: bool, selected: int | None = None) -> str:
     """The text so far; coloured, every token is one to click on."""
-    tokens, ids = list(recording.tokens), recording.ids
-    pieces = [_piece(words, ids, place) for place in range(len(tokens))]
+    tokens = list(recording.tokens)
+    added = zip(tokens, words.pieces([token.id for token in tokens]), strict=True)
+    pieces = [_piece(piece, is_special=token.id in words.special) for token, piece in added]
     if coloured:
         pieces = [_span(token, piece, selected) for token, piece in zip(tokens, pieces, strict=True)]
     cursor = "" if recording.done else '<span class="cursor" aria-hidden="true"></span>'
     return f'<div class="text">{"".join(pieces)}{cursor}</div>'
 
 
-def _piece(words: Words, ids: list[int], place: int) -> str:
-    if ids[place] in words.special:
-        return f'<span class="special">{escape(words.tokenizer.decode([ids[place]]))}</span>'
-    return escape(words.in_text(ids, place))
+def _piece(piece: str, is_special: bool) -> str:
+    return f'<span class="special">{escape(piece)}</span>' if is_special else escape(piece)
 
 
 def _span(token: Token, piece: str, selected: int | None) -> str:

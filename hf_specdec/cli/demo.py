@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
 
@@ -21,6 +21,7 @@ from ..loading import DTYPES, load_draft, load_target, load_tokenizer
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 from .options import DeviceOption, DraftOption, TargetOption, TreeOption
+from .printed_text import PrintedText
 
 
 # A summary quotes its source, so n-gram drafts from the prompt are accepted often.
@@ -80,8 +81,7 @@ def demo(
             except ValueError as error:  # a draft or a tree that does not fit
                 raise typer.BadParameter(str(error), param_hint="--draft, --tree") from error
 
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    shown = {"max_new_tokens": max_new_tokens, "streamer": streamer}
+    shown = {"max_new_tokens": max_new_tokens, "streamer": PrintedText(tokenizer)}
     console.rule("generate(**inputs)")
     plain = [_generate(model, inputs, **shown)]
     console.rule(f"generate(**inputs, assistant_model={draft}, tree={tree})", characters="─")

@@ -129,8 +129,9 @@ def test_pieces_make_the_text(space: SimpleNamespace) -> None:
     words = space.text.Words(tokenizer)
     ids = tokenizer.encode("añb → 🌳🌳 c\n\nd")
     assert len(ids) > 15
-    pieces = [words.in_text(ids, place) for place in range(len(ids))]
-    assert "".join(pieces) == tokenizer.decode(ids)
+    for count in range(len(ids) + 1):
+        pieces = words.pieces(ids[:count])
+        assert len(pieces) == count and "".join(pieces) == tokenizer.decode(ids[:count])
     assert words.alone(tokenizer.encode(" ")[0]) == "␣"
 
 
