@@ -23,14 +23,26 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 from transformers.cli.serving.utils import CBWorkerDeadError
 
-from .bodies import LENGTHS, check_input, check_numbers, check_options, checked_messages, chosen_tools, sequence_bias
+from .answers import ParsedAnswers, is_cut
+from .bodies import (
+    LENGTHS,
+    check_input,
+    check_numbers,
+    check_options,
+    check_prompt,
+    check_text,
+    checked_messages,
+    chosen_tools,
+    sequence_bias,
+)
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
-from .generation import RequestFailed, SpeculativeState, asked_for, is_cut
+from .errors import RequestFailed, RequestRefused, unexpected
+from .generation import SpeculativeState, asked_for
 from .metrics import registry_of
-from .stop_strings import TrimmedAnswers, check_number_and_length, checked_stop_strings
-from .streams import QuickChunks
+from .stop_strings import check_number_and_length, checked_stop_strings
+from .streams import QuickChunks, whole_events
 
 
 class OneModel(ModelManager):
@@ -67,7 +79,8 @@ class _OwnRequests:
     """
     A mixin for transformers' handlers: requests have options of their own, including those that the handlers ignore,
     and options that would change the answer but cannot are refused. A stream begins with the first token, so that a
-    request that is refused, or fails before, gets an HTTP error status.
+    request that is refused, or fails before, gets an HTTP error status. What is found wrong before the engine has the
+    request, or by the engine as it takes it, is the request's fault; what fails later is not.
     """
 
     model_manager: OneModel
@@ -80,13 +93,23 @@ class _OwnRequests:
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
-        body = {name: value for name, value in body.items() if value is not None}  # null is the default
+        try:
+            body = self._checked({name: value for name, value in body.items() if value is not None})  # null: default
+            response = await handler.handle_request(body, request_id)
+            for request in asked_for.get() or ():
+                await request.begun()
+        except (ValueError, TypeError, TemplateError) as error:  # the last: a chat template's own check
+            raise RequestRefused(str(error)) from error
+        if isinstance(response, StreamingResponse):
+            response.body_iterator = whole_events(response.body_iterator)
+        return response
+
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body as transformers' handler gets it. Errors of value or type are the request's fault."""
+        check_text(body)
         check_options(body)
         check_numbers(body)
-        response = await handler.handle_request(chosen_tools(body), request_id)
-        for request in asked_for.get() or ():
-            await request.begun()
-        return response
+        return chosen_tools(body)
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
@@ -117,9 +140,14 @@ class _OwnRequests:
         return config
 
     async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
-        answers = TrimmedAnswers(tokenizer, _config_in(args).stop_strings)
+        answers = ParsedAnswers(tokenizer, _config_in(args))
         handler: Any = super()  # of the handler with this mixin
-        return await handler._non_streaming(request_id, model, answers, *args, **options)
+        try:
+            return await handler._non_streaming(request_id, model, answers, *args, **options)
+        except RequestRefused:
+            raise
+        except (ValueError, TypeError) as error:  # of the answer, which the request is not at fault for
+            raise RequestFailed(unexpected(error), is_its_own=False) from error
 
 
 def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
@@ -128,12 +156,14 @@ def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
 
 
 class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
-    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
-        return await super().handle_request(body | {"messages": checked_messages(body.get("messages"))}, request_id)
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
+        return super()._checked(body | {"messages": checked_messages(body.get("messages"))})
 
 
 class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
-    pass
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
+        check_prompt(body)
+        return super()._checked(body)
 
 
 class _Response(_OwnRequests, ResponseHandler):
@@ -142,9 +172,9 @@ class _Response(_OwnRequests, ResponseHandler):
     incomplete if they are as long as they may be (transformers' handler completes all).
     """
 
-    async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         check_input(body)
-        return await super().handle_request(body | {"stream": body.get("stream") or False}, request_id)
+        return super()._checked(body | {"stream": body.get("stream") or False})
 
     async def _non_streaming(self, *args: Any, **options: Any) -> JSONResponse:
         response = await super()._non_streaming(*args, **options)
@@ -176,7 +206,7 @@ class _Nothing:
     """A stand-in for handlers that need the model itself: every request to it is an error."""
 
     async def handle_request(self, *_: Any) -> Response:
-        raise ValueError("this server is for chat, completions and responses. Use `transformers serve` for others.")
+        raise RequestRefused("This server is for chat, completions and responses. Others need `transformers serve`.")
 
 
 def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
@@ -217,7 +247,7 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
     async def load_model(body: dict[str, Any]) -> Response:
         if models.is_called(body.get("model")):
             return StreamingResponse(models.load_model_streaming(), media_type="text/event-stream")
-        raise ValueError(f"`model={body.get('model')!r}` is not served here, but {models.force_model!r} is.")
+        raise RequestRefused(f"`model={body.get('model')!r}` is not served here, but {models.force_model!r} is.")
 
     app.router.routes.insert(0, app.router.routes.pop())  # before transformers' own, which loads others
 
@@ -233,7 +263,7 @@ def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:
 
 
 def _add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
-    def unexpected(request: Request, error: Exception) -> JSONResponse:
+    def failed(request: Request, error: Exception) -> JSONResponse:
         if engine.fatal_error is not None:
             return _error(503, "engine_error", str(engine.fatal_error))
         return _error(
@@ -241,15 +271,13 @@ def _add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
         )
 
     handlers: dict[type[Exception], Any] = {
-        ValueError: _refused,
-        TypeError: _refused,
-        TemplateError: _refused,  # a chat template's own check of the messages
-        queue.Full: _busy,
+        RequestRefused: _refused,
         RequestFailed: _failed,
+        queue.Full: _busy,
         RequestValidationError: _malformed,
         HTTPException: _refused_by_transformers,
-        CBWorkerDeadError: unexpected,
-        Exception: unexpected,
+        CBWorkerDeadError: failed,
+        Exception: failed,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
@@ -285,4 +313,5 @@ def _failed(request: Request, error: RequestFailed) -> JSONResponse:
 
 
 def _error(status: int, kind: str, message: str) -> JSONResponse:
+    message = message.encode(errors="backslashreplace").decode()  # it may cite what cannot be sent
     return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from contextvars import ContextVar
 from typing import Any
@@ -17,8 +16,10 @@ from transformers.cli.serving.utils import (
 )
 
 from ..batching import SpeculativeGenerationOutput
+from .answers import AnswerPieces, AnswerStream
 from .contexts import check_length
 from .engine.client import EngineClient, Handler
+from .errors import ErrorText, RequestFailed, RequestRefused
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue
 
@@ -29,27 +30,6 @@ asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default
 
 DEFAULT_LENGTH = 1024
 """Most new tokens of a request that does not say how many, if they fit."""
-
-
-class _ErrorText(str):
-    """An error message that is escaped when formatted: transformers' stream handlers put it between JSON quotes."""
-
-    def __format__(self, spec: str) -> str:
-        return json.dumps(self)[1:-1]
-
-
-class RequestFailed(Exception):
-    """
-    Raised for a request that has ended with an error.
-
-    Args:
-        reason (`str`): the error of its result.
-        is_its_own (`bool`): whether the request's options are at fault rather than the server.
-    """
-
-    def __init__(self, reason: str, is_its_own: bool):
-        super().__init__(reason)
-        self.is_its_own = is_its_own
 
 
 class SpeculativeState(GenerationState):
@@ -79,8 +59,7 @@ class SpeculativeState(GenerationState):
 
 class Generation(BaseGenerateManager):
     """
-    Generation for one request: transformers' `CBGenerateManager` streams and decodes, in front of the engine, which
-    gets the request's options.
+    Generation for one request: gives the engine the request's options, and the handlers its text.
 
     Args:
         engine (`EngineClient`): runs the requests.
@@ -90,58 +69,66 @@ class Generation(BaseGenerateManager):
         self._engine = engine
 
     def generate_streaming(
-        self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str, **others: Any
-    ) -> tuple[Any, Any]:
-        frontend, request = self._frontend(inputs, gen_config, request_id)
-        stop_strings = gen_config.stop_strings
-        texts, streamer = frontend.generate_streaming(
-            model, processor, inputs, gen_config, request.request_id, **others
-        )
-        merged = MergedQueue(texts)
-        return (TrimmedQueue(merged, stop_strings), streamer) if stop_strings else (merged, streamer)
+        self,
+        model: Any,
+        processor: Any,
+        inputs: Any,
+        gen_config: GenerationConfig,
+        request_id: str,
+        response_parser: Any = None,
+    ) -> tuple[Any, AnswerStream]:
+        request = self._request(inputs, gen_config, request_id)
+        stream = AnswerStream(AnswerPieces(processor, response_parser), request.cancel)
+        request.add_request(inputs["input_ids"], request.request_id, streaming=True)
+        request.register_result_handler(request.request_id, stream.take)
+        merged = MergedQueue(stream.parts)
+        return TrimmedQueue(merged, gen_config.stop_strings) if gen_config.stop_strings else merged, stream
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        frontend, request = self._frontend(inputs, gen_config, request_id)
         try:
-            text, length, tokens = await frontend.generate_non_streaming(
-                model, processor, inputs, gen_config, request.request_id
-            )
+            text, length, tokens = await self._whole(model, processor, inputs, gen_config, request_id)
+        except (ValueError, TypeError) as error:
+            raise RequestRefused(str(error)) from error
+        return trimmed(text, gen_config.stop_strings), length, tokens
+
+    async def _whole(
+        self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
+    ) -> tuple[str, int, list[int]]:
+        request, frontend = self._request(inputs, gen_config, request_id), CBGenerateManager()
+        frontend._cb = request
+        try:
+            return await frontend.generate_non_streaming(model, processor, inputs, gen_config, request.request_id)
         except RuntimeError:
             await request.begun()  # raises if the request was refused, or has failed
             raise
-        return trimmed(text, gen_config.stop_strings), length, tokens
 
-    def _frontend(
-        self, inputs: Any, gen_config: GenerationConfig, request_id: str
-    ) -> tuple[CBGenerateManager, OneRequest]:
+    def _request(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> OneRequest:
         model, length = self._engine.model, len(inputs["input_ids"])
+        if self._engine.fatal_error is not None:
+            raise CBWorkerDeadError(str(self._engine.fatal_error))
+        if not length:
+            raise ValueError("The prompt has no tokens. Give text in `prompt`, `messages` or `input`.")
         if gen_config.max_new_tokens is None and gen_config.max_length is None:
             wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
             most = min(model.most_tokens, model.context or model.most_tokens)
             gen_config.max_new_tokens = max(min(wanted, most - length), 1)
         check_length(length, gen_config, model.context)
-        frontend, request = CBGenerateManager(), OneRequest(self._engine, gen_config, request_id)
-        frontend._cb = request
+        request = OneRequest(self._engine, gen_config, request_id)
         asked = asked_for.get()
         if asked is not None:
             asked.append(request)
-        return frontend, request
+        return request
 
     def stop(self) -> None:
         """Does nothing: the engine is ended by its caller."""
 
 
-def is_cut(gen_config: GenerationConfig) -> bool:
-    """Whether the request with these options is over, and its text as long as it may be; see `OneRequest`."""
-    return gen_config.max_new_tokens == 0
-
-
 class OneRequest:
     """
-    The engine for a single request, in the interface that `CBGenerateManager` uses. Adds the request's options, which
-    `CBGenerateManager` does not pass on.
+    The engine for a single request, in the interface that transformers' `CBGenerateManager` uses. Adds the request's
+    options, which that does not pass on.
 
     Args:
         engine (`EngineClient`): runs the requests.
@@ -213,11 +200,11 @@ class OneRequest:
 
         def note(result: SpeculativeGenerationOutput) -> None:
             if result.error is not None:
-                self._error = result.error = _ErrorText(result.error)
+                self._error = result.error = ErrorText(result.error)
                 self._fails_by_its_options = result.fails_by_its_options
             if result.finish_reason is not None:
                 # Transformers' handlers say "length" for texts of at least this many tokens, and "stop" for others;
-                # see also `is_cut`.
+                # see also `is_cut` of `answers`.
                 self._config.max_new_tokens = 0 if result.finish_reason == "length" else None
             if not first_result.done():
                 first_result.set_result(None)

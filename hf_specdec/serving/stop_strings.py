@@ -10,19 +10,14 @@ from transformers import PreTrainedTokenizerBase
 from ..generation.stopping import TokenCriterion
 from .bodies import shortened
 from .streams import MergedQueue
+from .text_pieces import REPLACEMENT, TextPieces
 
 
 MOST_STOP_STRINGS = 4
 """Most stop strings of a request, as in OpenAI's API."""
 LONGEST_STOP_STRING = 1024
 """Most characters of a stop string."""
-LONGEST_CONTEXT = 8
-"""Most tokens decoded again as context of the next one: tokenizers decode some tokens by those before."""
-LONGEST_UNFINISHED = 16
-"""Most tokens, context included, for which a text waits for the last bytes of a character."""
 _STOP = "`stop` (`stop_strings` of a generation config)"
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""The character that bytes are decoded to while they are not a whole character."""
 
 
 def checked_stop_strings(stop_strings: Any) -> list[str]:
@@ -63,30 +58,6 @@ def trimmed(text: str, stop_strings: str | list[str] | None) -> str:
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
-class TrimmedAnswers:
-    """
-    A tokenizer that cuts stop strings from the texts of answers that it parses from tokens, by a response template.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): the model's.
-        stop_strings (`str` or `list[str]`, *optional*): what ends a text.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_strings: str | list[str] | None):
-        self._own, self._stop_strings = tokenizer, stop_strings
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_own":  # not there yet, as in a copy that is being made
-            raise AttributeError(name)
-        return getattr(self._own, name)
-
-    def parse_response(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """The parts of an answer; see the tokenizer's own method."""
-        parts = self._own.parse_response(*args, **options)
-        stop_strings = self._stop_strings
-        return {name: trimmed(one, stop_strings) if isinstance(one, str) else one for name, one in parts.items()}
-
-
 class StopStringSearch:
     """
     A search for the first stop string in a text that comes in pieces, each of which costs about its own length.
@@ -124,6 +95,10 @@ class StopStringSearch:
         self.held = "" if self.has_ended else text[known:]
         return text[:known]
 
+    def would_end(self, piece: str) -> bool:
+        """Whether a stop string would end within a piece, which is not added."""
+        return bool(piece) and any(string in self.held + piece for string in self._strings)
+
 
 def _begun(string: str, text: str, start: int) -> int:
     """How many of a text's last characters, from `start` on at most, are the beginning of a string."""
@@ -150,71 +125,71 @@ class StopStringCriterion(TokenCriterion):
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_strings: str | list[str]):
-        self._search = StopStringSearch(checked_stop_strings(stop_strings))
-        # Without transformers' own wrapper, which takes four times as long.
-        self._decode = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
-        self._tokens: list[int] = []
-        """The last tokens: those that serve as context, and those that are not yet a whole character."""
-        self._num_context = self._num_searched = 0
-        """Number of tokens that serve as context, and of characters of `_tokens` that have been searched."""
+        self._search, self._pieces = StopStringSearch(checked_stop_strings(stop_strings)), TextPieces(tokenizer)
 
     def ends_with(self, token: int) -> bool:
         """Whether a stop string ends within this token."""
-        tokens, searched = self._tokens, self._num_searched
-        tokens.append(token)
-        text = self._decode(tokens, False)
-        if text[-1:] == REPLACEMENT and len(tokens) <= LONGEST_UNFINISHED:
-            text = text.rstrip(REPLACEMENT)
-            self._num_searched = max(searched, len(text))
-        else:
-            self._num_searched = len(text)
-            if len(tokens) > LONGEST_CONTEXT:
-                del tokens[: self._num_context]
-                self._num_searched = len(self._decode(tokens, False))
-            self._num_context = len(tokens)
-        self._search.feed(text[searched:])
-        return self._search.has_ended
+        self._search.feed(self._pieces.add(token))
+        rest = "" if self._search.has_ended else self._pieces.rest()
+        return self._search.has_ended or self._search.would_end(rest.rstrip(REPLACEMENT))
+
+
+class TrimmedPieces:
+    """
+    Leaves out the stop string of a text in pieces, and all text after it. Text that may be the beginning of a stop
+    string is held back until the next piece decides.
+
+    Args:
+        stop_strings (`str` or `list[str]`, *optional*): strings that end the text.
+    """
+
+    def __init__(self, stop_strings: str | list[str] | None):
+        self._search, self._kind = StopStringSearch(_as_list(stop_strings)), str
+
+    def take(self, piece: Any) -> list[Any]:
+        """
+        Adds a piece; returns what is newly known.
+
+        Args:
+            piece: text (`str`, or a subclass of it for text of another kind, such as reasoning; no stop string spans
+                two kinds), or another object, such as the final `None`, which passes unchanged.
+        """
+        known: list[Any] = []
+        if type(piece) is not self._kind:
+            if self._search.held:
+                known.append(self._kind(self._search.held))
+            self._search.start()
+        if not isinstance(piece, str):
+            return [*known, piece]
+        self._kind = type(piece)
+        text = self._search.feed(piece)
+        return [*known, self._kind(text)] if text else known
 
 
 class TrimmedQueue:
     """
-    A queue of text pieces that leaves out the stop string and all text after it. Text that may be the beginning of a
-    stop string is held back until the next piece decides.
+    A queue of text pieces without stop strings; see `TrimmedPieces`.
 
     Args:
-        pieces (`MergedQueue` or `asyncio.Queue`): the source of pieces: text (`str`, or a subclass of it for text of
-            another kind, such as reasoning; no stop string spans two kinds), and other objects, such as the final
-            `None`, which pass unchanged.
+        pieces (`MergedQueue` or `asyncio.Queue`): the source of pieces.
         stop_strings (`str` or `list[str]`): strings that end the text.
     """
 
     def __init__(self, pieces: MergedQueue | asyncio.Queue, stop_strings: str | list[str]):
-        self._pieces, self._search, self._kind = pieces, StopStringSearch(_as_list(stop_strings)), str
+        self._pieces, self._trimmed = pieces, TrimmedPieces(stop_strings)
         self._ready: list[Any] = []
 
     async def get(self) -> Any:
         """Waits for the next piece and returns it."""
         while not self._ready:
-            self._take(await self._pieces.get())
+            self._ready += self._trimmed.take(await self._pieces.get())
         return self._ready.pop(0)
 
     def get_nowait(self) -> Any:
         """Returns the next piece without waiting; raises `asyncio.QueueEmpty` if there is none."""
         while not self._ready:
-            self._take(self._pieces.get_nowait())
+            self._ready += self._trimmed.take(self._pieces.get_nowait())
         return self._ready.pop(0)
-
-    def _take(self, piece: Any) -> None:
-        if type(piece) is not self._kind:
-            if self._search.held:
-                self._ready.append(self._kind(self._search.held))
-            self._search.start()
-        if not isinstance(piece, str):
-            self._ready.append(piece)
-            return
-        self._kind = type(piece)
-        if text := self._search.feed(piece):
-            self._ready.append(self._kind(text))
 
 
 def _as_list(stop_strings: str | list[str] | None) -> list[str]:

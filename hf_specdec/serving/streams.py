@@ -5,7 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
+
+from .errors import unexpected
+
+
+async def whole_events(events: Any) -> AsyncGenerator[str, None]:
+    """The events of a stream, which ends with an event `error` if the next one cannot be made."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            yield f"data: {json.dumps({'error': unexpected(error)})}\n\n"
 
 
 class MergedQueue:

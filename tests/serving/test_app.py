@@ -75,7 +75,8 @@ def refusal(client: TestClient, path: str, body: Any) -> str:
     """Why a request is refused: with the same status and words whether it is to be streamed or not."""
     reasons = set()
     for stream in (False, True):
-        response = client.post(f"/v1/{path}", json=body | {"stream": stream})
+        content = json.dumps(body | {"stream": stream})
+        response = client.post(f"/v1/{path}", content=content, headers={"Content-Type": "application/json"})
         assert response.status_code == 400, response.text
         reasons.add(response.json()["error"]["message"])
     (reason,) = reasons
@@ -280,6 +281,39 @@ def test_wrong_logit_biases(client: TestClient, wrong: Any, message: str) -> Non
         assert re.search(message, reason) and "`logit_bias`" in reason
 
 
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ({}, "`prompt` is missing"),
+        ({"prompt": None}, "`prompt` is missing"),
+        ({"prompt": ""}, "no tokens. Give text in `prompt`"),
+        ({"prompt": 5}, "`prompt` must be a string, but is 5"),
+        ({"prompt": ["abc", "xyz"]}, "`prompt` must be a string, but is ['abc', 'xyz']"),
+        (
+            {"prompt": "abc \ud83c"},
+            "`prompt` has half of a surrogate pair in it",
+        ),
+    ],
+)
+def test_wrong_prompts(client: TestClient, body: dict[str, Any], message: str) -> None:
+    assert message in refusal(client, "completions", body)
+
+
+def test_halves_of_surrogate_pairs_are_named(client: TestClient) -> None:
+    """Wherever they are; whole pairs are characters."""
+    half = "\udf33"
+    for path, options, where in (
+        ("chat/completions", messages(USER, USER | {"content": half}), "messages[1].content"),
+        ("chat/completions", CHAT | {"tools": [{"function": {"name": "f", half: 1}}]}, "tools[0].function"),
+        ("responses", RESPONSE | {"input": [{"type": "input_text", "text": half}]}, "input[0].text"),
+        ("completions", COMPLETION | {"stop": ["a", half]}, "stop[1]"),
+        ("completions", COMPLETION | {"model": half}, "model"),
+        ("completions", COMPLETION | {half: 1}, "body"),
+    ):
+        assert f"`{where}` has half of a surrogate pair" in refusal(client, path, options)
+    ask(client, "completions", stop=["\U0001f333"])
+
+
 def messages(*of_them: Any) -> dict[str, Any]:
     return {"messages": list(of_them)}
 
@@ -307,6 +341,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f"}}
         (messages({"role": "assistant", "tool_calls": ["f"]}), "`messages[0].tool_calls[0]` must be an object"),
         (messages({"role": "assistant", "tool_calls": "f"}), "`messages[0].tool_calls` must be a list"),
         (messages({"role": "system", "content": "x"}), "no system message, please"),
+        (messages({"role": "user", "content": ""}), "no tokens. Give text in `prompt`, `messages` or `input`"),
     ],
 )
 def test_wrong_messages(client: TestClient, body: dict[str, Any], message: str) -> None:

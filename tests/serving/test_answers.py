@@ -1,0 +1,267 @@
+"""Answers with tool calls and reasoning: whatever a model writes is answered, streamed as unstreamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.generation.continuous_batching.requests import RequestStatus
+
+
+for package in ("fastapi", "openai", "prometheus_client"):
+    pytest.importorskip(package)
+
+from fastapi.testclient import TestClient  # noqa: E402
+from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template  # noqa: E402
+from transformers.utils.chat_parsing import ResponseParser, parse_response  # noqa: E402
+
+from hf_specdec.batching import SpeculativeGenerationOutput  # noqa: E402
+from hf_specdec.serving.answers import AnswerPieces, ParsedAnswers  # noqa: E402
+from hf_specdec.serving.app import build_app  # noqa: E402
+from hf_specdec.serving.engine.messages import Served  # noqa: E402
+
+
+END = "<|im_end|>"
+BEGINS = {"qwen3": "<|im_start|>assistant\n", "gemma4": "<|turn>model\n"}
+"""What precedes an answer, by the model's type."""
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token for every byte, and the marks of two families."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(BPE(vocab={letter: token for token, letter in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|im_start|>", END, "<|tool_call>", "<tool_call|>", '<|"|>'])
+    backend.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
+    return fast
+
+
+def config_of(kind: str) -> PreTrainedConfig:
+    config: Any = PreTrainedConfig()
+    config.model_type, config.vocab_size = kind, len(tokenizer())
+    return config
+
+
+class Script:
+    """
+    An engine whose model writes what the test says. Sets the chat template.
+
+    Args:
+        text (`str`): what it writes.
+        kind (`str`): the model's type, which tells its response template.
+        is_cut (`bool`): whether the text ends because it is as long as it may be.
+        error (`str`): what then fails, if something does.
+    """
+
+    fatal_error = None
+
+    def __init__(self, text: str, kind: str = "qwen3", is_cut: bool = False, error: str | None = None):
+        self.model = Served(config_of(kind), GenerationConfig(eos_token_id=tokenizer().eos_token_id), 4096, None)
+        self.background_thread_status = self
+        asks = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        tokenizer().chat_template = f"{asks}{{{{ {BEGINS.get(kind, '')!r} }}}}"
+        self._tokens, self._is_cut, self._error = tokenizer()(text)["input_ids"], is_cut, error
+        self._handlers: dict[str, Any] = {}
+
+    def register_result_handler(self, name: str, handler: Any) -> None:
+        self._handlers[name] = handler
+
+    def unregister_result_handler(self, name: str) -> None: ...
+    def cancel_request(self, name: str) -> None: ...
+
+    def add_request(self, input_ids: list[int], name: str, streaming: bool, **_: Any) -> asyncio.Future[None]:
+        loop, count = asyncio.get_running_loop(), len(self._tokens)
+        for told in range(3, count, 3) if streaming else ():
+            loop.call_soon(self._tell, name, told, RequestStatus.DECODING, None)
+        ended = RequestStatus.FINISHED if self._error is None else RequestStatus.FAILED
+        loop.call_later(0.01, self._tell, name, count, ended, self._error)
+        admission = loop.create_future()
+        admission.set_result(None)
+        return admission
+
+    def _tell(self, name: str, count: int, status: Any, error: str | None) -> None:
+        reason: Any = None if status == RequestStatus.DECODING else "length" if self._is_cut else "stop"
+        output = SpeculativeGenerationOutput(
+            name, generated_tokens=self._tokens[:count], status=status, error=error, finish_reason=reason
+        )
+        self._handlers[name](output)
+
+
+PATHS = {"chat/completions": {"messages": [{"role": "user", "content": "a"}]}, "responses": {"input": "a"}}
+
+
+def asked(script: Script, path: str, stream: bool, **options: Any) -> Any:
+    """The answer; of a stream, its events, each of which is one line of JSON."""
+    app = build_app(script, tokenizer(), "some/model")  # type: ignore[arg-type]  # it has what is needed
+    client = TestClient(app, raise_server_exceptions=False)
+    body = PATHS.get(path, {"prompt": "a"}) | {"stream": stream, "temperature": 0} | options
+    response = client.post(f"/v1/{path}", json=body)
+    assert response.status_code == 200, response.text
+    if not stream:
+        return response.json()
+    lines = response.text.split("\n")
+    assert all(line.startswith("data: ") for line in lines[::2] if line) and not any(lines[1::2])
+    return [json.loads(line.removeprefix("data: ")) for line in lines[::2] if line]
+
+
+def parts_of(script: Script, path: str, stream: bool) -> tuple[str, str, list[tuple[str, str]], str]:
+    """Content, reasoning, calls, and why the text ends."""
+    answer = asked(script, path, stream)
+    if path == "responses":
+        answer = answer[-1]["response"] if stream else answer
+        items, texts = answer["output"], {"message": "", "reasoning": ""}
+        texts |= {item["type"]: item["content"][0]["text"] for item in items if item["type"] != "function_call"}
+        calls = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
+        reason = "length" if answer["status"] == "incomplete" else "tool_calls" if calls else "stop"
+        return texts["message"], texts["reasoning"], calls, reason
+    choices = [one["choices"][0] for one in (answer if stream else [answer])]
+    parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+    content, reasoning = ("".join(part.get(name) or "" for part in parts) for name in ("content", "reasoning_content"))
+    functions = [call["function"] for part in parts for call in part.get("tool_calls") or ()]
+    return content, reasoning, [(one["name"], one["arguments"]) for one in functions], choices[-1]["finish_reason"]
+
+
+GOOD = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+CALL = ("f", '{"x": 1}')
+NO_NAME = '<tool_call>\n{"arguments": {}}\n</tool_call>'
+NO_VALUE = "<|tool_call>call:f{x:}<tool_call|>"
+NO_JSON = '<tool_call>\n{"name": "f", "arguments": {x: "\\n"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "text, kind, is_cut, expected",
+    [
+        # What can be parsed.
+        (f"<think>\nWell. \n</think>\n\nHello. \n{END}", "qwen3", False, ("Hello.", "Well.", [], "stop")),
+        (f"Hello.\n{GOOD}\n{GOOD}{END}", "qwen3", False, ("Hello.", "", [CALL, CALL], "tool_calls")),
+        # What cannot: the raw text, and all that can.
+        (GOOD[:30], "qwen3", True, (GOOD[:30], "", [], "length")),
+        (f"<think>So.</think>Hello. \n{GOOD[:30]}", "qwen3", True, (f"Hello. \n{GOOD[:30]}", "So.", [], "length")),
+        (f"{GOOD[:30]}{END}", "qwen3", False, (GOOD[:30], "", [], "stop")),
+        (f"{NO_JSON}{END}", "qwen3", False, (NO_JSON, "", [], "stop")),
+        (f"Hello.\n{NO_NAME}\n bye {END}", "qwen3", False, (f"Hello.\n{NO_NAME}\n bye", "", [], "stop")),
+        (f"{NO_NAME}{GOOD}{NO_JSON}", "qwen3", False, (f"{NO_NAME}{NO_JSON}", "", [CALL], "tool_calls")),
+        ("a<think>b\n", "qwen3", True, ("a", "b", [], "length")),
+        (NO_VALUE, "gemma4", False, (NO_VALUE, "", [], "stop")),
+        ("<|tool_call>call:f{x:1}<tool_call|>", "gemma4", False, ("", "", [CALL], "tool_calls")),
+        (f"größ{END}", "llama", False, ("größ", "", [], "stop")),
+    ],
+)
+def test_what_a_model_writes_is_answered(
+    text: str, kind: str, is_cut: bool, expected: Any, path: str, stream: bool
+) -> None:
+    if path == "responses" and expected[3] == "length":
+        expected = (*expected[:3], "length")
+    assert parts_of(Script(text, kind, is_cut), path, stream) == expected
+
+
+def test_characters_that_are_cut() -> None:
+    """Their last bytes are a replacement character, in a stream, too."""
+    script = Script("größ", "llama", is_cut=True)
+    script._tokens.pop()
+    assert asked(script, "completions", False)["choices"][0]["text"] == "grö�"
+    assert "".join(one["choices"][0]["text"] for one in asked(script, "completions", True)) == "grö�"
+
+
+@pytest.mark.parametrize("path", [*PATHS, "completions"])
+def test_errors_of_a_stream_are_json(path: str) -> None:
+    """With line breaks and quotes, and after text that is told."""
+    reason = "KeyError: \"a\nb\"\r\n'c' \\ {x}"
+    *events, last = asked(Script("Hello.", "llama", error=reason), path, True)
+    assert reason in (last.get("error"), (last.get("response", {}).get("error") or {}).get("message"))
+    assert len(events) >= 2
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError])
+def test_faults_of_the_server_are_no_faults_of_the_request(
+    stream: bool, error: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are called."""
+
+    def fails(*_: Any) -> None:
+        raise error('a "secret"\n')
+
+    monkeypatch.setattr(AnswerPieces, "end", fails)
+    if stream:
+        told = asked(Script("Hello."), "chat/completions", True)[-1]["error"]
+    else:
+        app: Any = build_app(Script("Hello."), tokenizer(), "some/model")  # type: ignore[arg-type]
+        response = TestClient(app, raise_server_exceptions=False).post(
+            "/v1/chat/completions", json=PATHS["chat/completions"]
+        )
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+        told = response.json()["error"]["message"]
+    assert f"unexpected {error.__name__}" in told and "secret" not in told
+
+
+# -------------------------------------------------------------------------------------------- without the HTTP server
+
+
+PIECES = [GOOD, NO_NAME, NO_JSON, "<tool_call>", "</tool_call>", "<think>", "</think>", END, "a", " \n", "é", '{"']
+
+
+def streamed(text: str, template: Any, prefix: str, is_cut: bool) -> tuple[str, str, list[ToolCall]]:
+    pieces = AnswerPieces(tokenizer(), ResponseParser(template, prefix=prefix))
+    parts = pieces.begin()
+    for token in tokenizer()(text)["input_ids"]:
+        parts += pieces.add(token)
+    parts += pieces.end(is_cut)
+    content, reasoning = ("".join(part for part in parts if type(part) is kind) for kind in (str, ReasoningText))
+    return content, reasoning, [part for part in parts if isinstance(part, ToolCall)]
+
+
+class OfKind:
+    """What the choice of a template needs of a model."""
+
+    def __init__(self, kind: str):
+        self.config = config_of(kind)
+
+
+@settings(max_examples=40)
+@given(drawn=st.lists(st.sampled_from(PIECES), max_size=12), thinks=st.booleans(), is_cut=st.booleans())
+def test_any_text_is_answered(drawn: list[str], thinks: bool, is_cut: bool) -> None:
+    """Streamed as unstreamed; nothing is lost but marks and white space."""
+    text, template = "".join(drawn), get_response_template(tokenizer(), OfKind("qwen3"))
+    prefix = BEGINS["qwen3"] + "<think>\n" * thinks
+    content, reasoning, calls = streamed(text, template, prefix, is_cut)
+    config = GenerationConfig()
+    config.max_new_tokens = 0 if is_cut else None  # see `is_cut`
+    whole = ParsedAnswers(tokenizer(), config).parse_response(tokenizer()(text)["input_ids"], template, prefix=prefix)
+    assert (content, reasoning) == (whole["content"], whole["thinking"] or "")
+    assert [call.name for call in calls] == [call["function"]["name"] for call in whole["tool_calls"]]
+    for letter in "aé":
+        assert (content + reasoning).count(letter) + GOOD.count(letter) * len(calls) == text.count(letter)
+
+
+@settings(max_examples=40)
+@given(
+    thought=st.none() | st.text("ab \n", max_size=5),
+    said=st.text("ab \n", max_size=8),
+    num_calls=st.integers(0, 2),
+    ends=st.booleans(),
+)
+def test_answers_are_those_of_transformers(thought: str | None, said: str, num_calls: int, ends: bool) -> None:
+    """Of what its parser can read."""
+    text = ("" if thought is None else f"<think>{thought}</think>") + said + GOOD * num_calls + END * ends
+    template, prefix = get_response_template(tokenizer(), OfKind("qwen3")), BEGINS["qwen3"]
+    theirs, (content, reasoning, calls) = (
+        parse_response(text, template, prefix=prefix),
+        streamed(text, template, prefix, is_cut=not ends),
+    )
+    assert content == theirs.get("content", "")
+    assert reasoning == (theirs.get("reasoning_content") or theirs.get("thinking") or "")
+    assert len(calls) == len(theirs.get("tool_calls") or ())
