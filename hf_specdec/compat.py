@@ -61,6 +61,12 @@ def cache_of(arguments: dict[str, Any]) -> Any:
     return arguments.get(CACHE)
 
 
+# --------------------------------------------------------------------------------------------------------------- masks
+
+NO_TREES: frozenset[str] = frozenset() if _RELEASE >= (5, 23) else frozenset({"git", "moshi"})
+"""Model types whose attention takes neither the mask nor the context of a tree in this release."""
+
+
 # -------------------------------------------------------------------------------------------------------------- caches
 
 CHUNKS_BEHIND_A_CACHE = _RELEASE >= (5, 23)

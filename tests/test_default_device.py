@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_texts(draft: str, sampled: bool, captured: bool, monkeypatch: pytest.Mo
 
 def test_training_pieces(request: pytest.FixtureRequest) -> None:
     """What is made of texts, what is read off the target, what it writes, and a head to begin with."""
-    target, given = trained_target(), trained_prompts()["prompts"][:3]
+    target, given = copy.deepcopy(trained_target()), trained_prompts()["prompts"][:3]
     head, texts = trained_head(), [Text(list(range(5, 5 + length)), [(1, length)]) for length in (9, 6)]
     request.getfixturevalue("elsewhere")
     jobs = [(index, [ScriptPart(tuple(prompt), "text", frozenset({2}))]) for index, prompt in enumerate(given)]

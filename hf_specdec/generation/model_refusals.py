@@ -7,7 +7,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
 from ..attention import implementation_of, is_exact, supports_switching
-from ..compat import CACHE, cache_argument
+from ..compat import CACHE, NO_TREES, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.hooks import check_hooks
@@ -151,6 +151,11 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
         raise ValueError(
             f"`assistant_model`: the {role} {name} has cross-attention that needs a new mask for every token. Call "
             "`generate` without `assistant_model`."
+        )
+    if text_config.model_type in NO_TREES:
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} takes no mask of a tree before transformers 5.23. Update "
+            "transformers, or call `generate` without `assistant_model`."
         )
     if _has_method(model, "_prepare_decoder_attention_mask"):
         raise ValueError(

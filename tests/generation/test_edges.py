@@ -132,13 +132,13 @@ def test_what_falls_through_sees_the_implementation_the_model_had(monkeypatch: p
     """Flash attention asks the layer's config which kernel to run."""
     target = tiny_model(attn_implementation="sdpa")
     seen: list[str] = []
-    original = attention.registered.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    original = attention.functions.ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def noting(module: Any, *arguments: Any, **options: Any) -> Any:
         seen.append(module.config._attn_implementation)
         return original(module, *arguments, **options)
 
-    monkeypatch.setitem(attention.registered.ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", noting)
+    monkeypatch.setitem(attention.functions.ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", noting)
     target.generate(**prompts(1, 6), max_new_tokens=1, do_sample=False, assistant_model=target, tree=TREE)
     assert set(seen) == {"sdpa"}
 
