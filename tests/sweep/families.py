@@ -67,7 +67,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "mistral4": {"head_dim": 32},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "paddleocr_vl": _sections(8),
-    "perception_lm": {"vision_config": _siglip()},
+    "perception_lm": {"vision_config": _siglip(model_args={"embed_dim": 32})},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 90} | _sections(4),
     "qwen3_omni_moe": {
         "talker_config.text_config.shared_expert_intermediate_size": 48,

@@ -75,6 +75,8 @@ def run(pair: Pair, seconds: int = 60) -> Result:
     try:
         with _time_limit(seconds):
             gc.collect()  # models of earlier pairs
+            if not pair.model_class.can_generate():
+                return Result(pair, problem="has no `generate`")
             runner = runner_of(pair)
             outcomes = runner.outcomes()
             if {outcome.kind for outcome in outcomes.values()} != {"refused"}:

@@ -81,14 +81,15 @@ def _reason(result: Result) -> str:
     for mode, outcome in result.outcomes.items():
         if outcome.kind in wanted:
             reasons[_said(outcome, result.pair)].append(mode)
-    if result.summary == "refused":
+    if result.summary in ("refused", "not run"):
         return next(iter(reasons))
-    return "; ".join(f"{', '.join(modes)}: {reason}" for reason, modes in reasons.items())
+    kinds = {reason: dict.fromkeys(mode.split(", ")[0] for mode in modes) for reason, modes in reasons.items()}
+    return "; ".join(f"{', '.join(modes)}: {reason}" for reason, modes in kinds.items())
 
 
 def _said(outcome: Outcome, pair: Pair) -> str:
     """What a refusal says of a class, without its name and the remedy."""
-    said = re.split(r"\. (?=[A-Z])", outcome.detail)[0].replace("`assistant_model`: ", "")
+    said = re.sub(r"^.*?`assistant_model`: ", "", re.split(r"\. (?=[A-Z])", outcome.detail)[0])
     said = re.sub(rf"the target \w+(?:{pair.class_name})? ", "", said)
     return _shortened(said)
 
