@@ -262,8 +262,8 @@ def test_the_table_of_families_is_that_of_the_tests() -> None:
 
 @pages
 def test_lines_are_short(page: Path) -> None:
-    long = [line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 120]
-    assert not long
+    text = re.sub(r"<!-- sweep: begin -->.*<!-- sweep: end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not [line for line in text.splitlines() if len(line) > 120]
 
 
 @pages

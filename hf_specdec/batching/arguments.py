@@ -26,7 +26,7 @@ _OUTPUTS = (
 _NEUTRAL = dict.fromkeys(_OUTPUTS, False) | {"num_return_sequences": 1, "penalty_alpha": 0.0, "num_beams": 1}
 """Options that requests do not have, each with the value that asks for nothing."""
 _ONLY_NONE = ("force_words_ids", "constraints", "dola_layers")
-"""The same for options of which only None asks for nothing; to requests, None is an option that was not given."""
+"""Options of which only None asks for nothing; to requests, None is an option that was not given."""
 _KNOWN_OPTIONS = frozenset(vars(GenerationConfig())) - {"tree", "speculative_config"} | frozenset(_OBJECTS)
 
 

@@ -128,8 +128,8 @@ BAD = {
     '{"text": "a \\ud800 b"}': "half of a character",
     '{"input_ids": [5, "6"]}': "`input_ids` must be a list of tokens",
     '{"input_ids": [5, 512]}': "token 512 is beyond the target's vocabulary of 512 tokens",
-    '{"input_ids": [5, 6], "spans": [[1, 3]]}': "`spans` must be ranges of the 2 tokens",
-    '{"input_ids": [5, 6], "spans": [3]}': "`spans` must be ranges of the 2 tokens",
+    '{"input_ids": [5, 6], "spans": [[1, 3]]}': "`spans` must be pairs (first, end) within 2 tokens",
+    '{"input_ids": [5, 6], "spans": [3]}': "`spans` must be pairs (first, end) within 2 tokens",
 }
 
 
