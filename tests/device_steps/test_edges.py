@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +121,7 @@ def test_the_next_borrower_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_that_torch_keeps_for_reuse_is_free(reserved: int, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"mem_get_info": (0, 2**35), "memory_reserved": reserved, "memory_allocated": 2**30}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    model = tiny_model()
-    on_cuda = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, config=model.config)
-    assert graphs.stores._has_memory(on_cuda, 1, 512) is fits
+    model = tiny_model(dtype=torch.float32)
+    assert graphs.stores.bytes_per_token(model)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert graphs.stores._has_memory(model, 1, 512) is fits
