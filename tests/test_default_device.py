@@ -56,8 +56,8 @@ def test_texts(draft: str, sampled: bool, captured: bool, monkeypatch: pytest.Mo
         pytest.importorskip("triton", reason="the kernels need triton")
         install_stand_in(monkeypatch, with_kernel=True)
     assistant, tree = DRAFTS[draft]
-    call = prompts(3, 9, padding=True) | {"do_sample": sampled, "max_new_tokens": 24, "eos_token_id": [7, 60]}
-    batch, ends = ragged_prompts((9, 5, 2)), {"max_new_tokens": 20, "eos_token_id": 7}
+    call = prompts(3, 9, padding=True) | {"do_sample": sampled, "max_new_tokens": 12, "eos_token_id": [7, 60]}
+    batch, ends = ragged_prompts((9, 5, 2)), {"max_new_tokens": 10, "eos_token_id": 7}
     expected = TARGET.generate(**call)
     of_batch = [text_alone(TARGET, prompt, **ends) for prompt in batch]
     request.getfixturevalue("elsewhere")

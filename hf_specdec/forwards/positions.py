@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -85,7 +86,7 @@ def _rows_of_tables(module: nn.Module, said: int | None) -> Iterator[int | None]
 
 def _rows_of_table(table: nn.Module) -> Iterator[int | None]:
     """Rows of a table that is a module, which an adapter may have wrapped. Nothing for one that grows."""
-    parts = list(table.modules())
+    parts: list[Any] = list(table.modules())
     if any(map(_grows, parts)):
         return
     weights = [weight for name, weight in table.named_parameters() if name.endswith("weight") and "lora_" not in name]

@@ -136,18 +136,17 @@ class Target:
 
     def _known_positions(self, shift: torch.Tensor) -> tuple[int | None, int | None]:
         """
-        Tokens of a row that have positions which the model knows, and the last of these positions; None for any
-        number, and if it has read a longer prompt all the same. The row with the largest positions counts, though it
-        may finish: plain `generate` goes on with finished rows.
+        Tokens of a row whose positions the model knows, and the last of these; None for any number, and if it has read
+        a longer prompt all the same. The row with the largest positions counts: plain `generate` goes on with rows
+        that have finished.
         """
         known = num_positions(self.model)
         if known is None:
             return None, None
-        most = self._length_of(known, shift)
+        most = self._length_with(known, shift)
         return (most, known - 1) if most >= self.sequences.prompt_length else (None, None)
 
-    def _length_of(self, num_positions: int, shift: torch.Tensor) -> int:
-        """Tokens of the row with the largest positions that have one of the first `num_positions`."""
+    def _length_with(self, num_positions: int, shift: torch.Tensor) -> int:
         return num_positions - int(shift.max()) - self.slots_before
 
     def _config_of_prefill(self) -> GenerationConfig:
@@ -231,7 +230,7 @@ class Target:
         said = said_positions(self.model)
         if said is None or self.sequences.most_known is not None:
             return False
-        most = self._length_of(said, self.forward.position_shift)
+        most = self._length_with(said, self.forward.position_shift)
         if not self.sequences.shortest <= most < self.sequences.longest + draft.topology.depth:
             return False
         self.sequences.rest_at(most)
