@@ -21,9 +21,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
 
 @pytest.fixture
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A menu of a deep, a middle and a broad tree of each size or two: the others would be captured alike."""
+    """A menu of few trees, the small one of trials among them: the others would be captured alike."""
     (peaked, _), (average, _), (flat, _) = TreeMenu.DRAFTS
-    monkeypatch.setattr(TreeMenu, "DRAFTS", ((peaked, (1, 4)), (average, (8, 16)), (flat, (4,))))
+    monkeypatch.setattr(TreeMenu, "DRAFTS", ((peaked, (1, 2, 4)), (average, (8, 16)), (flat, (4,))))
 
 
 @pytest.fixture
