@@ -70,7 +70,7 @@ class Result:
         return f"{self.summary:9} {self.pair}" + "".join(f"\n            {detail[:400]}" for detail in details)
 
 
-def run(pair: Pair, seconds: int = 60) -> Result:
+def run(pair: Pair, seconds: int = 300) -> Result:
     """Builds the model of a pair and runs it in every mode, for at most so many seconds."""
     try:
         with _time_limit(seconds):

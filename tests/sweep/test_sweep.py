@@ -33,7 +33,7 @@ def test_the_table(documented: dict[Pair, str]) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("pair", all_pairs(), ids=str)
 def test_pair(pair: Pair, documented: dict[Pair, str]) -> None:
-    result = run(pair, seconds=120)
+    result = run(pair)
     assert not result.failures, result.line()
     said = documented.get(pair)
     if f"transformers {transformers.__version__}:" in PAGE.read_text():
