@@ -143,7 +143,8 @@ def test_the_frames_of_an_error_are_those_of_the_call(target: PreTrainedModel, t
     """A notebook shows all frames: those that read the tree, and the parser's own error, are left out."""
     with pytest.raises(ValueError, match="`tree`") as caught:
         target.generate(torch.tensor([[3]]), assistant_model=NgramDraft(), tree=tree, max_new_tokens=2)
-    assert len(traceback.extract_tb(caught.tb)) <= 7
+    own = str(Path(hf_specdec.__file__).parent)
+    assert sum(frame.filename.startswith(own) for frame in traceback.extract_tb(caught.tb)) <= 4
     assert caught.value.__suppress_context__
 
 
