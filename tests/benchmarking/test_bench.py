@@ -207,7 +207,7 @@ def test_the_time_of_a_step_is_that_of_its_task(monkeypatch: pytest.MonkeyPatch)
     "arguments, messages",
     [
         (("--tree", "[(0, 0)]"), ("--tree", "not its parent")),
-        (("--tree", "bush:3"), ("--tree", "is no tree. Write default, auto")),
+        (("--tree", "bush:3"), ("--tree", "is no tree. Write auto")),
         (("--tree", "[(0,), (600,)]"), ("--draft", "rank 600")),
         (("--baseline", "vllm"), ("--baseline", "'vllm' is no baseline")),
         (("--baseline", "assisted"), ("--baseline", "needs a draft model")),
