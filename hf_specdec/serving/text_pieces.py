@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that bytes are decoded to which are no whole character."""
-CONTEXT = 8
-"""Tokens decoded again before the next one: the first of a text may lose a space, or a part of a character."""
+CONTEXT = 4
+"""Fewest tokens decoded again before the next one: the first of a text may lose a space, or a part of a character."""
 LEAST_CONTEXT = 4
 """Fewest characters of such tokens. A character has at most four bytes, so that the last one is whole."""
 _OF_TOKENS = {"Replace", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "CTC", "ByteFallback"}
@@ -32,7 +32,7 @@ class TextPieces:
     if it is a replacement character. The texts of decoders that are not known to be of these kinds (own classes of
     tokenizers, a `Replace` over the whole text) are told at their end.
 
-    A token costs the decoding of at most twice `CONTEXT` tokens, and of its run.
+    A token costs the decoding of a few tokens before it, and of its run.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): the model's.
@@ -90,11 +90,13 @@ class TextPieces:
         text = self._decode(window, self._skips)
         end = self._num_told = _num_stable(text)
         self._num_held = len(text) - end
-        if len(window) > 2 * CONTEXT:
-            context = self._decode(window[-CONTEXT:], self._skips)
+        count = CONTEXT
+        while len(window) > 2 * count:
+            context = self._decode(window[-count:], self._skips)
             if len(context) >= LEAST_CONTEXT:
-                del window[:-CONTEXT]
+                del window[:-count]
                 self._num_told = _num_stable(context)
+            count *= 4
         return text[told:end]
 
 
