@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
-import queue
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import CBWorkerDeadError
 
 from .answers import ParsedAnswers, is_cut
 from .bodies import (
@@ -30,14 +26,15 @@ from .bodies import (
     check_numbers,
     check_options,
     check_prompt,
-    check_text,
     checked_messages,
     chosen_tools,
     sequence_bias,
 )
+from .characters import check_characters
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
+from .error_answers import add_error_handlers, error_answer
 from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
 from .metrics import registry_of
@@ -106,7 +103,7 @@ class _OwnRequests:
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         """The body as transformers' handler gets it. Errors of value or type are the request's fault."""
-        check_text(body)
+        check_characters(body)
         check_options(body)
         check_numbers(body)
         return chosen_tools(body)
@@ -229,7 +226,7 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     app = build_server(models, generation_state=state, **handlers)
     _add_routes(app, models)
     _add_metrics(app, engine, model_name)
-    _add_error_handlers(app, engine)
+    add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     return app
 
@@ -241,7 +238,9 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
     def model(name: str) -> JSONResponse:
         if models.is_called(name):
             return JSONResponse(models.list_models()[0])
-        return _error(404, "invalid_request_error", f"`{name}` is not served here, but `{models.force_model}` is.")
+        return error_answer(
+            404, "invalid_request_error", f"`{name}` is not served here, but `{models.force_model}` is."
+        )
 
     @app.post("/load_model")
     async def load_model(body: dict[str, Any]) -> Response:
@@ -258,60 +257,5 @@ def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:
     @app.get("/metrics")
     def metrics() -> Response:
         if engine.fatal_error is not None:
-            return _error(503, "engine_error", str(engine.fatal_error))
+            return error_answer(503, "engine_error", str(engine.fatal_error))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-def _add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
-    def failed(request: Request, error: Exception) -> JSONResponse:
-        if engine.fatal_error is not None:
-            return _error(503, "engine_error", str(engine.fatal_error))
-        return _error(
-            500, "server_error", f"An unexpected {type(error).__name__}, of which the server's log tells more."
-        )
-
-    handlers: dict[type[Exception], Any] = {
-        RequestRefused: _refused,
-        RequestFailed: _failed,
-        queue.Full: _busy,
-        RequestValidationError: _malformed,
-        HTTPException: _refused_by_transformers,
-        CBWorkerDeadError: failed,
-        Exception: failed,
-    }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
-
-
-def _refused(request: Request, error: Exception) -> JSONResponse:
-    return _error(400, "invalid_request_error", str(error))
-
-
-def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-    """The answer to a body that is no JSON object."""
-    reasons = [str(one.get("msg")) for one in error.errors()] or [str(error)]
-    return _error(400, "invalid_request_error", f"The body must be a JSON object: {reasons[0]}.")
-
-
-def _refused_by_transformers(request: Request, error: HTTPException) -> JSONResponse:
-    """transformers' own refusals and unknown paths, in the form of all other errors."""
-    status, reason = (400 if error.status_code == 422 else error.status_code), str(error.detail)
-    if reason.startswith("Unexpected fields"):
-        reason += ". Options of `generate` go into `generation_config`, as JSON."
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    response = _error(status, kind, reason)
-    response.headers.update(error.headers or {})
-    return response
-
-
-def _busy(request: Request, error: Exception) -> JSONResponse:
-    return _error(503, "overloaded_error", str(error))
-
-
-def _failed(request: Request, error: RequestFailed) -> JSONResponse:
-    return _refused(request, error) if error.is_its_own else _error(500, "server_error", str(error))
-
-
-def _error(status: int, kind: str, message: str) -> JSONResponse:
-    message = message.encode(errors="backslashreplace").decode()  # it may cite what cannot be sent
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)

@@ -43,28 +43,6 @@ _ITEMS = ("reasoning", "function_call", "function_call_output")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def check_text(body: dict[str, Any]) -> None:
-    """
-    Checks that all strings of a body are text: JSON can write halves of surrogate pairs, which are no characters.
-
-    Raises:
-        ValueError: if one is not; the error names its place.
-    """
-    left: list[tuple[str, Any]] = [("", body)]
-    while left:
-        where, value = left.pop()
-        if isinstance(value, dict):
-            left += [(f"{where}.{_escaped(name)}" if where else _escaped(name), one) for name, one in value.items()]
-            left += [(where or "body", name) for name in value]
-        elif isinstance(value, list):
-            left += [(f"{where}[{number}]", one) for number, one in enumerate(value)]
-        elif isinstance(value, str) and _escaped(value) != value:
-            raise ValueError(
-                f"`{where}` has half of a surrogate pair in it, which is no character: {shortened(value)}. "
-                "Give the whole character, or leave it out."
-            )
-
-
 def check_prompt(body: dict[str, Any]) -> None:
     """
     Checks that the prompt of a completion is a text.
@@ -307,11 +285,6 @@ def _check_strings(where: str, value: dict[str, Any], *names: str) -> None:
     for name in names:
         if not isinstance(value.get(name), str):
             raise ValueError(f"`{where}.{name}` must be a string, but is {shortened(value.get(name))}.")
-
-
-def _escaped(text: str) -> str:
-    """A text in which halves of surrogate pairs are written out."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def shortened(value: Any) -> str:
