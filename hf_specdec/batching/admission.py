@@ -15,7 +15,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
 from ..forwards.models import execution_device, num_embeddings_of
-from ..forwards.own_positions import first_position
+from ..forwards.own_positions import preparation_of
 from ..forwards.positions import num_positions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
@@ -69,7 +69,7 @@ class Admission:
         self.vocab_size = model.config.get_text_config().vocab_size
         self.num_embeddings = num_embeddings_of(model)
         known = num_positions(model)
-        self.max_positions = None if known is None else known - (first_position(model) or 0)
+        self.max_positions = None if known is None else known - (preparation_of(model).first_position or 0)
         self._defaults = BaseConfig.of(None)
         self.use_defaults(generation_config)
 

@@ -15,7 +15,7 @@ from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features, watch_features
 from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
-from ..forwards.own_positions import first_position
+from ..forwards.own_positions import preparation_of
 from ..forwards.positions import last_position, may_refuse
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
@@ -48,7 +48,7 @@ class InFlightTarget:
         self.model, self.device = model, execution_device(model)
         graphs = PagedGraphs.of(model, cuda_graphs, graph_pool)
         self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs)
-        shift = torch.full((1,), first_position(model) or 0, device=self.device)
+        shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
         self.is_running = False
         """Whether the engine's own forward is running: a user's logits processor may run the model as well."""
@@ -135,7 +135,7 @@ class InFlightTarget:
             return draft, self._score(requests, draft)
         except Exception:
             longest = max(request.length for request in requests)
-            if not may_refuse(self.model, longest, draft.topology.depth):
+            if not may_refuse(self.model, longest, longest, draft.topology.depth):
                 raise
         if self.forward.features is not None:
             self.forward.features.drop()

@@ -123,7 +123,7 @@ class DraftModelDrafter(Drafter):
         self.catch_up(sequences)
         draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
         draft = draft.to(sequences.device).within(room)
-        if self.shared is None:
+        if self.shared is None or not self.shared.draft_lacks_some:
             return draft
         last = torch.tensor(sequences.lengths, device=sequences.device)[:, None] - 1
         return self.after_known(draft, sequences.gather(last))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,48 +14,50 @@ from ..compat import CACHE
 from .models import execution_device
 
 
-_known: WeakKeyDictionary[PreTrainedModel, int | None] = WeakKeyDictionary()
-
-
-def first_position(model: PreTrainedModel) -> int | None:
+@dataclass(frozen=True)
+class Preparation:
     """
-    The position that the first token has in plain `generate`, if the model's `prepare_inputs_for_generation` drops
-    `position_ids`: a model may count from an offset. 0 for all other models. None if nodes cannot be given positions,
-    since the model does not read those that it takes.
+    What a model's `prepare_inputs_for_generation` makes of the inputs of one token behind a prompt.
+
+    Args:
+        keeps_tokens_and_cache (`bool`): whether it hands on tokens and cache as they are.
+        drops_positions (`bool`): whether it drops `position_ids`.
+        first_position (`int`, *optional*): the position that the first token has in plain `generate`, if it drops
+            them: a model may count from an offset. 0 for all other models. None if nodes cannot be given positions,
+            since the model does not read those that it takes.
     """
-    if not drops_positions(model):
-        return 0
-    if model not in _known:
-        _known[model] = _found_by_forwards(model)
-    return _known[model]
+
+    keeps_tokens_and_cache: bool = True
+    drops_positions: bool = False
+    first_position: int | None = 0
 
 
-def drops_positions(model: PreTrainedModel) -> bool:
-    """Whether the model's `prepare_inputs_for_generation` drops `position_ids`."""
-    given, prepared = _prepared(model)
-    return prepared.get("position_ids") is None
+_found: WeakKeyDictionary[PreTrainedModel, Preparation] = WeakKeyDictionary()
 
 
-def keeps_tokens_and_cache(model: PreTrainedModel) -> bool:
-    """Whether the model's `prepare_inputs_for_generation` hands on tokens and cache as they are."""
-    given, prepared = _prepared(model)
-    tokens = prepared.get("input_ids")
-    return tokens is not None and tokens.shape == given["input_ids"].shape and prepared.get(CACHE) is given[CACHE]
+def preparation_of(model: PreTrainedModel) -> Preparation:
+    """How a model prepares its inputs, found once per model."""
+    if type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation:
+        return Preparation()
+    if model not in _found:
+        _found[model] = _look(model)
+    return _found[model]
 
 
-def _prepared(model: PreTrainedModel) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs of one token behind a prompt, and what the model's `prepare_inputs_for_generation` makes of them."""
+def _look(model: PreTrainedModel) -> Preparation:
     device = execution_device(model)
-    given = {
+    given: dict[str, Any] = {
         "input_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
         "position_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
         "attention_mask": torch.zeros(1, 1, 1, 1, device=device),
         "use_cache": True,
         CACHE: DynamicCache(),
     }
-    if type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation:
-        return given, given
-    return given, model.prepare_inputs_for_generation(**given, is_first_iteration=False)
+    prepared = model.prepare_inputs_for_generation(**given, is_first_iteration=False)
+    tokens = prepared.get("input_ids")
+    keeps = tokens is not None and tokens.shape == given["input_ids"].shape and prepared.get(CACHE) is given[CACHE]
+    drops = prepared.get("position_ids") is None
+    return Preparation(keeps, drops, _found_by_forwards(model) if keeps and drops else 0)
 
 
 @torch.no_grad()

@@ -48,14 +48,19 @@ def last_position(model: PreTrainedModel) -> int | None:
     return None if known is None else known - 1
 
 
-def may_refuse(model: PreTrainedModel, length: int, depth: int) -> bool:
+def may_refuse(model: PreTrainedModel, shortest: int, longest: int, depth: int) -> bool:
     """
-    Whether a forward of nodes up to `depth` levels below the last of `length` tokens may have failed because some of
-    them, but not that token, are past the positions of the model's config: code of a user's own may refuse these,
-    though it holds no table.
+    Whether a forward may have failed because some of its nodes are past the positions of the model's config: code of a
+    user's own may refuse these, though it holds no table.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        shortest, longest (`int`): positions taken by the shortest text, whose last token is not past them, and by the
+            longest one.
+        depth (`int`): levels of nodes below the last tokens.
     """
     said = said_positions(model)
-    return said is not None and length <= said < length + depth
+    return said is not None and shortest <= said < longest + depth
 
 
 def said_positions(model: PreTrainedModel) -> int | None:

@@ -201,7 +201,7 @@ class TreeForward:
         elif self.prepares_inputs:
             inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
             if inputs.get("position_ids") is None and nodes.positions is not None:
-                inputs["position_ids"] = nodes.positions  # the model would count slots; see `first_position`
+                inputs["position_ids"] = nodes.positions  # the model would count slots; see `Preparation`
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model
@@ -240,9 +240,8 @@ class TreeForward:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""
         cache = self.cache
         if self._shift_of_all is not None and cache.uniform_length is not None:
-            positions = (
-                (depths + (cache.uniform_length + self._shift_of_all)).expand(len(cache.lengths), -1).contiguous()
-            )
+            positions = depths + (cache.uniform_length + self._shift_of_all)
+            positions = positions.expand(len(cache.lengths), -1).contiguous()  # XGLM takes a view of them
         else:
             positions = cache.lengths_tensor[:, None] + depths + self.position_shift[..., None]
         if self.max_position is not None:

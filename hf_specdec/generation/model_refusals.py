@@ -13,7 +13,7 @@ from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.hooks import check_hooks
 from ..forwards.models import bidirectional_layers, forward_parameters, makes_window_masks
 from ..forwards.modules import modules_of
-from ..forwards.own_positions import first_position, keeps_tokens_and_cache
+from ..forwards.own_positions import preparation_of
 from ..forwards.vocabulary import SharedVocabulary
 from ..ranks import is_pipeline, is_sharded
 
@@ -56,12 +56,13 @@ def check_target(model: PreTrainedModel) -> None:
             f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree "
             "cannot follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
         )
-    if not keeps_tokens_and_cache(model):
+    preparation = preparation_of(model)
+    if not preparation.keeps_tokens_and_cache:
         raise ValueError(
             f"`assistant_model`: the target {name} replaces tokens or cache in its `prepare_inputs_for_generation`. "
             "Call `generate` without `assistant_model`."
         )
-    if first_position(model) is None:
+    if preparation.first_position is None:
         raise ValueError(
             f"`assistant_model`: the target {name} drops the `position_ids` of `generate`, and does not read those "
             "that its forward takes, which the nodes of a tree need. Call `generate` without `assistant_model`."

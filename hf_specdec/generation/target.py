@@ -17,8 +17,8 @@ from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
 from ..forwards.features import Features, watch_features
 from ..forwards.models import keeping_one_logit, shares_kv
 from ..forwards.node_inputs import causal_chain
-from ..forwards.own_positions import drops_positions, first_position
-from ..forwards.positions import num_positions, said_positions
+from ..forwards.own_positions import preparation_of
+from ..forwards.positions import may_refuse, num_positions, said_positions
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphLoans
 from ..trees import DraftTree
@@ -198,8 +198,9 @@ class Target:
         """Position of a token minus its slot, `[…, batch]`, from what `generate` gave the prompt."""
         positions = self.model_kwargs.get("position_ids")
         slots = self.cache.lengths[0]
-        if drops_positions(self.model):
-            first = first_position(self.model) or 0  # targets with None are refused
+        preparation = preparation_of(self.model)
+        if preparation.drops_positions:
+            first = preparation.first_position or 0  # targets with None are refused
             return torch.full((self.sequences.batch_size,), first, device=self.sequences.device)
         if positions is not None:
             return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], self.sequences.batch_size)
@@ -231,7 +232,9 @@ class Target:
         if said is None or self.sequences.most_known is not None:
             return False
         most = self._length_with(said, self.forward.position_shift)
-        if not self.sequences.shortest <= most < self.sequences.longest + draft.topology.depth:
+        ahead = said - most  # positions of a row minus its tokens
+        lengths = self.sequences.shortest + ahead, self.sequences.longest + ahead
+        if not may_refuse(self.model, *lengths, draft.topology.depth):
             return False
         self.sequences.rest_at(most)
         self.forward.max_position = said - 1

@@ -12,10 +12,9 @@ import torch
 from support.device_steps import Steps
 from support.exact import SIGNIFICANCE, Fit, fit
 from support.models import noisy_copy, prompts, tiny_model
-from support.sampling import LENGTH, LIMITS, PROMPT, ROWS, SETTINGS, TREE, a_draft, a_head, expected_tokens, the_target
+from support.sampling import LIMITS, SETTINGS, TREE, a_draft, a_head, expected_tokens, sampled_tokens, the_target
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-import hf_specdec
 from hf_specdec import SpeculativeConfig
 from hf_specdec.device_steps.drawing import Drawing
 from hf_specdec.device_steps.verdicts import Verdict
@@ -40,20 +39,8 @@ def sampled(assistant: str, setting: str, method: str = "target, best tokens") -
     """How well the first tokens of many rows fit."""
     target = copy.deepcopy(the_target()).float()
     draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
-    torch.manual_seed(0)
-    ids = PROMPT["input_ids"].expand(ROWS, -1)
-    text = target.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        **({"top_k": 0} | SETTINGS[setting]),
-        do_sample=True,
-        max_new_tokens=LENGTH + 2,
-        eos_token_id=None,
-        assistant_model=draft,
-        speculative_config=METHODS[method],
-    )
-    assert hf_specdec.last_metrics().num_accepted_tokens > 0
-    return fit(text[:, ids.shape[1] :][:, :LENGTH], expected_tokens(setting))
+    new = sampled_tokens(target, draft, METHODS[method], **SETTINGS[setting])
+    return fit(new, expected_tokens(setting))
 
 
 @pytest.mark.parametrize(

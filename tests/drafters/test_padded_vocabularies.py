@@ -14,10 +14,9 @@ from support.exact import SIGNIFICANCE, Fit, fit
 from support.graphs import install_stand_in
 from support.models import VOCAB, noisy_copy, padded_otherwise, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text
-from support.sampling import LENGTH, LIMITS, PROMPT, TREE, a_draft, expected_tokens, the_target
+from support.sampling import LENGTH, LIMITS, PROMPT, TREE, a_draft, expected_tokens, sampled_tokens, the_target
 from transformers import PreTrainedModel
 
-import hf_specdec
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
 from hf_specdec.drafters import DraftModelDrafter
 from hf_specdec.forwards.vocabulary import SharedVocabulary
@@ -143,21 +142,7 @@ def models_of(size: int) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 def sampled(size: int, config: SpeculativeConfig, rows: int = ROWS, **options: Any) -> Fit:
     """How well texts of `generate` fit the enumerated distribution."""
-    target, draft = models_of(size)
-    ids = PROMPT["input_ids"].expand(rows, -1)
-    torch.manual_seed(0)
-    text = target.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        **({"top_k": 0} | options),
-        do_sample=True,
-        max_new_tokens=LENGTH + 2,
-        eos_token_id=None,
-        assistant_model=draft,
-        speculative_config=config,
-    )
-    assert hf_specdec.last_metrics().num_accepted_tokens > 0
-    new = text[:, ids.shape[1] :][:, :LENGTH]
+    new = sampled_tokens(*models_of(size), config, rows, **options)
     assert (new >= 6).any()
     return fit(new, expected_tokens("top-k" if options else "plain"))
 
@@ -210,10 +195,13 @@ def test_the_distribution_of_requests(size: int, with_graphs: bool, monkeypatch:
 
 @few_or_many
 def test_another_distribution_than_was_drawn_from_is_caught(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(self: DraftModelDrafter, draft: Any, roots: torch.Tensor) -> Any:
-        return replace(draft, scores=draft.scores.roll(1, dims=-1))
+    propose = DraftModelDrafter.propose
 
-    monkeypatch.setattr(DraftModelDrafter, "after_known", shifted)
+    def shifted(self: DraftModelDrafter, *args: Any) -> Any:
+        draft = propose(self, *args)
+        return None if draft is None else replace(draft, scores=draft.scores.roll(1, dims=-1))
+
+    monkeypatch.setattr(DraftModelDrafter, "propose", shifted)
     assert sampled(size, METHODS["rejection"]).p_value < 1e-6
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
+import hf_specdec
 from hf_specdec import DynamicTree, EagleHead, SpeculativeConfig, TokenTree
 
 from .exact import Fit, FrequencyPenalty, enumerate_tokens, fit, sample_tokens
@@ -153,3 +154,23 @@ def error_of_p(config: SpeculativeConfig, assistant: Any, setting: str, padded: 
                 drawn_from = outputs.scores[column][row].double().softmax(dim=-1)
                 error = max(error, float((drawn_from - given / given.sum()).abs().max()))
     return error
+
+
+def sampled_tokens(
+    target: PreTrainedModel, draft: Any, config: SpeculativeConfig, rows: int = ROWS, **options: Any
+) -> torch.Tensor:
+    """The first `LENGTH` new tokens of `rows` texts that one call of `generate` draws, `[rows, LENGTH]`."""
+    ids = PROMPT["input_ids"].expand(rows, -1)
+    torch.manual_seed(0)
+    text = target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        **({"top_k": 0} | options),
+        do_sample=True,
+        max_new_tokens=LENGTH + 2,
+        eos_token_id=None,
+        assistant_model=draft,
+        speculative_config=config,
+    )
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    return text[:, ids.shape[1] :][:, :LENGTH]

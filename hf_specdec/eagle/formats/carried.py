@@ -12,7 +12,7 @@ from ...trees import as_tree
 from ..configuration_eagle import EagleConfig
 from .reading import PublishedHead, section
 from .target_files import TargetFiles
-from .writing import boundaries
+from .writing import LAYER_FIELDS, boundaries
 
 
 logger = logging.get_logger(__name__)
@@ -24,23 +24,6 @@ _CARRIED = ("default_tree", "target_name", "recipe")
 # Compared in one spelling, and those about the checkpoint that was read.
 _COMPARED_ELSEWHERE = ("text_config", "aux_layer_ids", "aux_layer_convention", "has_lm_head")
 _ABOUT_READING = ("source_format", "conventions")
-_LAYER_FIELDS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "attention_bias",
-    "mlp_bias",
-    "vocab_size",
-    "rope_parameters",
-    "sliding_window",
-)
 
 
 def carried_fields(config: EagleConfig, target_name: str | None) -> dict[str, Any]:
@@ -130,7 +113,7 @@ def _compared(config: EagleConfig, target: TargetFiles | None) -> dict[str, Any]
 
 
 def _compared_layers(layers: Any) -> dict[str, Any]:
-    fields = {name: getattr(layers, name, None) for name in _LAYER_FIELDS}
+    fields = {name: getattr(layers, name, None) for name in (*LAYER_FIELDS, "rope_parameters", "sliding_window")}
     window, types = fields.pop("sliding_window"), getattr(layers, "layer_types", None)
     if types is None:
         types = ["full_attention" if window is None else "sliding_attention"] * layers.num_hidden_layers

@@ -81,28 +81,28 @@ def check_expressible(
             )
 
 
+LAYER_FIELDS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "attention_bias",
+    "mlp_bias",
+    "vocab_size",
+)
+"""Config fields of a head's decoder layers that change its logits, beside the rotary embedding and windows."""
+
+
 def layer_fields(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
     """Config fields of a head's decoder layers that all formats write, under the names of transformers' configs."""
-    names = (
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "max_position_embeddings",
-        "initializer_range",
-        "rms_norm_eps",
-        "attention_bias",
-        "attention_dropout",
-        "mlp_bias",
-        "vocab_size",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    )
+    others = ("initializer_range", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id")
+    names = (*LAYER_FIELDS, *others)
     fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return fields | {"tie_word_embeddings": False, "torch_dtype": str(dtype).removeprefix("torch.")}
 
