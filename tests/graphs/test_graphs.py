@@ -59,7 +59,7 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
     if not supports_switching(target):
         pytest.skip("does not attend through the interface")
     draft = noisy_copy(target, 0.05)
-    for length, seed in ((9, 0), (6, 1), (13, 2)):
+    for length, seed in ((6, 1), (13, 2)):
         inputs = prompts(batch_size, length, padding=seed != 1, seed=seed)
         plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
         output = target.generate(**inputs, max_new_tokens=20, do_sample=False, assistant_model=draft, **graphed(tree))
