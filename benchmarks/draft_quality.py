@@ -34,6 +34,7 @@ from hf_specdec.benchmarking.contenders import GREEDY, Contender, baseline, samp
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.figures import figures, pool
 from hf_specdec.benchmarking.prompts import EncodedPrompt, encode_turns
+from hf_specdec.drafters import as_drafter
 from hf_specdec.loading import SMOLLM2, load_draft, load_target, load_tokenizer
 
 
@@ -109,7 +110,7 @@ def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: floa
 def speeds(model: Any, assistant: Any, texts: list[EncodedPrompt], length: int, rounds: int) -> Iterator[Measurement]:
     """Measurements of greedy calls with several trees, in turn with plain `generate`, one prompt at a time."""
     contenders = [baseline("eager", assistant)]
-    for name, tree in {"its own": None, **TREES}.items():
+    for name, tree in {"its own": as_drafter(assistant).default_tree, **TREES}.items():
         if not (isinstance(assistant, MedusaHeads) and tree is CHAIN):
             options = {"assistant_model": assistant, "speculative_config": SpeculativeConfig(tree=tree)}
             contenders.append(Contender(name, options, tree=name))

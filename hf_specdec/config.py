@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from .forwards.models import execution_device
 from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule, as_tree
 from .trees.token_tree import cut
 
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig
+    from transformers import GenerationConfig, PreTrainedModel
 
     from .drafters import Drafter
 
@@ -30,12 +31,12 @@ class SpeculativeConfig:
     Args:
         tree (`str`, list of paths, `TokenTree`, `DynamicTree`, `"auto"` or list of pairs, *optional*):
             The tree to fill at every step; as text, rank paths, `"chain:5"`, `"branching:4,2,1"` or
-            `"dynamic:5,4,16"`. `"auto"`: chosen during generation from measured acceptance and step times
-            (so that a seed need not give the same sample twice).
+            `"dynamic:5,4,16"`. `"auto"`: chosen during generation from measured acceptance and step times.
             A list of pairs (sequence length in tokens, prompt included; tree or None) sets the tree, or none, from
             each length on; the first length is 0.
-            Defaults to the draft's choice: a chain of 5 for a draft model, a dynamic tree of 16 nodes for an
-            n-gram drafter, the head's own default tree for a head.
+            Defaults to "auto" on a CPU, where the draft's default tree is among the trees to choose from; elsewhere to
+            this default tree: a chain of 5 for a draft model, a dynamic tree of 16 nodes for an n-gram drafter, the
+            head's own for a head.
         draft_sampling (`str`, *optional*, defaults to `"auto"`):
             `"greedy"`: the children of a node are the draft's best tokens. `"sample"`: they are drawn from the draft's
             distribution without replacement. `"auto"`: greedy in greedy calls and for drafters without probabilities,
@@ -175,27 +176,46 @@ class SpeculationPlan:
     """Temperature of the draft's distribution q; None: adapted during generation."""
     cuda_graphs: bool | Literal["auto"] = "auto"
     compile: bool = False
+    draws_by_position: bool = False
+    """
+    Whether random numbers belong to positions of the text, so that a seed gives the same sampled text with any trees;
+    see `PositionNoise`.
+    """
 
     @property
     def trees(self) -> list[TokenTree | DynamicTree]:
         """
-        Trees that the drafter may be asked to fill. "auto" counts as a chain of 1, its smallest tree, since it chooses
-        only trees that the drafter can fill.
+        Trees that the drafter may be asked to fill. "auto" counts as a chain of 1, its smallest tree, and the draft's
+        default tree, if that is to choose from, since it chooses only trees that the drafter can fill.
         """
-        trees = self.tree.trees if isinstance(self.tree, TreeSchedule) else [self.tree]
-        return [TokenTree.chain(1) if isinstance(tree, AutoTree) else tree for tree in trees]
+        found: list[TokenTree | DynamicTree] = []
+        for tree in self.tree.trees if isinstance(self.tree, TreeSchedule) else [self.tree]:
+            if not isinstance(tree, AutoTree):
+                found.append(tree)
+                continue
+            found.append(TokenTree.chain(1))
+            if tree.first is not None:
+                found.append(tree.first)
+        return found
 
     @classmethod
     def of_call(
-        cls, generation_config: GenerationConfig, config: SpeculativeConfig | None, drafter: Drafter, vocab_size: int
+        cls,
+        generation_config: GenerationConfig,
+        config: SpeculativeConfig | None,
+        drafter: Drafter,
+        target: PreTrainedModel,
     ) -> SpeculationPlan:
-        """The plan of a call with this generation config and drafter; raises as `resolve`."""
+        """The plan of a call with this generation config, drafter and target; raises as `resolve`."""
+        vocab_size = target.config.get_text_config().vocab_size
         return cls.resolve(
             SpeculativeConfig() if config is None else config,
             default_tree=drafter.default_tree,
             has_probabilities=drafter.has_probabilities,
             do_sample=bool(generation_config.do_sample),
             max_depth=drafter.max_depth,
+            prior=drafter.prior,
+            on_cpu=runs_on_cpu(target),
             vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
         )
 
@@ -209,6 +229,8 @@ class SpeculationPlan:
         do_sample: bool,
         vocab_size: int,
         max_depth: int | None = None,
+        prior: tuple[float, ...] | None = None,
+        on_cpu: bool = False,
     ) -> SpeculationPlan:
         """
         Resolves every "auto" of a config for one call.
@@ -220,11 +242,14 @@ class SpeculationPlan:
             do_sample (`bool`): whether the call samples.
             vocab_size (`int`): tokens that the drafter can propose, which bounds the ranks.
             max_depth (`int`, *optional*): most levels that the drafter can propose, which limits the trees of "auto".
+            prior (`tuple[float, …]`, *optional*): the drafter's expected acceptance; see `AutoTree`.
+            on_cpu (`bool`): whether the target runs on a CPU, where `"auto"` is the default and random numbers belong
+                to positions under it.
 
         Raises:
             ValueError: where the drafter or the tree cannot do what is asked.
         """
-        tree = config.tree if config.tree is not None else default_tree
+        tree = config.tree if config.tree is not None else _default(default_tree) if on_cpu else default_tree
         draft_sampling = config.draft_sampling
         if draft_sampling == "auto":
             wants_drawn = has_probabilities and (do_sample or config.verification == "rejection")
@@ -239,8 +264,10 @@ class SpeculationPlan:
                 "`verification='rejection'` needs children drawn from the draft's distribution, which this drafter "
                 "does not have. Use 'auto' or 'target'."
             )
-        tree = _fitted(tree, draws_children, vocab_size, max_depth)
-        uses_rejection = do_sample and draws_children and config.verification != "target"
+        tree = _fitted(tree, draws_children, vocab_size, max_depth, prior)
+        draws_by_position = on_cpu and do_sample and config.verification != "rejection" and _chooses(tree)
+        draws_what_is_tested = draws_children and config.verification != "target" and not draws_by_position
+        uses_rejection = do_sample and draws_what_is_tested
         return cls(
             tree,
             draws_children,
@@ -249,15 +276,41 @@ class SpeculationPlan:
             config.draft_temperature,
             config.cuda_graphs,
             config.compile,
+            draws_by_position,
         )
 
 
-def _fitted(tree: Tree, draws_children: bool, vocab_size: int, max_depth: int | None) -> Tree:
+def runs_on_cpu(target: PreTrainedModel) -> bool:
+    """Whether a target runs on a CPU, where the host runs every step: nothing records graphs there."""
+    from .graphs import RECORDERS
+
+    return execution_device(target).type == "cpu" and "cpu" not in RECORDERS
+
+
+def _default(tree: Tree) -> Tree:
+    """What takes the place of a drafter's default tree where `"auto"` is the default."""
+    return AutoTree(first=tree) if isinstance(tree, TokenTree | DynamicTree) else tree
+
+
+def _chooses(tree: Tree) -> bool:
+    """Whether step times have a say in the trees of a call."""
+    return any(isinstance(entry, AutoTree) for entry in (tree.trees if isinstance(tree, TreeSchedule) else [tree]))
+
+
+def _fitted(
+    tree: Tree,
+    draws_children: bool,
+    vocab_size: int,
+    max_depth: int | None,
+    prior: tuple[float, ...] | None = None,
+) -> Tree:
     """The tree, with "auto" limited to what the drafter can fill; raises `ValueError` for any other tree."""
     if isinstance(tree, TreeSchedule):
-        return tree.map(lambda entry: _fitted(entry, draws_children, vocab_size, max_depth))
+        return tree.map(lambda entry: _fitted(entry, draws_children, vocab_size, max_depth, prior))
     if isinstance(tree, AutoTree):
-        return tree.within(max_depth, vocab_size)
+        if tree.first is not None:
+            _fitted(tree.first, draws_children, vocab_size, max_depth)
+        return replace(tree.within(max_depth, vocab_size), prior=prior)
     if isinstance(tree, TokenTree) and draws_children and tree.has_rank_gaps:
         raise ValueError(
             f"`tree`={cut(str(tree))} has rank gaps (a child without its better-ranked sibling). Drawn children fill "

@@ -155,6 +155,12 @@ def _shared_target_stays_as_it_is() -> Iterator[None]:
     assert_target_is_unchanged()
 
 
+@pytest.fixture
+def default_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that name no tree take their draft's default tree, as on a GPU, and not "auto"."""
+    monkeypatch.setattr("hf_specdec.config.runs_on_cpu", lambda target: False)
+
+
 @pytest.fixture(scope="module")
 def target() -> PreTrainedModel:
     """A tiny Llama in float64, for modules that have no target of their own."""

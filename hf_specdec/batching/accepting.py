@@ -6,7 +6,7 @@ import torch
 
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..verification import Walk, rows_with_nan, walk_by_rejection, walk_target
+from ..verification import PositionNoise, Walk, rows_with_nan, walk_by_rejection, walk_target
 from .bookkeeping import Bookkeeping
 from .device_steps import DraftGroup
 from .distribution import NAN_LOGITS, RowDistributions
@@ -26,6 +26,18 @@ class Acceptance:
 
     def __init__(self, ranks: Ranks, books: Bookkeeping, temperatures: DraftTemperatures):
         self._ranks, self._books, self._temperatures = ranks, books, temperatures
+        self._seed: int | None = None
+        self._num_noises = 0
+
+    def _noise(self, device: torch.device) -> PositionNoise:
+        """
+        Noise for the next request that begins. Its seed depends on one number from torch's generator and on the order
+        of the requests, but not on what the steps in between have drawn.
+        """
+        if self._seed is None:
+            self._seed = PositionNoise.new_seed()
+        self._num_noises += 1
+        return PositionNoise(f"{self._seed} {self._num_noises}", device)
 
     def accept(
         self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
@@ -40,6 +52,9 @@ class Acceptance:
             groups (`list[DraftGroup]`): the rows that were drafted for.
             logits (`torch.Tensor` of shape `[rows, nodes + 1, vocab]`): the target's logits.
         """
+        for request in requests:
+            if request.needs_noise:
+                request.noise = self._noise(logits.device)
         distributions = RowDistributions(requests, logits, self._ranks.agree)
         spoiled = _spoiled_rows(requests, draft, logits)
         self._books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])

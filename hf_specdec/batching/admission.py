@@ -198,7 +198,7 @@ class Admission:
         is_checked = run is not None and run == self._checked_in
         check_call(self.model, config, call, checks_models=not is_checked)
         self._checked_in = run
-        plan = SpeculationPlan.of_call(config, own, self.drafter, self.vocab_size)
+        plan = SpeculationPlan.of_call(config, own, self.drafter, self.model)
         if found is not None:
             found.plan = plan
         return plan

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import statistics
 
-from ..trees.auto import AutoTree
+from ..trees.auto import AutoTree, Plan
 from ..trees.auto_tables import AcceptanceTable, likeliest_paths
+from ..trees.choice import Evidence
 from ..trees.draft_tree import DraftTree
 from ..trees.dynamic import DynamicTree
-from ..trees.planned_choice import Plan, PlannedChoice
+from ..trees.planned_choice import PlannedChoice
 from ..trees.token_tree import TokenTree
 from .whole_times import WholeTimes
 
@@ -103,7 +104,7 @@ class MenuChoice(PlannedChoice):
         self.most_nodes: int | None = None
         """Most draft tokens per row of the next step; None for no limit."""
 
-    def begin_step(self, length: int) -> TokenTree | None:
+    def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | None:
         self.tree = self._chosen()
         self._explores = self.tree != self._planned
         return self.tree
@@ -199,7 +200,7 @@ class MenuChoice(PlannedChoice):
             assert not isinstance(self.tree, DynamicTree)
             self._to_try.insert(0, self.tree)
 
-    def plan(self) -> Plan:
+    def plan(self) -> Plan[TokenTree]:
         """The best plan now, among trees that were timed or have at most `times.reach` nodes."""
         trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]
         plans = (Plan(tree, rate) for tree, rate in self.rates((None, *trees)).items())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 from transformers import LogitsProcessorList
 
-from ..verification import Walk, choose
+from ..verification import Walk, choose, draw_by_position
 from .request import Request
 
 
@@ -123,7 +123,8 @@ class RowDistributions:
                 self.requests[row].fail(NOTHING_TO_CHOOSE)
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
-        """The next token of every row: the argmax, or drawn from p (by `uniform` for a request with a seed)."""
+        """The next token of every row: the argmax, or drawn from p (by `uniform` for a request with a seed, by its
+        noise for one that has noise)."""
         scores, hopeless = self._drawable(rows, self._processed(rows, walk))
         tokens = choose(scores, do_sample)
         places = [place for place, row in enumerate(rows) if do_sample and self._seeded[row]]
@@ -133,6 +134,13 @@ class RowDistributions:
             ]
             drawn_with = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
             tokens[places] = draw_with(scores[places], drawn_with)
+        noises = {
+            place: request.noise.at(request.length, scores.shape[-1])
+            for place, request in enumerate(self.requests[row] for row in rows)
+            if do_sample and request.noise is not None
+        }
+        if noises:
+            tokens[list(noises)] = draw_by_position(scores[list(noises)], list(noises.values()))
         if hopeless is None:
             return self.agree(tokens).tolist()
         tokens, hopeless = self.agree(torch.stack([tokens, hopeless.long()])).tolist()  # one wait for the device

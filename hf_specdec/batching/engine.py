@@ -85,7 +85,9 @@ class Engine:
             on_nan=self.books.mark_nan,
         )
         device_steps = self.device_steps
-        self.choices = TreeChoices(model, drafter.times_key, max_step_nodes, lambda: device_steps.works)
+        self.choices = TreeChoices(
+            model, drafter.times_key, max_step_nodes, lambda: device_steps.works, self.drafting.evidence
+        )
         self.num_steps = self.num_tokens_read = 0
         self.speculates = True
         """Whether the load lets requests speculate at present."""
@@ -359,7 +361,7 @@ class Engine:
                 continue
             options, plan = request.options, request.options.plan
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
-            key = (tree, plan.draws_children, drawn_from)
+            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from)
             group = groups.get(key)
             if group is None:
                 temperature = (
@@ -375,7 +377,10 @@ class Engine:
     def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:
         parts = []
         for group in groups:
-            draft = self.drafting.propose([requests[row] for row in group.rows], group.asked)
+            asked, noises = group.asked, [requests[row].noise for row in group.rows]
+            if None not in noises:
+                asked = replace(asked, noises=noises)
+            draft = self.drafting.propose([requests[row] for row in group.rows], asked)
             if draft is not None:
                 parts.append((group.rows, draft))
         if not parts:

@@ -19,7 +19,7 @@ from ..device_steps.verdicts import Warpers
 from ..generation.sequences import Sequences
 from ..generation.stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..metrics import SpeculationMetrics
-from ..verification import DraftBackoff, warpers_of
+from ..verification import DraftBackoff, PositionNoise, warpers_of
 from . import sharing
 from .blocks import BlockTable
 
@@ -122,6 +122,8 @@ class Request:
         self.fails_by_its_options = False
         self.metrics = SpeculationMetrics(accepted_per_step=[[]])
         self.draft_backoff = DraftBackoff()
+        self.noise: PositionNoise | None = None
+        """Random numbers by position from which tokens are drawn; None: they are drawn by `seed` or the generator."""
         self._device = device
         self._status = RequestStatus.PENDING
         self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
@@ -142,6 +144,13 @@ class Request:
     def length(self) -> int:
         """Number of tokens so far, prompt and root included."""
         return len(self.tokens)
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether the request draws by position, without a seed of its own, and has no `noise` yet."""
+        options = self.options
+        by_position = options.plan is not None and options.plan.draws_by_position
+        return self.noise is None and options.do_sample and by_position and options.seed is None
 
     @property
     def room(self) -> int:

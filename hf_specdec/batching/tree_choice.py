@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from ..trees import AutoTree, DraftTree, DynamicTree, TokenTree, TreeChoice, TreeSchedule, choice_of
+from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
 from ..trees.auto import times_of
-from ..trees.auto_tables import AcceptanceTable
+from ..trees.auto_choice import Acceptances
 from .auto_menu import MenuChoice, TreeMenu
 from .request import Request
 from .whole_times import WholeTimes
@@ -27,15 +27,22 @@ class TreeChoices:
         max_step_nodes (`int`, *optional*): most draft tokens per step, shared equally among the rows.
         takes_few (`Callable`, *optional*): returns whether "auto" must choose from a short menu of trees, as where
             each tree needs a CUDA graph.
+        evidence (`Callable`, *optional*): what the draft knows of requests before it proposes; see `Drafter.evidence`.
     """
 
     def __init__(
-        self, target: Any, draft: Any, max_step_nodes: int | None, takes_few: Callable[[], bool] = lambda: False
+        self,
+        target: Any,
+        draft: Any,
+        max_step_nodes: int | None,
+        takes_few: Callable[[], bool] = lambda: False,
+        evidence: Callable[[list[Request]], Evidence | None] = lambda requests: None,
     ):
+        self._evidence = evidence
         self._takes_few = takes_few
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
         self._auto: dict[Any, TreeChoice] = {}
-        self._acceptance: dict[tuple[AutoTree, bool], AcceptanceTable] = {}
+        self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
         self._asked: dict[AutoTree, list[int]] = {}
         self._always: tuple[TokenTree | DynamicTree | None] | None = None
 
@@ -85,13 +92,24 @@ class TreeChoices:
             choice = self._auto_choice(tree)
             if isinstance(choice, MenuChoice):
                 choice.most_nodes = share
-        chosen = {tree: self._auto_choice(tree).begin_step(longest) for tree in self._asked}
+        chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
         if self._always is not None:
             trees = [self._always[0]] * len(trees)
         if share is None:
             return trees
         return [None if tree is None else _within(tree, share) for tree in trees]
+
+    def _chosen(
+        self, tree: AutoTree, requests: list[Request], rows: list[int], longest: int
+    ) -> TokenTree | DynamicTree | None:
+        """The tree of the rows that ask for this "auto"."""
+        choice, evidence = self._auto_choice(tree), None
+        if choice.reads_evidence:
+            evidence = self._evidence([requests[row] for row in rows])
+        if evidence is not None:
+            evidence = {rows[place]: chance for place, chance in evidence.items()}
+        return choice.begin_step(longest, evidence)
 
     def begin_next(self, requests: list[Request]) -> bool:
         """
@@ -145,10 +163,10 @@ class TreeChoices:
         if (tree, kind, takes_few) not in self._auto:
             key = tree, self._draws
             if key not in self._acceptance:
-                self._acceptance[key] = AcceptanceTable(tree.max_depth, tree.max_children)
+                self._acceptance[key] = Acceptances(tree)
             if takes_few:
                 times = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
-                choice: Any = MenuChoice(times, tree, self._acceptance[key])
+                choice: Any = MenuChoice(times, tree, self._acceptance[key].of())
             else:
                 choice = choice_of(tree, self.target, self.draft, kind)
                 choice.acceptance = self._acceptance[key]

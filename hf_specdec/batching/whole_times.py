@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from ..trees.auto import StepTimes
-from ..trees.auto_tables import TimeTable
+from ..trees.step_times import StepTimes, TimeTable
 from ..trees.token_tree import TokenTree
 
 
@@ -46,7 +45,7 @@ class WholeTimes:
         self._of_all: deque[float] = deque(maxlen=31)
         self._of_all_then: float | None = None
         self._best: dict[TokenTree | None, float] = {}
-        self._likely = StepTimes()
+        self._likely = StepTimes(TimeTable(TimeTable.RECENT), TimeTable(TimeTable.RECENT))
 
     @property
     def are_known(self) -> bool:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..benchmarking.contenders import GREEDY
 from ..benchmarking.prompts import encode_turns
+from ..drafters import EagleDrafter
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
@@ -109,7 +110,7 @@ def tree_acceptance_length(head: EagleHead, target: PreTrainedModel, texts: list
     accepted = drafts = 0
     for text in texts:
         ids = text.ids[None, : text.prompt_length]
-        options = {"max_new_tokens": text.num_new_tokens, **GREEDY}
+        options = {"max_new_tokens": text.num_new_tokens, "tree": EagleDrafter(head).default_tree, **GREEDY}
         target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=head, **options)
         metrics = metrics_of_last_call()
         accepted, drafts = accepted + metrics.num_accepted_tokens, drafts + metrics.num_drafts

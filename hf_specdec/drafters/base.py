@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,15 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
 from ..generation.sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree, Tree, TreeChoice
+from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
+from ..verification import BatchNoise, PositionNoise
 from ..verification.draft_temperature import DraftTemperature
 
 
 if TYPE_CHECKING:
     from ..forwards.features import WatchedTarget
     from ..graphs import GraphLoans, GraphStore
+    from .growth import Noise
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class DraftRequest:
         temperature (`DraftTemperature`, *optional*): temperature of q, besides the warpers.
         choice (`TreeChoice`, *optional*): says which tree a step takes; without it, every step takes the plan's.
         loans (`GraphLoans`, *optional*): lends K/V memory with captured CUDA graphs; without it, there are none.
+        noises (`Sequence[PositionNoise]`, *optional*): random numbers of the rows by position, from which children
+            are drawn; without them, they are drawn by torch's generator.
     """
 
     plan: SpeculationPlan
@@ -47,6 +51,20 @@ class DraftRequest:
     temperature: DraftTemperature = field(default_factory=DraftTemperature)
     choice: TreeChoice | None = None
     loans: GraphLoans | None = None
+    noises: Sequence[PositionNoise] | None = None
+
+    def noise(self, lengths: Sequence[int], token_ids: torch.Tensor | None = None) -> Noise | None:
+        """
+        The noise by which children are drawn where random numbers belong to positions; else None.
+
+        Args:
+            lengths (`Sequence[int]`): tokens of every row, root included.
+            token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the target's token of each of the
+                draft's.
+        """
+        if self.noises is None:
+            return None
+        return BatchNoise(self.noises, lengths, self.vocab_size, token_ids).at
 
     def storage(self, model: PreTrainedModel, sequences: Sequences) -> GraphStore | None:
         """The `GraphStore` of a model that drafts for these sequences to their end; None without CUDA graphs."""
@@ -104,6 +122,9 @@ class Drafter(CandidateGenerator):
     max_depth: int | None = None
     """Most levels of draft tokens that the drafter can propose; None for any number."""
 
+    prior: tuple[float, ...] | None = None
+    """How often the best draft token is right, by depth, as far as known before any measurement; None: unknown."""
+
     num_tokens: int | None = None
     """Number of different tokens that the drafter can propose at a node; None for the target's whole vocabulary."""
 
@@ -157,6 +178,14 @@ class Drafter(CandidateGenerator):
         """
         tree, most = self.request.tree, max(room)
         return tree.truncate(most) if isinstance(tree, TokenTree) else tree if most > 0 else None
+
+    def evidence(self, sequences: Sequences) -> Evidence | None:
+        """
+        What the drafter knows before it proposes, of the rows that go on: `tree="auto"` learns acceptance for each
+        value apart, and asks for no tree where all are None. It may depend on nothing but the text so far. None: the
+        drafter always has something to propose.
+        """
+        return None
 
     @abstractmethod
     def propose(self, sequences: Sequences) -> DraftTree | None:

@@ -121,7 +121,8 @@ class DraftModelDrafter(Drafter):
         if tree is None:
             return None
         self.catch_up(sequences)
-        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
+        noise = self.request.noise(sequences.lengths)
+        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn, noise)
         draft = draft.to(sequences.device).within(room)
         if self.shared is None or not self.shared.draft_lacks_some:
             return draft

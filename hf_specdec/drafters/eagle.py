@@ -67,6 +67,15 @@ class EagleDrafter(Drafter):
         return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(num_nodes, top_k + (depth - 1) * top_k**2))
 
     @property
+    def prior(self) -> tuple[float, ...] | None:  # type: ignore[override]
+        """Agreement with the target on held-out texts, by depth, as the head's config tells of its training."""
+        found = (self.head.config.recipe or {}).get("held_out_top1")
+        if not isinstance(found, list | tuple) or not found:
+            return None
+        are_rates = all(isinstance(rate, float) and 0.0 <= rate <= 1.0 for rate in found)
+        return tuple(found) if are_rates else None
+
+    @property
     def num_tokens(self) -> int:  # type: ignore[override]
         return self.head.config.num_draft_tokens
 
@@ -189,7 +198,8 @@ class EagleDrafter(Drafter):
             return None
         self.catch_up(sequences)
         self.states = self.root_states
-        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn)
+        noise = self.request.noise(sequences.lengths, self.target_ids)
+        draft = grow(tree, self.root_logits, self.run_level, max(room), self.request.warp_if_drawn, noise)
         draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)
         return draft.to(sequences.device).within(room)
 

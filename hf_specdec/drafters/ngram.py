@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..generation.sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree, Topology
+from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Topology
 from .base import Drafter, DraftRequest
 
 
@@ -59,16 +59,26 @@ class NgramDraft(Drafter):
     def propose(self, sequences: Sequences) -> DraftTree | None:
         tree = self.request.tree
         fill: Callable[..., _Filled] = _fill_static if isinstance(tree, TokenTree) else _fill_dynamic
+        self._read(sequences)
         rows: list[_Filled] = []
         for row, text in enumerate(self._texts):
-            text.extend(sequences.tokens(row, self._seen[row]))
-            self._seen[row] = sequences.lengths[row]
             depth = min(tree.depth, sequences.room(row))
             rows.append(fill(tree, text.continuations(depth), depth) if depth > 0 else _Filled())
         num_nodes = max(len(filled.tokens) for filled in rows)
         if num_nodes == 0:
             return None
         return _as_draft_tree(rows, num_nodes, sequences.device, self.request.vocab_size)
+
+    def _read(self, sequences: Sequences) -> None:
+        for row, text in enumerate(self._texts):
+            text.extend(sequences.tokens(row, self._seen[row]))
+            self._seen[row] = sequences.lengths[row]
+
+    def evidence(self, sequences: Sequences) -> Evidence:
+        """By row the chance that goes with the longest match of its last tokens; None without a match."""
+        self._read(sequences)
+        rooms = {row: sequences.room(row) for row in range(len(self._texts)) if not sequences.resting[row]}
+        return {row: self._texts[row].chance() if room > 0 else None for row, room in rooms.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ look-up
@@ -78,6 +88,8 @@ class _IndexedText:
     """A growing list of tokens with, for every n-gram, the positions right after its occurrences, oldest first."""
 
     MAX_MATCHES = 16
+    CHANCES = ((16, 0.9), (8, 0.8), (5, 0.7), (3, 0.5), (2, 0.3), (1, 0.15))
+    """Pairs of a match's length in tokens and how often the token after it is right, before anything is measured."""
 
     def __init__(self, min_ngram: int, max_ngram: int):
         self.sizes = range(max_ngram, min_ngram - 1, -1)
@@ -92,6 +104,20 @@ class _IndexedText:
                 if size <= end:
                     self.places.setdefault(tuple(self.tokens[end - size : end]), []).append(end)
             self.tokens.append(token)
+
+    def chance(self) -> float | None:
+        """The chance that goes with the longest match of the last tokens; None without a match."""
+        end = len(self.tokens)
+        for size in self.sizes:
+            places = self.places.get(tuple(self.tokens[end - size : end]), ()) if size <= end else ()
+            if places:
+                length, most = size, self.CHANCES[0][0]
+                while (
+                    length < min(most, places[-1]) and self.tokens[places[-1] - 1 - length] == self.tokens[-1 - length]
+                ):
+                    length += 1
+                return next(chance for least, chance in self.CHANCES if least <= length)
+        return None
 
     def continuations(self, length: int) -> _Continuation:
         """Merged continuations of earlier occurrences of the last tokens, up to `length` tokens deep."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from ..generation.sequences import Sequences
-from ..trees import DraftTree, DynamicTree, TokenTree
+from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
 from .base import Drafter, DraftRequest
 
 
@@ -38,6 +38,7 @@ class ObservedDrafter(Drafter):
         self.has_probabilities = drafter.has_probabilities
         self.default_tree = drafter.default_tree
         self.max_depth, self.num_tokens = drafter.max_depth, drafter.num_tokens
+        self.prior = drafter.prior
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
@@ -62,6 +63,9 @@ class ObservedDrafter(Drafter):
         self._proposed: DraftTree | None = None
         super().start(sequences, request)
         self.drafter.start(sequences, request)
+
+    def evidence(self, sequences: Sequences) -> Evidence | None:
+        return self.drafter.evidence(sequences)
 
     def propose(self, sequences: Sequences) -> DraftTree | None:
         self._proposed = self.drafter.propose(sequences)

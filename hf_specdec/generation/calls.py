@@ -29,7 +29,7 @@ def decode(
     check_inputs(model, generation_config, input_ids, model_kwargs)
     drafter = as_drafter(assistant_model)
     config = SpeculativeConfig.from_generation_config(generation_config)
-    plan = SpeculationPlan.of_call(generation_config, config, drafter, model.config.get_text_config().vocab_size)
+    plan = SpeculationPlan.of_call(generation_config, config, drafter, model)
     if plan.cuda_graphs is True:
         for part in (model, *drafter.models):
             obstacle_to_graphs(part, wanted=True)

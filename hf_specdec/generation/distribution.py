@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from transformers import LogitsProcessorList
 
-from ..verification import Walk, choose, copies_per_row
+from ..verification import PositionNoise, Walk, choose, copies_per_row, draw_by_position
+from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from ..verification.processor_kinds import READS_SCORES_ONLY
 from .recording import Recorder
 from .sequences import Sequences
@@ -28,6 +29,8 @@ class TargetDistribution:
         recorder (`Recorder`): gets scores and logits of every token chosen.
         judge (`ColumnJudge`, *optional*): the criteria and the streamer of the call.
         agree (`Callable`, *optional*): makes a tensor of drawn tokens equal on all ranks; see `Ranks.agree`.
+        noises (`list[PositionNoise]`, *optional*): random numbers of the rows, from which tokens are drawn; by default
+            they are drawn by torch's generator.
     """
 
     def __init__(
@@ -37,7 +40,9 @@ class TargetDistribution:
         recorder: Recorder,
         judge: ColumnJudge | None = None,
         agree: Callable[[torch.Tensor], torch.Tensor] = lambda drawn: drawn,
+        noises: list[PositionNoise] | None = None,
     ):
+        self.noises = noises
         self.sequences, self.recorder, self.judge, self.agree = sequences, recorder, judge, agree
         self.batch_size = sequences.batch_size
         self.processors = processors
@@ -70,6 +75,8 @@ class TargetDistribution:
     @property
     def reads_ahead(self) -> bool:
         """Whether `all_scores` may be used, and is cheaper than `scores` at every node of a walk."""
+        if self.noises is not None:
+            return False
         return self.reads_scores_only and not self._records and self._logits.device.type != "cpu"
 
     @property
@@ -110,7 +117,13 @@ class TargetDistribution:
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
         """The next token of every row where its walk stands: the argmax, or drawn from p."""
-        return self.agree(choose(self.scores(rows, walk), do_sample)).tolist()
+        scores = self.scores(rows, walk)
+        if not do_sample or self.noises is None:
+            return self.agree(choose(scores, do_sample)).tolist()
+        if not scores.amax(dim=-1).isfinite().all():
+            raise RuntimeError(NOTHING_TO_DRAW_FROM)
+        noise = [self.noises[row].at(self.lengths[row] + len(walk.tokens[row]), scores.shape[-1]) for row in rows]
+        return self.agree(draw_by_position(scores, noise)).tolist()
 
     def _history(self, row: int, walk: Walk) -> torch.Tensor:
         """Prompt, generated tokens and path so far of a row, `[1, tokens]`."""

@@ -24,8 +24,8 @@ from ..trees import DraftTree, choice_of
 from ..verification import (
     DraftBackoff,
     DraftTemperature,
+    PositionNoise,
     Walk,
-    choose,
     rows_with_nan,
     walk_by_rejection,
     walk_target,
@@ -73,7 +73,6 @@ class SpeculativeCall:
         self.synced_gpus, self.streamer = synced_gpus, streamer
         self.do_sample = bool(generation_config.do_sample)
         self.ranks = Ranks.of(model)
-        self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids))
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
         self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
         self.draft_backoff, self._gave_up_drafts = DraftBackoff(), False
@@ -84,6 +83,8 @@ class SpeculativeCall:
             max_length=max_length_of(stopping_criteria, input_ids.shape[1]),
             end_tokens=end_tokens_of(stopping_criteria),
         )
+        asked = None if self.sequences.max_length is None else self.sequences.max_length - input_ids.shape[1]
+        self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids), asked)
         num_nodes = plan.tree.num_nodes
         self.target = Target(model, self.sequences, visible, generation_config, model_kwargs, num_nodes, loans)
         self.recorder = Recorder.of_call(len(input_ids), generation_config, self.target.users_cache)
@@ -99,6 +100,9 @@ class SpeculativeCall:
         """Generates until every row is finished."""
         phase, model = self.metrics.phase, self.target.model
         self.ranks.share_random_state()
+        if self.plan.draws_by_position:
+            seed, rows = PositionNoise.new_seed(), range(self.sequences.batch_size)
+            self.distribution.noises = [PositionNoise(f"{seed} {row}", self.sequences.device) for row in rows]
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()
@@ -120,12 +124,14 @@ class SpeculativeCall:
         warpers = warpers_of(self.distribution.processors)
         vocab_size = self.target.model.config.get_text_config().vocab_size
         chunk_size = self.generation_config.prefill_chunk_size
-        request = DraftRequest(self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice, self.loans)
+        noises = self.distribution.noises
+        request = DraftRequest(
+            self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice, self.loans, noises
+        )
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
         self.distribution.begin_step(outputs.logits[:, -1:])
-        scores = self.distribution.scores(rows, Walk.start(len(rows), rows))
-        for row, token in enumerate(self.ranks.agree(choose(scores, self.do_sample)).tolist()):
+        for row, token in enumerate(self.distribution.choose(rows, Walk.start(len(rows), rows), self.do_sample)):
             self.sequences.extend(row, [token])
         self.judge.advance()
 
@@ -135,8 +141,8 @@ class SpeculativeCall:
         phase, seconds = self.metrics.phase, self.metrics.seconds
         before = dict(seconds)
         may_speculate = not self.draft_backoff.takes_step() and self._may_speculate()
-        speculates = may_speculate and self.choice.begin_step(self.sequences.longest) is not None
         with phase("propose"):
+            speculates = may_speculate and self._begin_step()
             draft = self._propose() if speculates else self._no_draft()
         with phase("score"):
             draft, outputs = self._score(draft)
@@ -151,6 +157,11 @@ class SpeculativeCall:
             spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
             propose = spent.pop("propose")
             self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
+
+    def _begin_step(self) -> bool:
+        """Lets the tree of the step be chosen, and says whether there is one."""
+        evidence = self.drafter.evidence(self.sequences) if self.choice.reads_evidence else None
+        return self.choice.begin_step(self.sequences.longest, evidence) is not None
 
     def _score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         """Scores the draft; or the roots alone, if the target refuses the positions of its nodes."""

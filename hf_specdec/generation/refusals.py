@@ -50,10 +50,9 @@ def check_call(
     _check_mode(model, generation_config)
     _check_options(generation_config, generation_mode_kwargs)
     drafter = as_drafter(assistant_model)
-    vocab_size = model.config.get_text_config().vocab_size
     if checks_models:
         check_draft(model, drafter)
-    plan = SpeculationPlan.of_call(generation_config, config, drafter, vocab_size)
+    plan = SpeculationPlan.of_call(generation_config, config, drafter, model)
     for tree in plan.trees:
         drafter.check(model, tree)
         if drafter.max_depth is not None and tree.depth > drafter.max_depth:

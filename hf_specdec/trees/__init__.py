@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from .auto import AutoChoice, AutoTree, times_of
-from .choice import ScheduledChoice, TreeChoice, TreeSchedule
+from .auto import AutoTree, times_of
+from .auto_choice import AutoChoice
+from .choice import Evidence, ScheduledChoice, TreeChoice, TreeSchedule
 from .draft_tree import DraftTree, Topology
 from .dynamic import DynamicTree
 from .text import tree_of_text
@@ -18,6 +19,7 @@ __all__ = [
     "AutoTree",
     "DraftTree",
     "DynamicTree",
+    "Evidence",
     "TokenTree",
     "Topology",
     "Tree",
@@ -77,7 +79,9 @@ def _as_schedule(entries: Any) -> TreeSchedule:
     return TreeSchedule(tuple(read))
 
 
-def choice_of(tree: Tree | None, target: Any, draft: Any, kind: Hashable) -> TreeChoice:
+def choice_of(
+    tree: Tree | None, target: Any, draft: Any, kind: Hashable, max_new_tokens: int | None = None
+) -> TreeChoice:
     """
     The `TreeChoice` that says which tree each step of a call takes.
 
@@ -85,9 +89,11 @@ def choice_of(tree: Tree | None, target: Any, draft: Any, kind: Hashable) -> Tre
         target, draft: models whose step times are remembered under "auto"; the drafter's type for a drafter without a
             model.
         kind (`Hashable`): key of steps that take equally long, e.g. the number of the call's rows.
+        max_new_tokens (`int`, *optional*): most tokens that the texts get; None: any number.
     """
     if isinstance(tree, AutoTree):
-        return AutoChoice(times_of(target, draft, kind), tree)
+        return AutoChoice(times_of(target, draft, kind), tree, max_new_tokens)
     if isinstance(tree, TreeSchedule):
-        return ScheduledChoice(tree, [choice_of(entry, target, draft, kind) for _, entry in tree.entries])
+        choices = [choice_of(entry, target, draft, kind, max_new_tokens) for _, entry in tree.entries]
+        return ScheduledChoice(tree, choices)
     return TreeChoice(tree)

@@ -1,51 +1,61 @@
 """
-`tree="auto"`: chooses the tree with the most expected tokens per second, from measured acceptance and step times.
+`tree="auto"`: the trees to choose from, and the one with the most expected tokens per second.
 
-Two tables are kept. The acceptance table holds how often the target's token is the child of rank r at depth d, given
-that its parent was accepted: the product along a path is the path's probability, and 1 + the sum over a tree's nodes
-is the expected number of tokens per step (Sequoia, arXiv 2402.12374). The time table holds how long steps take, by the
-depth of the tree (drafting) and by its number of nodes (the rest of the step). For every depth and number of nodes the
-best tree has the likeliest paths; among all these trees, and no tree, the one with the most tokens per second is
-taken.
+The acceptance table holds how often the target's token is the child of rank r at depth d, given that its parent was
+accepted: the product along a path is the path's probability, and 1 + the sum over a tree's nodes is the expected
+number of tokens per step (Sequoia, arXiv 2402.12374). The time table holds how long steps take, by the depth of the
+tree (drafting) and by its number of nodes (the rest of the step). For every depth and number of nodes the best tree
+has the likeliest paths; among all these trees, the drafter's own default tree, and no tree, the one with the most
+tokens per second is taken.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from .auto_tables import AcceptanceTable, TimeTable, likeliest_paths
-from .draft_tree import DraftTree
-from .planned_choice import Plan, PlannedChoice
+from .auto_tables import likeliest_paths
+from .dynamic import DynamicTree
+from .step_times import StepTimes
 from .token_tree import TokenTree
+
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of draft nodes of the trees to choose from: few, so that each is measured often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoTree:
     """
-    Limits of the trees among which `tree="auto"` chooses.
+    The trees among which `tree="auto"` chooses.
 
     Args:
         max_nodes (`int`): most draft tokens of a tree.
         max_depth (`int`): most levels of draft tokens.
         max_children (`int`): most children of a node.
+        first (`TokenTree` or `DynamicTree`, *optional*): a tree to choose, too, of any size: a drafter's own default.
+        prior (`tuple[float, …]`, *optional*): expected acceptance of the draft's best token by depth; see
+            `AcceptanceTable`.
     """
 
     max_nodes: int = 64
     max_depth: int = 8
     max_children: int = 8
+    first: TokenTree | DynamicTree | None = None
+    prior: tuple[float, ...] | None = None
 
     @property
     def num_nodes(self) -> int:
         """Most draft nodes of a step."""
-        return self.max_nodes
+        return self.max_nodes if self.first is None else max(self.max_nodes, self.first.num_nodes)
 
     @property
     def depth(self) -> int:
         """Most levels of draft tokens."""
-        return self.max_depth
+        return self.max_depth if self.first is None else max(self.max_depth, self.first.depth)
 
     def within(self, max_depth: int | None, max_children: int) -> AutoTree:
         """The limits lowered to a drafter's depth (None: any) and number of children per node."""
@@ -57,111 +67,49 @@ class AutoTree:
         return "auto"
 
 
-# ------------------------------------------------------------------------------------------------------------ the plan
+Chosen = TypeVar("Chosen", bound=TokenTree | DynamicTree, covariant=True)
 
 
-def best_plan(chances: list[list[float]], times: StepTimes, limits: AutoTree, reach: int) -> Plan:
+class Plan(NamedTuple, Generic[Chosen]):
+    """A tree (None: no tree) and its expected tokens per second."""
+
+    tree: Chosen | None
+    tokens_per_second: float
+
+
+def best_plan(
+    chances: list[list[float]],
+    times: StepTimes,
+    limits: AutoTree,
+    reach: int,
+    at_best: bool = False,
+    widths: Sequence[int] = WIDTHS,
+) -> Plan[TokenTree]:
     """
-    The tree, or no tree, with the most expected tokens per second.
+    The static tree, or no tree, with the most expected tokens per second.
 
     Args:
         chances (`list[list[float]]`): acceptance probabilities `[depth][rank]`, given an accepted parent.
         times (`StepTimes`): seconds that steps take.
         limits (`AutoTree`): largest size of the tree.
         reach (`int`): largest number of nodes for which `times` is trusted.
+        at_best (`bool`): whether the times are lowered by their errors; see `TimeTable.up_to`.
+        widths (`Sequence[int]`): numbers of nodes to choose from, rising.
     """
     num_nodes = min(limits.max_nodes, reach)
-    drafting, checking = times.propose.up_to(limits.max_depth), times.rest.up_to(num_nodes)
-    best_rate = 1.0 / (drafting[0] + checking[0])
+    drafting = times.propose.up_to(limits.max_depth, at_best)
+    checking = times.rest.up_to(num_nodes, at_best)
+    best_rate = 1.0 / checking[0] if checking[0] > 0 else 0.0
     paths: list[tuple[int, ...]] | None = None
     # Shallower trees use the same list without its deeper paths: it is twice as long, so that enough are left.
     likeliest = likeliest_paths(chances, 2 * num_nodes, limits.max_depth)
     for depth in range(1, limits.max_depth + 1):
-        expected, shallow = 1.0, [item for item in likeliest if len(item[1]) <= depth][:num_nodes]
-        for count, (chance, _) in enumerate(shallow, start=1):
-            expected += chance
-            rate = expected / (drafting[depth] + checking[count])
-            if rate > best_rate:
+        shallow = [item for item in likeliest if len(item[1]) <= depth][:num_nodes]
+        expected = list(accumulate((chance for chance, _ in shallow), initial=1.0))
+        for count in widths:
+            if count <= len(shallow) and (rate := expected[count] / (drafting[depth] + checking[count])) > best_rate:
                 best_rate, paths = rate, [path for _, path in shallow[:count]]
     return Plan(None if paths is None else TokenTree(paths), best_rate)
-
-
-@dataclass
-class StepTimes:
-    """
-    Seconds that steps take on this machine, as measured by all calls of one target with one draft and batch size.
-
-    Args:
-        propose (`TimeTable`): seconds of drafting, by the tree's depth.
-        rest (`TimeTable`): seconds of the rest of the step, by the number of draft nodes.
-    """
-
-    propose: TimeTable = field(default_factory=TimeTable)
-    rest: TimeTable = field(default_factory=TimeTable)
-
-    @property
-    def are_known(self) -> bool:
-        """
-        Whether steps both with and without a tree were measured; with one kind alone, the other's time would be
-        extrapolated from it.
-        """
-        return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
-
-    def has(self, tree: TokenTree | None) -> bool:
-        """Whether any step with as many draft nodes as `tree` (None: without a tree) was timed."""
-        return self.rest.has(0 if tree is None else tree.num_nodes)
-
-    def of(self, tree: TokenTree | None) -> float:
-        """Expected seconds of a step with `tree` (None: without a tree)."""
-        depth, nodes = (0, 0) if tree is None else (tree.depth, tree.num_nodes)
-        return self.propose.up_to(depth)[-1] + self.rest.up_to(nodes)[-1]
-
-
-class AutoChoice(PlannedChoice):
-    """
-    Chooses the tree of every step of one call. Acceptance is learnt anew in every `generate` call, because it depends
-    on the text.
-
-    Args:
-        times (`StepTimes`): measured step times of this machine, updated by every step.
-        limits (`AutoTree`): largest size of a tree.
-    """
-
-    def __init__(self, times: StepTimes, limits: AutoTree):
-        self.limits, acceptance = limits, AcceptanceTable(limits.max_depth, limits.max_children)
-        paths = likeliest_paths(acceptance.chances(), min(limits.max_nodes, 8), min(4, limits.max_depth))
-        super().__init__(times, acceptance, limits.max_depth, TokenTree([path for _, path in paths]))
-
-    def begin_step(self, length: int) -> TokenTree | None:
-        if self._to_try:
-            self.tree = self._to_try.pop(0)
-            return self.tree
-        self._go_by_plan()
-        self.tree = self._planned
-        # Probes take about 1 % of the time at most: where speculation does not pay, it costs next to nothing.
-        if self._without >= self.PROBE and self._without >= 100 * self._cost_of_probe():
-            self.tree = self._probe()
-        return self.tree
-
-    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
-        # The drafted tree counts: at the end of a text, or for want of proposals, it is smaller than the chosen one.
-        self.times.propose.add(draft.topology.depth, propose)
-        self.times.rest.add(draft.num_nodes, rest)
-        if self.tree is not None:
-            self.acceptance.add(draft, paths)
-
-    def plan(self) -> Plan:
-        """
-        The best plan now, among trees of at most twice as many nodes as the largest that was timed (or 4, if that is
-        more).
-        """
-        reach = max(2 * self.times.rest.largest, 4)
-        return best_plan(self.acceptance.chances(), self.times, self.limits, reach)
-
-    def _cost_of_probe(self) -> float:
-        """Time that a probe wastes if nothing is accepted, in units of a step without a tree."""
-        without = self.times.of(None)
-        return self.times.of(self._small) / without - 1.0 if without > 0 else 0.0
 
 
 _times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hashable, Any]]] = (
@@ -176,4 +124,4 @@ def times_of(target: Any, draft: Any, kind: Hashable, new: Callable[[], Any] = S
     kind that has none yet.
     """
     of_target = _times.setdefault(target, weakref.WeakKeyDictionary())
-    return of_target.setdefault(draft, {}).setdefault(kind, new())
+    return of_target.setdefault(draft, {}).setdefault((getattr(target, "dtype", None), kind), new())

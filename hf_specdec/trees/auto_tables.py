@@ -1,13 +1,11 @@
-"""Measurements of `tree="auto"`: how often draft tokens are accepted, and how long steps take."""
+"""What `tree="auto"` learns of a text: how often draft tokens are accepted."""
 
 from __future__ import annotations
 
 import heapq
-import statistics
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 
 from .draft_tree import DraftTree
 from .token_tree import TokenTree
@@ -19,27 +17,36 @@ class AcceptanceTable:
 
     Args:
         max_depth (`int`), max_children (`int`): number of depths and of ranks that are counted.
+        prior (`Sequence[float]`, *optional*): probability of the child of rank 0 by depth, before anything is counted;
+            deeper levels take the last one. Defaults to `FIRST_GUESS`.
     """
 
     FIRST_GUESS = (0.6, 0.12, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)
     """Prior acceptance probability by rank, of the order that the papers of EAGLE and SpecInfer report."""
     WEIGHT = 4.0
     """Weight, in drafts, of the prior, and of a rank's average over all depths in the estimate for one depth."""
-    DECAY = 0.97
+    DECAY = 0.985
     """Factor by which earlier counts shrink at every step."""
 
-    def __init__(self, max_depth: int, max_children: int):
+    def __init__(self, max_depth: int, max_children: int, prior: Sequence[float] | None = None):
         depths, ranks = range(max_depth), range(max_children)
         self._hits = [[0.0 for _ in ranks] for _ in depths]
         self._trials = [[0.0 for _ in ranks] for _ in depths]
-        self._guess = [self.FIRST_GUESS[min(rank, len(self.FIRST_GUESS) - 1)] for rank in ranks]
+        best = prior or self.FIRST_GUESS[:1]
+        self._guesses = [self._guesses_below(best[min(depth, len(best) - 1)], max_children) for depth in depths]
+
+    def _guesses_below(self, best: float, max_children: int) -> list[float]:
+        """Prior probabilities by rank, that of rank 0 being `best`: the others share what is left as usual."""
+        best = min(best, 0.97)
+        usual = [self.FIRST_GUESS[min(rank, len(self.FIRST_GUESS) - 1)] for rank in range(max_children)]
+        return [best] + [rate * min((1.0 - best) / (1.0 - usual[0]), best / usual[0]) for rate in usual[1:]]
 
     def add(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
         """
         Counts one step: at every node reached, which of its drafted children was accepted. Places where the drafter
         proposed nothing count neither as accepted nor as rejected.
         """
-        self._grow_older()
+        self.grow_older()
         for number, path in enumerate(paths):
             if path is not None:
                 self._add_path(path, partial(_drafted_children, draft, number))
@@ -49,12 +56,13 @@ class AcceptanceTable:
         Counts one step in which every row drafted all nodes of `tree`; `paths` holds the accepted nodes per row (None:
         rested).
         """
-        self._grow_older()
+        self.grow_older()
         children = tree.children
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
 
-    def _grow_older(self) -> None:
+    def grow_older(self) -> None:
+        """Lets earlier counts count less."""
         for table in (self._hits, self._trials):
             for row in table:
                 row[:] = [self.DECAY * count for count in row]
@@ -66,22 +74,25 @@ class AcceptanceTable:
                 trials[rank] += times
                 hits[rank] += times * (child == accepted)
 
+    @property
+    def _parts(self) -> tuple[list[list[float]], ...]:
+        return self._hits, self._trials, self._guesses
+
     def chances(self) -> list[list[float]]:
         """
         Acceptance probabilities `[depth][rank]`, not rising with the rank; rarely seen entries lean on other depths of
         the rank.
         """
         table, weight = [], self.WEIGHT
-        over_depths = [
-            (sum(hits) + weight * guess) / (sum(trials) + weight)
-            for hits, trials, guess in zip(
-                zip(*self._hits, strict=True), zip(*self._trials, strict=True), self._guess, strict=True
-            )
-        ]
-        for hits, trials in zip(self._hits, self._trials, strict=True):
+        # How many times the prior of each rank came true, over all depths.
+        ratios = []
+        for hits, trials, guesses in zip(*(zip(*part, strict=True) for part in self._parts), strict=True):
+            expected = sum(trial * guess for trial, guess in zip(trials, guesses, strict=True))
+            ratios.append((sum(hits) + weight * guesses[0]) / (expected + weight * guesses[0]))
+        for hits, trials, guesses in zip(*self._parts, strict=True):
             chances, least, left = [], 1.0, 1.0
-            for hit, trial, elsewhere in zip(hits, trials, over_depths, strict=True):
-                least = min(least, (hit + weight * elsewhere) / (trial + weight), left)
+            for hit, trial, guess, ratio in zip(hits, trials, guesses, ratios, strict=True):
+                least = min(least, (hit + weight * min(guess * ratio, 1.0)) / (trial + weight), left)
                 left -= least  # at most one child of a node is accepted
                 chances.append(least)
             table.append(chances)
@@ -91,47 +102,6 @@ class AcceptanceTable:
 def _drafted_children(draft: DraftTree, row: int, node: int) -> list[int]:
     tokens = draft.tokens_list[row]
     return [child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
-
-
-class TimeTable:
-    """Seconds by a whole number (a depth, or a number of nodes), measured for some and interpolated for others."""
-
-    RECENT = 7
-    """Number of latest measurements of which the median counts."""
-
-    def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}
-
-    def add(self, number: int, seconds: float) -> None:
-        """Adds a measurement."""
-        self._recent.setdefault(number, deque(maxlen=self.RECENT)).append(seconds)
-
-    def has(self, number: int) -> bool:
-        """Whether `number` was measured."""
-        return number in self._recent
-
-    @property
-    def largest(self) -> int:
-        """The largest number that was measured, -1 if none was."""
-        return max(self._recent, default=-1)
-
-    def up_to(self, number: int) -> list[float]:
-        """
-        Expected seconds for 0 … `number`: interpolated linearly between measured numbers, constant before the first,
-        and extrapolated beyond the last with the mean slope of all measurements (at least 0). Zeros if nothing was
-        measured.
-        """
-        if not self._recent:
-            return [0.0] * (number + 1)
-        # Copies, since calls in other threads add measurements meanwhile.
-        known = sorted((key, statistics.median(list(values))) for key, values in list(self._recent.items()))
-        (first, start), (last, end) = known[0], known[-1]
-        slope = max(end - start, 0.0) / (last - first) if last > first else 0.0
-        expected = [start] * (first + 1)
-        for (low, start), (high, end) in pairwise(known):
-            expected += [start + (end - start) * (place - low) / (high - low) for place in range(low + 1, high + 1)]
-        expected += [end + slope * (place - last) for place in range(last + 1, number + 1)]
-        return expected[: number + 1]
 
 
 def likeliest_paths(chances: list[list[float]], num_nodes: int, depth: int) -> list[tuple[float, tuple[int, ...]]]:

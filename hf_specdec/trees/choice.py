@@ -11,6 +11,13 @@ from .dynamic import DynamicTree
 from .token_tree import TokenTree
 
 
+Evidence = dict[int, float | None]
+"""
+By row that goes on: how often the best draft token is right, as a drafter expects without measurements; None where it
+has nothing to propose.
+"""
+
+
 class TreeChoice:
     """
     Says which tree each step of a call takes: here the same at every step.
@@ -23,8 +30,17 @@ class TreeChoice:
         self.tree = tree
         """The tree of the present step; None if the step carries no draft tokens."""
 
-    def begin_step(self, length: int) -> TokenTree | DynamicTree | None:
-        """The tree of the step that begins. `length`: tokens of the longest unfinished row, the root included."""
+    reads_evidence = False
+    """Whether `begin_step` makes use of evidence."""
+
+    def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
+        """
+        The tree of the step that begins.
+
+        Args:
+            length (`int`): tokens of the longest unfinished row, the root included.
+            evidence (`dict`, *optional*): what the drafter knows before it proposes; see `Drafter.evidence`.
+        """
         return self.tree
 
     def begin_next(self) -> bool:
@@ -102,11 +118,12 @@ class ScheduledChoice(TreeChoice):
         self._starts = [length for length, _ in schedule.entries]
         self._choices = choices
         self._current = choices[0]
+        self.reads_evidence = any(choice.reads_evidence for choice in choices)
 
-    def begin_step(self, length: int) -> TokenTree | DynamicTree | None:
+    def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
         entry = max(index for index, start in enumerate(self._starts) if start <= length)
         self._current = self._choices[entry]
-        self.tree = self._current.begin_step(length)
+        self.tree = self._current.begin_step(length, evidence)
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:

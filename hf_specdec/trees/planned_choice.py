@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from .auto import Plan
 from .auto_tables import AcceptanceTable, expected_length
 from .choice import TreeChoice
 from .token_tree import TokenTree
-
-
-@dataclass
-class Plan:
-    """A tree (None: no tree) and its expected tokens per second."""
-
-    tree: TokenTree | None
-    tokens_per_second: float
 
 
 class PlannedChoice(TreeChoice, ABC):
@@ -49,7 +41,7 @@ class PlannedChoice(TreeChoice, ABC):
         self._step = self._without = 0
 
     @abstractmethod
-    def plan(self) -> Plan:
+    def plan(self) -> Plan[TokenTree]:
         """The best plan now."""
 
     def rate(self, tree: TokenTree | None) -> float:

@@ -3,6 +3,7 @@
 from .choosing import choose
 from .distribution import Distribution
 from .draft_temperature import DraftTemperature
+from .position_noise import BatchNoise, PositionNoise, draw_by_position
 from .processor_kinds import warpers_of
 from .processors_by_row import copies_per_row
 from .rejection import walk_by_rejection
@@ -12,12 +13,15 @@ from .walk import Walk, new_tokens
 
 
 __all__ = [
+    "BatchNoise",
     "Distribution",
     "DraftBackoff",
     "DraftTemperature",
+    "PositionNoise",
     "Walk",
     "choose",
     "copies_per_row",
+    "draw_by_position",
     "new_tokens",
     "rows_with_nan",
     "walk_by_rejection",

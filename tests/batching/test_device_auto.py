@@ -45,7 +45,7 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
         for name in names:
             assert manager.get_result(name, timeout=120).error is None
         choices = manager.engine.choices
-        assert all(table.chances()[0][0] > 0.9 for table in choices._acceptance.values())
+        assert all(tables.of().chances()[0][0] > 0.9 for tables in choices._acceptance.values())
         of_two = [choice for (_, (_, size, _), _), choice in choices._auto.items() if size == 2]
         assert of_two and all(choice.times.are_known for choice in of_two)
 
@@ -79,7 +79,7 @@ def test_auto_captures_nothing_once_it_is_warm(
         manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=2), timeout=300)
         captures, choice = stand_in.captures, random.Random(0)
         menu = [None, *TreeMenu(AutoTree()).trees]
-        monkeypatch.setattr(MenuChoice, "begin_step", lambda self, length: choice.choice(menu))
+        monkeypatch.setattr(MenuChoice, "begin_step", lambda self, *_: choice.choice(menu))
         prompts = [(prompt * 9)[: 5 + 30 * number] for number, prompt in enumerate(trained_prompts()["prompts"][:6])]
         for prompt in prompts:
             manager.add_request(prompt, max_new_tokens=40)
@@ -162,6 +162,6 @@ def test_auto_learns_of_sampled_steps_apart(runs: list[InFlightStep]) -> None:
         acceptance, found = manager.engine.choices._acceptance, []
         for options in ({"do_sample": False}, {"do_sample": True, "temperature": 3.0}):
             manager.get_result(manager.add_request([4, 5, 6], max_new_tokens=100, **options), timeout=120)
-            found.append({draws: table.chances() for (_, draws), table in acceptance.items()})
+            found.append({draws: tables.of().chances() for (_, draws), tables in acceptance.items()})
     assert found[0].keys() == {False} and found[1].keys() == {False, True}
     assert found[0][False] == found[1][False] != found[1][True]

@@ -156,7 +156,9 @@ def test_seeds_with_prepared_options(target: PreTrainedModel) -> None:
         assert alone.generated_tokens == text
 
 
-def test_plans_of_prepared_options(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_prepared_options(
+    target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, default_trees: None
+) -> None:
     """A call is checked again for other options, a tree or seed of the request's own, and in another run."""
     calls = 0
     check_call = admission.check_call

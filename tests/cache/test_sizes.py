@@ -36,7 +36,7 @@ def test_what_is_predicted_is_allocated(kind: str) -> None:
     model = tiny_model(family, **values)
     draft = noisy_copy(model)
     with model.init_continuous_batching(assistant_model=draft, continuous_batching_config=limits(20)) as manager:
-        result = manager.get_result(manager.add_request([5, 6, 7], max_new_tokens=3))
+        result = manager.get_result(manager.add_request([5, 6, 7], max_new_tokens=3, tree="[(0,)]"))
     assert result.error is None
     slots = (manager.engine.pool.num_blocks + NUM_RESERVED) * manager.engine.pool.block_size
     caches = manager.engine.target.cache, manager.engine.drafting.cache

@@ -325,7 +325,7 @@ def test_an_oracle_is_believed(target: PreTrainedModel, batch_size: int) -> None
     text = generate_plain(target, inputs, {"max_new_tokens": 21})
     oracle = Oracle(text)
     for _ in range(2):
-        _, metrics = assert_same_calls(target, oracle, inputs, {"max_new_tokens": 21}, None)
+        _, metrics = assert_same_calls(target, oracle, inputs, {"max_new_tokens": 21}, oracle.default_tree)
         assert metrics.accepted_per_step == [[4] * 4] * batch_size
         assert metrics.draft_acceptance_rate == 1.0
         assert not hasattr(oracle, "steps") and not hasattr(oracle, "request"), "a call left its state on the drafter"
@@ -337,7 +337,7 @@ def test_a_false_oracle_is_not_believed(target: PreTrainedModel) -> None:
     inputs = prompts(3, PROMPT, padding=True)
     text = generate_plain(target, inputs, {"max_new_tokens": 16})
     oracle = Oracle(text, lambda step, row: "wrong")
-    ours = generate_with_tree(target, oracle, inputs, {"max_new_tokens": 16}, None)
+    ours = generate_with_tree(target, oracle, inputs, {"max_new_tokens": 16}, oracle.default_tree)
     assert ours.tolist() == text.tolist()
     metrics = hf_specdec.last_metrics()
     assert metrics.num_draft_tokens > 0 and metrics.num_accepted_tokens == 0
@@ -354,7 +354,7 @@ def test_an_oracle_that_is_silent_at_times(target: PreTrainedModel, batch_size: 
     def spoil(step: int, row: int) -> str:
         return "nothing" if step % 5 == 3 else kinds[(step * (row + 1) + row) % len(kinds)]
 
-    _, metrics = assert_same_calls(target, Oracle(text, spoil), inputs, {"max_new_tokens": 40}, None)
+    _, metrics = assert_same_calls(target, Oracle(text, spoil), inputs, {"max_new_tokens": 40}, Oracle.default_tree)
     assert {0, 4} <= {accepted for steps in metrics.accepted_per_step for accepted in steps}
     assert is_ragged(metrics) or batch_size == 1
 
@@ -367,6 +367,6 @@ def test_an_oracle_when_sampling(target: PreTrainedModel) -> None:
     texts = []
     for _ in range(2):
         torch.manual_seed(5)
-        texts.append(generate_with_tree(target, Oracle(text), inputs, options, None).tolist())
+        texts.append(generate_with_tree(target, Oracle(text), inputs, options, Oracle.default_tree).tolist())
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
     assert texts[0] == texts[1]

@@ -153,7 +153,7 @@ def test_disabled_by_load(disable_by_batch_size: int) -> None:
     assert ours.tolist() == target.generate(**inputs, **options).tolist()
 
 
-def test_a_head_alone_picks_its_tree() -> None:
+def test_a_head_alone_picks_its_tree(default_trees: None) -> None:
     target, head = trained_target(), trained_head()
     ids = torch.tensor([trained_prompts()["prompts"][1]])
     text = target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=head, max_new_tokens=30)
@@ -165,7 +165,7 @@ def test_a_head_alone_picks_its_tree() -> None:
     assert metrics.num_draft_tokens <= metrics.num_drafts
 
 
-def test_runs_in_the_targets_dtype_unless_told() -> None:
+def test_runs_in_the_targets_dtype_unless_told(default_trees: None) -> None:
     ids = torch.tensor([trained_prompts()["prompts"][1]])
     head = EagleHead.from_pretrained(GOLDENS / "specforge_eagle3")  # bfloat16 on disk
     target = trained_target()

@@ -85,7 +85,7 @@ def test_the_references_own_trees(arrays: dict[str, torch.Tensor], heads: Medusa
 
 
 @pytest.mark.parametrize("tree", [None, "[(0,), (3,), (0, 1), (3, 0), (0, 1, 0)]", TokenTree.chain(5)])
-def test_rows_of_a_batch(heads: MedusaHeads, tree) -> None:
+def test_rows_of_a_batch(heads: MedusaHeads, tree, default_trees: None) -> None:
     """Each row accepts what it accepts alone."""
     target = trained_target()
     ids = torch.tensor([prompt[:12] for prompt in trained_prompts()["prompts"] if len(prompt) >= 12][:3])

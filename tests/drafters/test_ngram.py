@@ -241,7 +241,7 @@ def test_rows_end_at_different_places(target: PreTrainedModel, batch_size: int) 
     assert_same_calls(target, NgramDraft(min_ngram=1, max_ngram=2), inputs, options)
 
 
-def test_where_nothing_is_found_steps_are_plain(target: PreTrainedModel) -> None:
+def test_where_nothing_is_found_steps_are_plain(target: PreTrainedModel, default_trees: None) -> None:
     """No draft tokens, and forwards over one token each: as plain `generate` has them."""
     widths = []
     handle = target.register_forward_pre_hook(

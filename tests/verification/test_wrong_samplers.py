@@ -116,19 +116,19 @@ TESTS: dict[str, SiblingTests] = {
 _draw = growth.draw_without_replacement
 
 
-def _best_tokens(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _best_tokens(scores: torch.Tensor, count: int, noise: None = None) -> tuple[torch.Tensor, torch.Tensor]:
     best = scores.topk(count, dim=-1)
     return best.indices, best.values > -torch.inf
 
 
-def _best_of_more_draws(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _best_of_more_draws(scores: torch.Tensor, count: int, noise: None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws one more, and drops the least likely one; the others stay in their order."""
     tokens, drawable = _draw(scores, min(count + 1, scores.shape[-1]))
     kept = scores.gather(-1, tokens).topk(count, dim=-1).indices.sort(dim=-1).values
     return tokens.gather(-1, kept), drawable.gather(-1, kept)
 
 
-def _without_the_first(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _without_the_first(scores: torch.Tensor, count: int, noise: None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank gap: the first draw is not among the children."""
     tokens, drawable = _draw(scores, count + 1)
     return tokens[..., 1:], drawable[..., 1:]

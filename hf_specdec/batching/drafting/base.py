@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...drafters import DraftRequest
-from ...trees import DraftTree
+from ...trees import DraftTree, Evidence
 from ..paged_cache import PagedCache
 from ..request import Request
 from ..waiting_features import WaitingFeatures
@@ -54,6 +54,10 @@ class Drafting(ABC):
     @abstractmethod
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         """Proposes a tree for each of `requests`, whose blocks have room for it; None for no trees at all."""
+
+    def evidence(self, requests: list[Request]) -> Evidence | None:
+        """What the draft knows of requests before it proposes, by their place in the list; see `Drafter.evidence`."""
+        return None
 
     def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
         """

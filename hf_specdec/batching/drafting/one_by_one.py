@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ...drafters import Drafter, DraftRequest
 from ...generation.sequences import Sequences
-from ...trees import DraftTree
+from ...trees import DraftTree, Evidence
 from ..request import Request
 from .base import Drafting
 from .joining import join_drafts
@@ -18,6 +18,9 @@ from .proposals import check_proposal
 
 class OneByOneDrafting(Drafting):
     """Drafts with a separate drafter per request: for n-gram drafters and drafters of a user's own."""
+
+    UNKNOWN = 0.5
+    """Evidence for a request whose drafter has not begun."""
 
     def __init__(self, drafter: Drafter, target: PreTrainedModel):
         self.drafter, self.target = drafter, target
@@ -46,6 +49,18 @@ class OneByOneDrafting(Drafting):
         except Exception as error:  # an error of a user's drafter fails only its request
             request.fail(error)
             return None
+
+    def evidence(self, requests: list[Request]) -> Evidence | None:
+        if type(self.drafter).evidence is Drafter.evidence:
+            return None
+        found: Evidence = {}
+        for place, request in enumerate(requests):
+            found[place] = self.UNKNOWN
+            if request in self._drafters:
+                drafter, sequences = self._drafters[request]
+                sequences.extend(0, request.tokens[sequences.lengths[0] :])
+                found[place] = (drafter.evidence(sequences) or {}).get(0)
+        return found
 
     def _of(self, request: Request, asked: DraftRequest) -> tuple[Drafter, Sequences]:
         if request not in self._drafters:

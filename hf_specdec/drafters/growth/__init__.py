@@ -20,13 +20,14 @@ from .best_tokens import BestTokens, best_tokens
 from .budgeted import grow_budgeted
 from .drawing import draw_without_replacement
 from .dynamic import grow_dynamic
-from .nodes import LevelNodes, RunLevel, Warp
+from .nodes import LevelNodes, Noise, RunLevel, Warp
 from .static import grow_drawn, grow_static, held_levels
 
 
 __all__ = [
     "BestTokens",
     "LevelNodes",
+    "Noise",
     "RunLevel",
     "Warp",
     "best_tokens",
@@ -46,6 +47,7 @@ def grow(
     run_level: RunLevel,
     depth: int,
     warp_if_drawn: Warp | None = None,
+    noise: Noise | None = None,
 ) -> DraftTree:
     """
     Fills a tree with the draft's best tokens, or with tokens drawn from the draft's distribution q.
@@ -54,11 +56,13 @@ def grow(
         depth (`int`): levels that can be used (a static tree has no more).
         warp_if_drawn (`Callable`, *optional*): function from the draft's logits to the scores of q; children are then
             drawn from the softmax of the scores. Without it, children are the draft's best tokens.
+        noise (`Callable`, *optional*): the noise by which children are drawn; by default it comes from torch's
+            generator.
     """
     if warp_if_drawn is not None:
         if isinstance(tree, DynamicTree):
-            return grow_budgeted(tree, root_logits, run_level, warp_if_drawn, depth)
-        return grow_drawn(tree, root_logits, run_level, warp_if_drawn)
+            return grow_budgeted(tree, root_logits, run_level, warp_if_drawn, depth, noise)
+        return grow_drawn(tree, root_logits, run_level, warp_if_drawn, noise)
     if isinstance(tree, DynamicTree):
 
         def expand(nodes: LevelNodes) -> BestTokens:

@@ -6,11 +6,16 @@ import torch
 
 from ...trees import DraftTree, DynamicTree, Topology
 from .drawing import draw_without_replacement
-from .nodes import LevelNodes, RunLevel, Warp, attend_below
+from .nodes import LevelNodes, Noise, RunLevel, Warp, attend_below
 
 
 def grow_budgeted(
-    tree: DynamicTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp, depth: int
+    tree: DynamicTree,
+    root_logits: torch.Tensor,
+    run_level: RunLevel,
+    warp: Warp,
+    depth: int,
+    noise: Noise | None = None,
 ) -> DraftTree:
     """
     Grows a dynamic tree for sampling. Before any child of a level is drawn, the level's nodes are shared out among the
@@ -34,7 +39,8 @@ def grow_budgeted(
         forwarded.append(parents)
         log_q = scores[-1].log_softmax(dim=-1)
         counts = _share_out(path_log_q[:, :, None] + log_q.topk(children_each, dim=-1).values, budget)
-        drawn, drawable = draw_without_replacement(scores[-1], children_each)
+        own = None if noise is None else noise(level - 1, scores[-1])
+        drawn, drawable = draw_without_replacement(scores[-1], children_each, own)
         wanted = torch.arange(children_each, device=device) < counts[:, :, None]
         places = (~wanted).flatten(1).sort(dim=1, stable=True).indices[:, :budget]
         parent = places // children_each

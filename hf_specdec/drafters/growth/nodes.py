@@ -33,6 +33,11 @@ class LevelNodes:
 
 RunLevel = Callable[[LevelNodes], torch.Tensor]
 Warp = Callable[[torch.Tensor], torch.Tensor]
+Noise = Callable[[int, torch.Tensor], torch.Tensor]
+"""
+Gives minus the Gumbel noise by which a level's children are drawn, `[batch, 1, vocab]`, for the level (from 0) and the
+scores `[batch, queries, vocab]`; see `PositionNoise`.
+"""
 
 
 def attend_below(ancestors: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ...trees import DraftTree, DynamicTree, TokenTree, Topology
 from ...verification.argmax import argmax
 from .best_tokens import best_tokens
 from .drawing import draw_without_replacement
-from .nodes import LevelNodes, RunLevel, Warp
+from .nodes import LevelNodes, Noise, RunLevel, Warp
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +109,22 @@ def _pick(values: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
     return values if places is None else values.index_select(1, places)
 
 
-def grow_drawn(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp) -> DraftTree:
+def grow_drawn(
+    tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel, warp: Warp, noise: Noise | None = None
+) -> DraftTree:
     """
     Fills a static tree with children drawn from the draft's distribution without replacement.
 
     Args:
         warp (`Callable`): makes the scores of q from the draft's logits; q is their softmax.
+        noise (`Callable`, *optional*): the noise by which children are drawn; see `grow`.
     """
     logits, tokens, valid, scores = root_logits[:, None], [], [], []
     parents_valid = torch.ones(len(root_logits), 1, dtype=torch.bool, device=root_logits.device)
-    for level in _levels(tree, root_logits.device):
+    for depth, level in enumerate(_levels(tree, root_logits.device)):
         scores.append(warp(logits))
-        drawn, drawable = draw_without_replacement(scores[-1], level.num_candidates)
+        own = None if noise is None else noise(depth, scores[-1])
+        drawn, drawable = draw_without_replacement(scores[-1], level.num_candidates, own)
         tokens.append(_pick(drawn.flatten(1), level.candidate))
         valid.append(_pick(drawable.flatten(1), level.candidate) & parents_valid[:, level.parent])
         parents_valid = _pick(valid[-1], level.forwarded)

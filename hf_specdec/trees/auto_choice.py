@@ -1,0 +1,261 @@
+"""The choice under `tree="auto"`: trials of small trees, then what pays by the times and by the text so far."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from .auto import AutoTree, Plan, best_plan
+from .auto_tables import AcceptanceTable, expected_length, likeliest_paths
+from .choice import Evidence, TreeChoice
+from .draft_tree import DraftTree
+from .dynamic import DynamicTree
+from .step_times import StepTimes
+from .token_tree import TokenTree
+
+
+@dataclass
+class Losses:
+    """
+    What drafting has cost more than it gained, in steps without a tree. Later gains make up for it, and so does a
+    longer text, since a share of it may be lost.
+
+    Args:
+        asked (`int`, *optional*): most tokens that the text gets; None: any number.
+    """
+
+    asked: int | None
+    lost: float = 0.0
+
+    MOST_AHEAD = 100
+    """Most tokens still to come of which a share may be lost: a text may end long before it must."""
+    MEMORY = 400.0
+    """Tokens in which a loss is forgotten, exponentially."""
+    MOST_GAIN = 3.0
+    """Most gain that is held against later losses."""
+
+    def add(self, cost: float, tokens: float) -> None:
+        """Adds a step that took as long as `cost` steps without a tree, and gave `tokens` per row."""
+        kept = max(1.0 - tokens / self.MEMORY, 0.0)
+        self.lost = max(kept * self.lost + cost - tokens, -self.MOST_GAIN)
+
+    def allow(self, share: float, cost: float = 0.0) -> bool:
+        """Whether less than this share of the text is lost, even after a step that costs `cost` for nothing."""
+        asked = self.MOST_AHEAD if self.asked is None else min(self.asked, self.MOST_AHEAD)
+        return self.lost + cost < share * asked
+
+
+class Acceptances:
+    """
+    Acceptance tables of a call, one for each kind of evidence on which a drafter proposes.
+
+    Args:
+        limits (`AutoTree`): largest size of a tree, and the prior.
+    """
+
+    def __init__(self, limits: AutoTree):
+        self._limits, self._tables = limits, dict[float | None, AcceptanceTable]()
+
+    def of(self, evidence: float | None = None) -> AcceptanceTable:
+        """The table for one kind of evidence, which is the prior chance of the best token; None: without evidence."""
+        if evidence not in self._tables:
+            prior = self._limits.prior if evidence is None else (evidence,)
+            self._tables[evidence] = AcceptanceTable(self._limits.max_depth, self._limits.max_children, prior)
+        return self._tables[evidence]
+
+    def grow_older(self) -> None:
+        """Lets what was counted count less, as after a step without a tree, in which the text goes on."""
+        for table in self._tables.values():
+            table.grow_older()
+
+
+class AutoChoice(TreeChoice):
+    """
+    Chooses the tree of every step of one call. It depends on nothing but the text so far and `times`, which stay as
+    they are once they are known well. Acceptance is learnt anew in every `generate` call, because it depends on the
+    text.
+
+    Args:
+        times (`StepTimes`): measured step times of this machine, which steps of new sizes complete.
+        limits (`AutoTree`): the trees to choose from.
+        asked (`int`, *optional*): most tokens that the texts get; None: any number.
+    """
+
+    reads_evidence = True
+    EARLY, REPLAN = 12, 2
+    """First steps, each with a plan of its own; later steps from one plan to the next."""
+    GAIN = 1.03
+    """Factor by which another tree must promise to be better than the planned one."""
+    PATIENCE = 1.0
+    """Further gain that no tree must promise after the first drafts, which say little: this over their number + 1."""
+    PROBE = 16
+    """Fewest steps without a tree after which one carries a draft token, to see whether the text has changed."""
+    CATCHES_UP = 2
+    """Most steps without a tree after which the time of drafting counts: the draft reads their tokens first."""
+    SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.045
+    """Largest share of the text that drafting may lose; the latter as long as step times are unknown."""
+
+    def __init__(self, times: StepTimes, limits: AutoTree, asked: int | None = None):
+        super().__init__(None)
+        self.times, self.limits, self.acceptance = times, limits, Acceptances(limits)
+        self.losses = Losses(asked)
+        one, three = (TokenTree.chain(min(length, limits.max_depth, limits.max_nodes)) for length in (1, 3))
+        # Every kind of step is tried twice, because the first one includes warming up.
+        self._trials = [None, one, None, one, three, self._large()]
+        self._one = one
+        self._evidence: Evidence | None = None
+        self._plans: dict[Hashable, tuple[Plan[TokenTree | DynamicTree], int]] = {}
+        """By evidence the plan, and the step from which on it is renewed."""
+        self._step = self._without = self._drafts = 0
+        self._waited: int | None = None
+        """Steps since the drafter was asked last; None if it never was."""
+        self._ratio = _Ratio()
+
+    def _large(self) -> TokenTree | DynamicTree:
+        """The drafter's own tree, or one of medium size, to see what more nodes cost."""
+        if self.limits.first is not None:
+            return self.limits.first
+        chances = AcceptanceTable(self.limits.max_depth, self.limits.max_children, self.limits.prior).chances()
+        depth, nodes = min(4, self.limits.max_depth), min(8, self.limits.max_nodes)
+        return TokenTree([path for _, path in likeliest_paths(chances, nodes, depth)])
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
+        self._evidence, self.tree = evidence, None
+        if evidence is None or any(chance is not None for chance in evidence.values()):
+            self.tree = self._chosen()
+            self._without = 0 if self.tree is not None else self._without + 1
+        return self.tree
+
+    def _chosen(self) -> TokenTree | DynamicTree | None:
+        trial = self._trial()
+        if trial is not None:
+            return trial[0]
+        self._step += 1
+        if not self.losses.allow(self.SHARE if self._without else self.SHARE_OF_PLANS):
+            return None
+        tree = self._planned().tree
+        return self._one if tree is None and self._without >= self.PROBE else tree
+
+    def _trial(self) -> tuple[TokenTree | DynamicTree | None] | None:
+        """The kind of step to try next (None among them: no tree), or None if there is none to try, or to afford."""
+        while self._trials:
+            tree = self._trials[0]
+            nodes = 0 if tree is None else tree.num_nodes
+            is_known = self.times.rest.is_sure(nodes) or (nodes > 1 and self.times.rest.has(nodes))
+            if is_known or (nodes > 1 and self._evidence is not None):  # what has evidence may have fewer to propose
+                self._trials.pop(0)
+                continue
+            if tree is not None and not self._can_afford(tree):
+                return None
+            self._trials.pop(0)
+            return (tree,)
+        return None
+
+    def _can_afford(self, tree: TokenTree | DynamicTree) -> bool:
+        """Whether a trial of `tree` loses little enough, even if nothing of it is accepted."""
+        if not self.times.are_known:
+            return self.losses.allow(self.SHARE_OF_TRIALS)
+        cost = self.times.of(tree) / self.times.of(None) - 1.0
+        return self.losses.allow(self.SHARE_OF_TRIALS, cost)
+
+    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
+        # The drafted tree counts: at the end of a text, or for want of proposals, it is smaller than the chosen one.
+        is_usual = self.tree is None or (self._waited is not None and self._waited <= self.CATCHES_UP)
+        self.times.add(self.tree, draft.topology.depth, draft.num_nodes, propose if is_usual else None, rest)
+        if self.tree is not None:
+            self._waited = 0
+        elif self._waited is not None:
+            self._waited += 1
+        taken = [len(path) + 1 for path in paths if path is not None]
+        tokens = statistics.mean(taken) if taken else 1.0
+        without = self.times.of(None)
+        if self.tree is None or without <= 0:
+            self.losses.add(1.0, 1.0)
+            self.acceptance.grow_older()
+            return
+        cost = self.times.drafting(self.tree) + self.times.rest.up_to(draft.num_nodes)[-1]
+        self.losses.add(cost / without, tokens)
+        self._drafts += 1
+        if isinstance(self.tree, DynamicTree):
+            self._ratio.add(self._tokens(self.tree, by_ratio=False) - 1.0, tokens - 1.0)
+        self._learn(draft, paths)
+
+    def _learn(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
+        if self._evidence is None:
+            self.acceptance.of().add(draft, paths)
+            return
+        for chance in {chance for chance in self._evidence.values() if chance is not None}:
+            rows = {row for row, its in self._evidence.items() if its == chance}
+            own = [path if row in rows else None for row, path in enumerate(paths)]
+            self.acceptance.of(chance).add(draft, own)
+
+    # ---------------------------------------------------------------------------------------------------- the plan
+
+    def _planned(self) -> Plan[TokenTree | DynamicTree]:
+        """The plan for the present evidence, renewed every `REPLAN` steps."""
+        key = tuple(sorted(chance or 0.0 for chance in (self._evidence or {}).values()))
+        known, due = self._plans.get(key, (Plan(None, 0.0), 0))
+        if self._step >= due:
+            plan = self.plan()
+            gain = self.GAIN if plan.tree is not None else self.GAIN + self.PATIENCE / (1.0 + self._drafts)
+            if plan.tokens_per_second > gain * self.rate(known.tree):
+                known = plan
+            self._plans[key] = known, self._step + (1 if self._step < self.EARLY else self.REPLAN)
+        return known
+
+    def plan(self) -> Plan[TokenTree | DynamicTree]:
+        """
+        The best plan now, among trees of at most twice as many nodes as the largest that was timed (or 4, if that is
+        more), and the drafter's own tree.
+        """
+        reach = max(2 * self.times.rest.largest, 4)
+        plan = best_plan(self.chances(), self.times, self.limits, reach, at_best=True)
+        first = self.limits.first
+        if first is not None and first.num_nodes <= reach and (rate := self.rate(first)) > plan.tokens_per_second:
+            return Plan(first, rate)
+        return plan
+
+    def rate(self, tree: TokenTree | DynamicTree | None) -> float:
+        """Expected tokens per second of steps with `tree` (None: without a tree), with times at their best."""
+        return self._tokens(tree) / self.times.of(tree, at_best=True)
+
+    def _tokens(self, tree: TokenTree | DynamicTree | None, by_ratio: bool = True) -> float:
+        """Expected tokens per row of a step with `tree`."""
+        if tree is None:
+            return 1.0
+        chances = self.chances()
+        if isinstance(tree, TokenTree):
+            return expected_length(tree.paths, chances)
+        chances = [level[: tree.top_k] for level in chances]
+        likeliest = likeliest_paths(chances, tree.num_nodes, min(tree.depth, len(chances)))
+        accepted = sum(chance for chance, _ in likeliest)
+        return 1.0 + accepted * (self._ratio.value if by_ratio else 1.0)
+
+    def chances(self) -> list[list[float]]:
+        """Acceptance probabilities `[depth][rank]`, the mean of the rows."""
+        if self._evidence is None:
+            return self.acceptance.of().chances()
+        rows = [chance for chance in self._evidence.values() if chance is not None]
+        tables, count = [self.acceptance.of(chance).chances() for chance in rows], len(self._evidence)
+        return [[sum(ranks) / count for ranks in zip(*levels, strict=True)] for levels in zip(*tables, strict=True)]
+
+
+class _Ratio:
+    """Tokens that a dynamic tree accepts, over those that the best static tree of its size would, as an average."""
+
+    WEIGHT, DECAY = 12.0, 0.97
+
+    def __init__(self) -> None:
+        self._expected = self._accepted = self.WEIGHT
+
+    @property
+    def value(self) -> float:
+        return self._accepted / self._expected
+
+    def add(self, expected: float, accepted: float) -> None:
+        rest = (1.0 - self.DECAY) * self.WEIGHT
+        self._expected = self.DECAY * self._expected + rest + expected
+        self._accepted = self.DECAY * self._accepted + rest + accepted

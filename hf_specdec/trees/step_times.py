@@ -1,0 +1,220 @@
+"""Seconds that steps take on this machine, by their size: measured, smoothed, and then kept as they are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from .dynamic import DynamicTree
+from .token_tree import TokenTree
+
+
+class Measured:
+    """
+    Seconds of one kind of step: the median of what was measured.
+
+    Args:
+        recent (`int`, *optional*): number of latest measurements that count; None: all.
+    """
+
+    def __init__(self, recent: int | None = None):
+        self._recent, self._is_first = recent, True
+        self.seconds: list[float] = []
+        self.is_kept = False
+        """Whether the median stays as it is, whatever is measured."""
+
+    def add(self, seconds: float) -> None:
+        """Adds a measurement. The very first one is dropped for the second, since it may include warming up."""
+        if self._recent is None and self._is_first and self.seconds:
+            self.seconds, self._is_first = [], False
+        self.seconds.append(seconds)
+        if self._recent is not None:
+            del self.seconds[: -self._recent]
+
+    @property
+    def median(self) -> float:
+        """Median of the measurements: the mean of their middle half, which is less often off."""
+        ranked = sorted(self.seconds)
+        quarter = 1 if len(ranked) == 3 else len(ranked) // 4
+        return statistics.fmean(ranked[quarter : len(ranked) - quarter])
+
+    @property
+    def spread(self) -> float:
+        """Relative spread of the measurements, as a standard deviation, from their median deviation."""
+        median = self.median
+        deviation = statistics.median(abs(seconds - median) for seconds in self.seconds)
+        return 1.4826 * deviation / median if median > 0 else 0.0
+
+    @property
+    def may_include_warm_up(self) -> bool:
+        """Whether there is one measurement only."""
+        return self._recent is None and self._is_first
+
+
+class TimeTable:
+    """
+    Seconds by a whole number (a depth, or a number of nodes), measured for some and interpolated for others.
+
+    Args:
+        recent (`int`, *optional*): number of latest measurements of a number that count. By default all count, until
+            their median is known to `ENOUGH` or there are `MOST`: from then on it is kept as it is, so that what
+            follows from it is the same in every later call.
+    """
+
+    RECENT = 7
+    """Usual value of `recent`."""
+    ENOUGH = 0.02
+    """Relative standard error of a median from which on it is kept."""
+    FEWEST, MOST = 5, 256
+    """Fewest measurements of a median that is kept; most measurements that are taken."""
+    SPREAD, WEIGHT = 0.1, 3.0
+    """Relative spread of measurements that is assumed at first, and its weight in measurements."""
+    WARMING_UP = 0.3
+    """Relative error of a number's only measurement."""
+
+    def __init__(self, recent: int | None = None) -> None:
+        self._recent = recent
+        self._measured: dict[int, Measured] = {}
+        self._lock = threading.Lock()  # calls in other threads measure meanwhile
+        self._known: dict[bool, list[tuple[int, float]]] = {}
+
+    def add(self, number: int, seconds: float) -> None:
+        """Adds a measurement."""
+        with self._lock:
+            measured = self._measured.setdefault(number, Measured(self._recent))
+            if measured.is_kept:
+                return
+            measured.add(seconds)
+            self._known = {}
+            if self._recent is None and len(measured.seconds) >= self.FEWEST:
+                measured.is_kept = len(measured.seconds) >= self.MOST or self._error(measured) <= self.ENOUGH
+
+    def has(self, number: int) -> bool:
+        """Whether `number` was measured."""
+        return number in self._measured
+
+    def is_sure(self, number: int) -> bool:
+        """Whether `number` was measured more than once, so that no warming up counts."""
+        return self.has(number) and not self._measured[number].may_include_warm_up
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether no measurement changes the table, unless it is of a new number."""
+        return all(measured.is_kept for measured in list(self._measured.values()))
+
+    @property
+    def largest(self) -> int:
+        """The largest number that was measured, -1 if none was."""
+        return max(list(self._measured), default=-1)
+
+    def up_to(self, number: int, at_best: bool = False) -> list[float]:
+        """
+        Expected seconds for 0 … `number`, which never fall: interpolated linearly between measured numbers, constant
+        before the first, and extrapolated beyond the last with the mean slope of the upper half. Zeros if nothing was
+        measured.
+
+        Args:
+            at_best (`bool`): lowers every measured number by its standard error, so that what was measured seldom is
+                measured again before it is given up.
+        """
+        with self._lock:
+            if at_best not in self._known:
+                self._known[at_best] = self._rising(at_best)
+            known = self._known[at_best]
+        if not known:
+            return [0.0] * (number + 1)
+        (first, start), (last, end) = known[0], known[-1]
+        half, below = max((pair for pair in known if 2 * pair[0] <= last), default=known[0])
+        slope = (end - below) / (last - half) if last > half else 0.0
+        expected = [start] * (first + 1)
+        for (low, start), (high, end) in pairwise(known):
+            expected += [start + (end - start) * (place - low) / (high - low) for place in range(low + 1, high + 1)]
+        expected += [end + slope * (place - last) for place in range(last + 1, number + 1)]
+        return expected[: number + 1]
+
+    def _rising(self, at_best: bool) -> list[tuple[int, float]]:
+        """Pairs of a measured number and its seconds; neighbours that would fall get their common mean."""
+        runs: list[tuple[list[int], float, float]] = []  # numbers, mean seconds, weight
+        for number, measured in sorted(self._measured.items()):
+            seconds, weight = measured.median, float(len(measured.seconds))
+            if at_best and not measured.is_kept:
+                seconds *= 1.0 - min(self._error(measured), 0.5)
+            runs.append(([number], seconds, weight))
+            while len(runs) > 1 and runs[-2][1] > runs[-1][1]:
+                (after, late, its), (before, early, weight) = runs.pop(), runs.pop()
+                runs.append(([*before, *after], (late * its + early * weight) / (its + weight), its + weight))
+        return [(number, seconds) for numbers, seconds, _ in runs for number in numbers]
+
+    def _error(self, measured: Measured) -> float:
+        """Relative standard error of a median. The spread is that of all numbers, since it is the machine's."""
+        if measured.may_include_warm_up:
+            return self.WARMING_UP
+        total, weight = self.SPREAD * self.WEIGHT, self.WEIGHT
+        for one in self._measured.values():
+            if len(one.seconds) > 2:
+                total, weight = total + one.spread * len(one.seconds), weight + len(one.seconds)
+        return 1.2533 * total / weight / math.sqrt(len(measured.seconds))
+
+
+@dataclass
+class StepTimes:
+    """
+    Seconds that steps take on this machine, as measured by all calls of one target with one draft, dtype and number of
+    rows.
+
+    Args:
+        propose (`TimeTable`): seconds of drafting a static tree, by its depth.
+        rest (`TimeTable`): seconds of the rest of the step, by the number of draft nodes.
+        dynamic (`dict`): seconds of drafting a dynamic tree, at key 0 of a table for each.
+    """
+
+    propose: TimeTable = field(default_factory=TimeTable)
+    rest: TimeTable = field(default_factory=TimeTable)
+    dynamic: dict[DynamicTree, TimeTable] = field(default_factory=dict)
+
+    @property
+    def are_known(self) -> bool:
+        """
+        Whether steps both with and without a tree were measured; with one kind alone, the other's time would be
+        extrapolated from it.
+        """
+        return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
+
+    def has(self, tree: TokenTree | DynamicTree | None) -> bool:
+        """Whether any step with as many draft nodes as `tree` (None: without a tree) was timed."""
+        return self.rest.has(0 if tree is None else tree.num_nodes)
+
+    def of(self, tree: TokenTree | DynamicTree | None, at_best: bool = False) -> float:
+        """Expected seconds of a step with `tree` (None: without a tree); see `TimeTable.up_to`."""
+        return self.drafting(tree, at_best) + self.rest.up_to(0 if tree is None else tree.num_nodes, at_best)[-1]
+
+    def drafting(self, tree: TokenTree | DynamicTree | None, at_best: bool = False) -> float:
+        """Expected seconds of drafting `tree`."""
+        if tree is None:
+            return 0.0
+        if isinstance(tree, DynamicTree) and tree in self.dynamic:
+            return self.dynamic[tree].up_to(0, at_best)[-1]
+        return self.propose.up_to(tree.depth, at_best)[-1]
+
+    def add(
+        self, tree: TokenTree | DynamicTree | None, depth: int, num_nodes: int, propose: float | None, rest: float
+    ) -> None:
+        """
+        Adds a step.
+
+        Args:
+            tree (`TokenTree` or `DynamicTree`, *optional*): the tree that was asked for.
+            depth (`int`), num_nodes (`int`): size of the tree that was drafted, which may be smaller.
+            propose (`float`, *optional*): seconds of drafting; None if they are no measure of it.
+            rest (`float`): seconds of the rest of the step.
+        """
+        self.rest.add(num_nodes, rest)
+        if propose is None:
+            return
+        if isinstance(tree, DynamicTree) and num_nodes > 0:
+            self.dynamic.setdefault(tree, TimeTable()).add(0, propose)
+        else:
+            self.propose.add(depth, propose)
