@@ -1,5 +1,5 @@
 """
-An EAGLE head as the draft, with its own tree, a static tree, and sampling.
+An EAGLE head as the draft, with no tree asked for, with a static tree, and sampling.
 
     python examples/eagle_head.py --target meta-llama/Llama-3.1-8B-Instruct \\
         --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --dtype bfloat16
@@ -27,14 +27,14 @@ def main(arguments: list[str] | None = None) -> None:
     inputs = common.encode(tokenizer, [options.prompt], options.device)
 
     drafts = {
-        "its own tree": {"assistant_model": head},
+        "no tree asked": {"assistant_model": head},
         "tree of 6": {"assistant_model": head, "tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"},
     }
     print("greedy")
     common.compare(model, inputs, drafts, max_new_tokens=options.max_new_tokens)
     print("\nsampling: children are drawn from the head's distribution, and tested with it")
     runs = common.compare(model, inputs, drafts, max_new_tokens=options.max_new_tokens, do_sample=True)
-    common.show(tokenizer, runs["its own tree"])
+    common.show(tokenizer, runs["no tree asked"])
 
 
 if __name__ == "__main__":

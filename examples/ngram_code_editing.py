@@ -34,11 +34,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     drafts = {
         "chain of 5": {"assistant_model": hf_specdec.NgramDraft(), "tree": hf_specdec.TokenTree.chain(5)},
-        "its own tree": {"assistant_model": hf_specdec.NgramDraft()},
+        "no tree asked": {"assistant_model": hf_specdec.NgramDraft()},
         "long matches only": {"assistant_model": hf_specdec.NgramDraft(max_ngram=5, min_ngram=3)},
     }
     runs = common.compare(model, inputs, drafts, max_new_tokens=options.max_new_tokens)
-    common.show(tokenizer, runs["its own tree"])
+    common.show(tokenizer, runs["no tree asked"])
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ def cache_of(arguments: dict[str, Any]) -> Any:
 
 # --------------------------------------------------------------------------------------------------------------- masks
 
-NO_TREES: frozenset[str] = frozenset() if _RELEASE >= (5, 23) else frozenset({"git", "moshi"})
+TREES_FROM = (5, 23)
+NO_TREES: frozenset[str] = frozenset() if _RELEASE >= TREES_FROM else frozenset({"git", "moshi"})
 """Model types whose attention takes neither the mask nor the context of a tree in this release."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -216,6 +216,7 @@ class SpeculationPlan:
             max_depth=drafter.max_depth,
             prior=drafter.prior,
             on_cpu=runs_on_cpu(target),
+            reads_noise=drafter.reads_noise,
             vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
         )
 
@@ -229,8 +230,9 @@ class SpeculationPlan:
         do_sample: bool,
         vocab_size: int,
         max_depth: int | None = None,
-        prior: tuple[float, ...] | None = None,
+        prior: Sequence[float] | None = None,
         on_cpu: bool = False,
+        reads_noise: bool = False,
     ) -> SpeculationPlan:
         """
         Resolves every "auto" of a config for one call.
@@ -245,11 +247,11 @@ class SpeculationPlan:
             prior (`tuple[float, …]`, *optional*): the drafter's expected acceptance; see `AutoTree`.
             on_cpu (`bool`): whether the target runs on a CPU, where `"auto"` is the default and random numbers belong
                 to positions under it.
+            reads_noise (`bool`): whether the drafter draws children with the noise of their positions.
 
         Raises:
             ValueError: where the drafter or the tree cannot do what is asked.
         """
-        tree = config.tree if config.tree is not None else _default(default_tree) if on_cpu else default_tree
         draft_sampling = config.draft_sampling
         if draft_sampling == "auto":
             wants_drawn = has_probabilities and (do_sample or config.verification == "rejection")
@@ -264,10 +266,15 @@ class SpeculationPlan:
                 "`verification='rejection'` needs children drawn from the draft's distribution, which this drafter "
                 "does not have. Use 'auto' or 'target'."
             )
-        tree = _fitted(tree, draws_children, vocab_size, max_depth, prior)
-        draws_by_position = on_cpu and do_sample and config.verification != "rejection" and _chooses(tree)
-        draws_what_is_tested = draws_children and config.verification != "target" and not draws_by_position
-        uses_rejection = do_sample and draws_what_is_tested
+        # Drawn otherwise, children would hardly ever be what the target draws with the noise of their position.
+        may_draw_by_position = on_cpu and (reads_noise or not draws_children) and config.verification != "rejection"
+        tree = default_tree if config.tree is None else config.tree
+        if config.tree is None and on_cpu and (may_draw_by_position or not do_sample):
+            tree = tree if isinstance(tree, TreeSchedule) else AutoTree()
+        first = default_tree if on_cpu and isinstance(default_tree, TokenTree | DynamicTree) else None
+        tree = _fitted(tree, draws_children, vocab_size, max_depth, prior, first)
+        draws_by_position = do_sample and may_draw_by_position and _chooses(tree)
+        uses_rejection = do_sample and draws_children and config.verification != "target" and not draws_by_position
         return cls(
             tree,
             draws_children,
@@ -287,11 +294,6 @@ def runs_on_cpu(target: PreTrainedModel) -> bool:
     return execution_device(target).type == "cpu" and "cpu" not in RECORDERS
 
 
-def _default(tree: Tree) -> Tree:
-    """What takes the place of a drafter's default tree where `"auto"` is the default."""
-    return AutoTree(first=tree) if isinstance(tree, TokenTree | DynamicTree) else tree
-
-
 def _chooses(tree: Tree) -> bool:
     """Whether step times have a say in the trees of a call."""
     return any(isinstance(entry, AutoTree) for entry in (tree.trees if isinstance(tree, TreeSchedule) else [tree]))
@@ -302,15 +304,19 @@ def _fitted(
     draws_children: bool,
     vocab_size: int,
     max_depth: int | None,
-    prior: tuple[float, ...] | None = None,
+    prior: Sequence[float] | None = None,
+    first: TokenTree | DynamicTree | None = None,
 ) -> Tree:
-    """The tree, with "auto" limited to what the drafter can fill; raises `ValueError` for any other tree."""
+    """
+    The tree, with "auto" limited to what the drafter can fill, and with its default tree `first`; raises `ValueError`
+    for any other tree.
+    """
     if isinstance(tree, TreeSchedule):
-        return tree.map(lambda entry: _fitted(entry, draws_children, vocab_size, max_depth, prior))
+        return tree.map(lambda entry: _fitted(entry, draws_children, vocab_size, max_depth, prior, first))
     if isinstance(tree, AutoTree):
-        if tree.first is not None:
-            _fitted(tree.first, draws_children, vocab_size, max_depth)
-        return replace(tree.within(max_depth, vocab_size), prior=prior)
+        if first is not None:
+            _fitted(first, draws_children, vocab_size, max_depth)
+        return replace(tree.within(max_depth, vocab_size), first=first, prior=None if prior is None else tuple(prior))
     if isinstance(tree, TokenTree) and draws_children and tree.has_rank_gaps:
         raise ValueError(
             f"`tree`={cut(str(tree))} has rank gaps (a child without its better-ranked sibling). Drawn children fill "

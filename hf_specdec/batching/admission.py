@@ -219,7 +219,9 @@ class Admission:
         """Raises a `ValueError` for a request whose text may become longer than positions or memory allow."""
         length = len(request.prompt)
         asked = f"The prompt of {length} tokens with `max_new_tokens={request.max_length - length}`"
-        if self.max_positions is not None and request.max_length > self.max_positions:
+        if (
+            self.max_positions is not None and request.max_length - 1 > self.max_positions
+        ):  # the last token is not forwarded
             raise ValueError(
                 f"{asked} is longer than the {self.max_positions} positions that the model knows. Ask for fewer."
             )

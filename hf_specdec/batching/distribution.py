@@ -123,22 +123,29 @@ class RowDistributions:
                 self.requests[row].fail(NOTHING_TO_CHOOSE)
 
     def choose(self, rows: list[int], walk: Walk, do_sample: bool) -> list[int]:
-        """The next token of every row: the argmax, or drawn from p (by `uniform` for a request with a seed, by its
-        noise for one that has noise)."""
+        """
+        The next token of every row: the argmax, or drawn from p (by `uniform` for a request with a seed, by its noise
+        for one that has noise).
+        """
         scores, hopeless = self._drawable(rows, self._processed(rows, walk))
-        tokens = choose(scores, do_sample)
-        places = [place for place, row in enumerate(rows) if do_sample and self._seeded[row]]
-        if places:
-            numbers = [
-                uniform(self.requests[rows[place]].options.seed, self.requests[rows[place]].length) for place in places
-            ]
-            drawn_with = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
-            tokens[places] = draw_with(scores[places], drawn_with)
+        requests = [self.requests[row] for row in rows]
+        seeded = [place for place, row in enumerate(rows) if do_sample and self._seeded[row]]
         noises = {
-            place: request.noise.at(request.length, scores.shape[-1])
-            for place, request in enumerate(self.requests[row] for row in rows)
+            place: request.noise.take(request.length, scores.shape[-1])
+            for place, request in enumerate(requests)
             if do_sample and request.noise is not None
         }
+        others = [place for place in range(len(rows)) if place not in {*seeded, *noises}]
+        if len(others) == len(rows):
+            tokens = choose(scores, do_sample)
+        else:
+            tokens = torch.empty(len(rows), dtype=torch.long, device=scores.device)
+            if others:
+                tokens[others] = choose(scores[others], do_sample)
+        if seeded:
+            numbers = [uniform(requests[place].options.seed, requests[place].length) for place in seeded]
+            drawn_with = torch.tensor(numbers, dtype=torch.float64, device=scores.device)
+            tokens[seeded] = draw_with(scores[seeded], drawn_with)
         if noises:
             tokens[list(noises)] = draw_by_position(scores[list(noises)], list(noises.values()))
         if hopeless is None:

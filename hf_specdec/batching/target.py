@@ -133,7 +133,9 @@ class InFlightTarget:
         """
         try:
             return draft, self._score(requests, draft)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             longest = max(request.length for request in requests)
             if not may_refuse(self.model, longest, longest, draft.topology.depth):
                 raise

@@ -122,7 +122,13 @@ class Drafter(CandidateGenerator):
     max_depth: int | None = None
     """Most levels of draft tokens that the drafter can propose; None for any number."""
 
-    prior: tuple[float, ...] | None = None
+    reads_noise = False
+    """
+    Whether `propose` draws children with the noise of their positions (`DraftRequest.noise`) where a call has it.
+    Sampled calls of a drafter that has probabilities, but does not, are verified by rejection.
+    """
+
+    prior: Sequence[float] | None = None
     """How often the best draft token is right, by depth, as far as known before any measurement; None: unknown."""
 
     num_tokens: int | None = None

@@ -11,7 +11,7 @@ from ..cache import TreeCache
 from ..forwards.chunks import LONGEST_FORWARD
 from ..forwards.models import execution_device, keeping_one_logit
 from ..forwards.node_inputs import causal_chain
-from ..forwards.positions import num_positions
+from ..forwards.positions import num_positions, said_positions
 from ..forwards.tree_forward import TreeForward
 from ..forwards.vocabulary import ForwardOfShared, SharedVocabulary
 from ..generation.sequences import Rows, Sequences
@@ -34,7 +34,7 @@ class DraftModelDrafter(Drafter):
         model (`PreTrainedModel`): the draft model; it may be the target itself.
     """
 
-    has_probabilities = True
+    has_probabilities = reads_noise = True
     default_tree = TokenTree.chain(5)
     shared: SharedVocabulary | None = None
     """What the draft shares with the target of a call, if their vocabularies are padded to different sizes."""
@@ -74,7 +74,9 @@ class DraftModelDrafter(Drafter):
         Prepares for forwards into an empty cache; see `TreeForward` for `visible` and `shift` (`position_shift`).
         """
         self.device, self.cache = execution_device(self.model), cache
-        self.max_positions = num_positions(self.model)
+        # Without a table, those of the config: drafts past them are worth little, and the model may refuse them.
+        known = num_positions(self.model)
+        self.max_positions = said_positions(self.model) if known is None else known
         max_position = None if self.max_positions is None else self.max_positions - 1
         is_padded = visible is not None
         self._shift = shift.tolist() if is_padded else None

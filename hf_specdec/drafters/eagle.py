@@ -45,7 +45,7 @@ class EagleDrafter(Drafter):
         head (`EagleHead`): the head.
     """
 
-    has_probabilities = True
+    has_probabilities = reads_noise = True
 
     def __init__(self, head: EagleHead):
         self.head = head
@@ -72,7 +72,7 @@ class EagleDrafter(Drafter):
         found = (self.head.config.recipe or {}).get("held_out_top1")
         if not isinstance(found, list | tuple) or not found:
             return None
-        are_rates = all(isinstance(rate, float) and 0.0 <= rate <= 1.0 for rate in found)
+        are_rates = all(isinstance(rate, int | float) and 0.0 <= rate <= 1.0 for rate in found)
         return tuple(found) if are_rates else None
 
     @property

@@ -38,7 +38,7 @@ class ObservedDrafter(Drafter):
         self.has_probabilities = drafter.has_probabilities
         self.default_tree = drafter.default_tree
         self.max_depth, self.num_tokens = drafter.max_depth, drafter.num_tokens
-        self.prior = drafter.prior
+        self.prior, self.reads_noise = drafter.prior, drafter.reads_noise
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:

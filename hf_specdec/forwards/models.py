@@ -84,7 +84,8 @@ def num_embeddings_of(model: PreTrainedModel) -> int:
 
 def num_logits_of(model: PreTrainedModel) -> int:
     """Number of tokens that have a logit: rows of the lm_head, see `num_embeddings_of`."""
-    return _rows_of(model.get_output_embeddings(), model)
+    head = model.get_output_embeddings()
+    return model.config.get_text_config().vocab_size if head is None else _rows_of(head, model)
 
 
 def _rows_of(module: nn.Module, model: PreTrainedModel) -> int:

@@ -12,12 +12,13 @@ from transformers.generation.utils import GenerationMixin
 
 from ..compat import CACHE
 from .models import execution_device
+from .shadow import Shadow
 
 
 @dataclass(frozen=True)
 class Preparation:
     """
-    What a model's `prepare_inputs_for_generation` makes of the inputs of one token behind a prompt.
+    What a model's `prepare_inputs_for_generation` makes of the inputs of two tokens behind a prompt of one.
 
     Args:
         keeps_tokens_and_cache (`bool`): whether it hands on tokens and cache as they are.
@@ -40,36 +41,44 @@ def preparation_of(model: PreTrainedModel) -> Preparation:
     if type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation:
         return Preparation()
     if model not in _found:
-        _found[model] = _look(model)
+        try:
+            _found[model] = _look(model)
+        except Exception:  # it may need arguments of the call: the first forward shows what it does
+            return Preparation()
     return _found[model]
 
 
 def _look(model: PreTrainedModel) -> Preparation:
-    device = execution_device(model)
+    device, cache = execution_device(model), DynamicCache()
+    cache.update(*torch.zeros(2, 1, 1, 1, 1, device=device), layer_idx=0)
     given: dict[str, Any] = {
-        "input_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
-        "position_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
-        "attention_mask": torch.zeros(1, 1, 1, 1, device=device),
+        "input_ids": torch.tensor([[1, 2]], device=device),
+        "position_ids": torch.tensor([[1, 2]], device=device),
+        "attention_mask": torch.zeros(1, 1, 2, 3, device=device),
         "use_cache": True,
-        CACHE: DynamicCache(),
+        CACHE: cache,
     }
     prepared = model.prepare_inputs_for_generation(**given, is_first_iteration=False)
     tokens = prepared.get("input_ids")
-    keeps = tokens is not None and tokens.shape == given["input_ids"].shape and prepared.get(CACHE) is given[CACHE]
+    keeps = tokens is not None and torch.equal(tokens, given["input_ids"]) and prepared.get(CACHE) is cache
     drops = prepared.get("position_ids") is None
     return Preparation(keeps, drops, _found_by_forwards(model) if keeps and drops else 0)
 
 
 @torch.no_grad()
 def _found_by_forwards(model: PreTrainedModel) -> int | None:
-    """Compares logits of positions that the model chooses with those of given ones, on two tokens."""
+    """
+    Compares logits of positions that the model chooses with those of given ones, on two tokens. The forwards are those
+    of a shadow: no hook runs, and no dropout.
+    """
+    shadow = Shadow(model, has_data=True).model
     device, pad = execution_device(model), getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     # Two tokens, whose values differ; padding may have a position of its own.
     tokens = torch.tensor([[token for token in range(3) if token != pad][:2]], device=device)
 
     def logits(positions: list[int] | None) -> torch.Tensor:
         given = None if positions is None else torch.tensor([positions], device=device)
-        outputs = model(input_ids=tokens, position_ids=given, use_cache=False, return_dict=True)
+        outputs = shadow(input_ids=tokens, position_ids=given, use_cache=False, return_dict=True)
         return outputs.logits
 
     expected = logits(None)

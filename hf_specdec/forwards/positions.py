@@ -96,6 +96,8 @@ def _rows_of_table(table: nn.Module) -> Iterator[int | None]:
         return
     weights = [weight for name, weight in table.named_parameters() if name.endswith("weight") and "lora_" not in name]
     weights = [weight for weight in weights if weight.dim() > 1 and weight.shape[0] > 0]
+    if not weights and any(name.endswith("inv_freq") for name, _ in table.named_buffers()):  # it computes them
+        return
     if not weights:  # sharded or quantized
         yield None
         return

@@ -122,7 +122,7 @@ class TargetDistribution:
             return self.agree(choose(scores, do_sample)).tolist()
         if not scores.amax(dim=-1).isfinite().all():
             raise RuntimeError(NOTHING_TO_DRAW_FROM)
-        noise = [self.noises[row].at(self.lengths[row] + len(walk.tokens[row]), scores.shape[-1]) for row in rows]
+        noise = [self.noises[row].take(self.lengths[row] + len(walk.tokens[row]), scores.shape[-1]) for row in rows]
         return self.agree(draw_by_position(scores, noise)).tolist()
 
     def _history(self, row: int, walk: Walk) -> torch.Tensor:

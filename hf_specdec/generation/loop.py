@@ -84,7 +84,7 @@ class SpeculativeCall:
             end_tokens=end_tokens_of(stopping_criteria),
         )
         asked = None if self.sequences.max_length is None else self.sequences.max_length - input_ids.shape[1]
-        self.choice = choice_of(plan.tree, model, drafter.times_key, len(input_ids), asked)
+        self.choice = choice_of(plan.tree, model, drafter.times_key, (len(input_ids), self.do_sample), asked)
         num_nodes = plan.tree.num_nodes
         self.target = Target(model, self.sequences, visible, generation_config, model_kwargs, num_nodes, loans)
         self.recorder = Recorder.of_call(len(input_ids), generation_config, self.target.users_cache)
@@ -167,8 +167,8 @@ class SpeculativeCall:
         """Scores the draft; or the roots alone, if the target refuses the positions of its nodes."""
         try:
             return draft, self.target.score(draft)
-        except Exception:
-            if not self.target.may_refuse(draft):
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) or not self.target.may_refuse(draft):
                 raise
         self.give_up_drafts()
         return self._no_draft(), self.target.score(self._no_draft())

@@ -7,7 +7,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
 from ..attention import implementation_of, is_exact, supports_switching
-from ..compat import CACHE, NO_TREES, cache_argument
+from ..compat import CACHE, NO_TREES, TREES_FROM, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.hooks import check_hooks
@@ -148,15 +148,16 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             "own, and cannot be replaced over a tree, because it may compute something else. Load the model with "
             "'sdpa' or 'eager', or call `generate` without `assistant_model`."
         )
-    if not {"cross_attention_mask", "image_encoder_embeddings"}.isdisjoint(forward_parameters(model)):
+    parameters = forward_parameters(model)
+    if not {"cross_attention_mask", "image_encoder_embeddings"}.isdisjoint(parameters):
         raise ValueError(
             f"`assistant_model`: the {role} {name} has cross-attention that needs a new mask for every token. Call "
             "`generate` without `assistant_model`."
         )
     if text_config.model_type in NO_TREES:
         raise ValueError(
-            f"`assistant_model`: the {role} {name} takes no mask of a tree before transformers 5.23. Update "
-            "transformers, or call `generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} takes no mask of a tree before transformers "
+            f"{'.'.join(map(str, TREES_FROM))}. Update transformers, or call `generate` without `assistant_model`."
         )
     if _has_method(model, "_prepare_decoder_attention_mask"):
         raise ValueError(
@@ -173,7 +174,6 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
             "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
         )
-    parameters = forward_parameters(model)
     for argument, takes in (("position_ids", "position_ids" in parameters), (CACHE, cache_argument(parameters))):
         if not takes:
             raise ValueError(

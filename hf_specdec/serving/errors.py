@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from transformers.utils import logging
 
@@ -17,6 +19,15 @@ class RequestRefused(ValueError):
     Args:
         reason (`str`): what is wrong, and the remedy.
     """
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """A context in which errors of value or type are the request's fault: `RequestRefused`."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise RequestRefused(str(error)) from error
 
 
 class RequestFailed(Exception):

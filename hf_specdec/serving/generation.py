@@ -19,7 +19,7 @@ from ..batching import SpeculativeGenerationOutput
 from .answers import AnswerPieces, AnswerStream
 from .contexts import check_length
 from .engine.client import EngineClient, Handler
-from .errors import ErrorText, RequestFailed, RequestRefused
+from .errors import ErrorText, RequestFailed, refusing
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue
 
@@ -87,21 +87,20 @@ class Generation(BaseGenerateManager):
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        try:
-            text, length, tokens = await self._whole(model, processor, inputs, gen_config, request_id)
-        except (ValueError, TypeError) as error:
-            raise RequestRefused(str(error)) from error
+        text, length, tokens = await self._whole(model, processor, inputs, gen_config, request_id)
         return trimmed(text, gen_config.stop_strings), length, tokens
 
     async def _whole(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        request, frontend = self._request(inputs, gen_config, request_id), CBGenerateManager()
+        with refusing():
+            request, frontend = self._request(inputs, gen_config, request_id), CBGenerateManager()
         frontend._cb = request
         try:
             return await frontend.generate_non_streaming(model, processor, inputs, gen_config, request.request_id)
         except RuntimeError:
-            await request.begun()  # raises if the request was refused, or has failed
+            with refusing():
+                await request.begun()  # raises if the request was refused, or has failed
             raise
 
     def _request(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> OneRequest:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
+
 from .auto_tables import likeliest_paths
 from .dynamic import DynamicTree
 from .step_times import StepTimes
@@ -119,9 +121,10 @@ _times: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[Hasha
 
 def times_of(target: Any, draft: Any, kind: Hashable, new: Callable[[], Any] = StepTimes) -> Any:
     """
-    The step times shared by all calls of one target and draft (a model, or the type of a drafter without one), for one
-    kind of step: a batch size, for example. They are freed with the target or the draft; `new` makes the times of a
-    kind that has none yet.
+    The step times shared by all calls of one target and draft (a model, or the type of a drafter without one), in one
+    dtype, on one device with one number of threads, for one kind of step: a batch size, for example. They are freed
+    with the target or the draft; `new` makes the times of a kind that has none yet.
     """
     of_target = _times.setdefault(target, weakref.WeakKeyDictionary())
-    return of_target.setdefault(draft, {}).setdefault((getattr(target, "dtype", None), kind), new())
+    key = getattr(target, "dtype", None), getattr(target, "device", None), torch.get_num_threads(), kind
+    return of_target.setdefault(draft, {}).setdefault(key, new())

@@ -58,7 +58,11 @@ class Acceptances:
         self._limits, self._tables = limits, dict[float | None, AcceptanceTable]()
 
     def of(self, evidence: float | None = None) -> AcceptanceTable:
-        """The table for one kind of evidence, which is the prior chance of the best token; None: without evidence."""
+        """
+        The table for one kind of evidence, which is the prior chance of the best token, in twentieths; None: without
+        evidence.
+        """
+        evidence = None if evidence is None else _rounded(evidence)
         if evidence not in self._tables:
             prior = self._limits.prior if evidence is None else (evidence,)
             self._tables[evidence] = AcceptanceTable(self._limits.max_depth, self._limits.max_children, prior)
@@ -91,6 +95,8 @@ class AutoChoice(TreeChoice):
     """Further gain that no tree must promise after the first drafts, which say little: this over their number + 1."""
     PROBE = 16
     """Fewest steps without a tree after which one carries a draft token, to see whether the text has changed."""
+    CHECK = 40
+    """Steps with trees after which one goes without, so that a change of the machine's speed is seen."""
     CATCHES_UP = 2
     """Most steps without a tree after which the time of drafting counts: the draft reads their tokens first."""
     SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.045
@@ -106,8 +112,8 @@ class AutoChoice(TreeChoice):
         self._one = one
         self._evidence: Evidence | None = None
         self._plans: dict[Hashable, tuple[Plan[TokenTree | DynamicTree], int]] = {}
-        """By evidence the plan, and the step from which on it is renewed."""
-        self._step = self._without = self._drafts = 0
+        """By the rows' mean evidence the plan, and the step from which on it is renewed."""
+        self._step = self._with = self._without = self._drafts = 0
         self._waited: int | None = None
         """Steps since the drafter was asked last; None if it never was."""
         self._ratio = _Ratio()
@@ -127,6 +133,7 @@ class AutoChoice(TreeChoice):
         if evidence is None or any(chance is not None for chance in evidence.values()):
             self.tree = self._chosen()
             self._without = 0 if self.tree is not None else self._without + 1
+            self._with = 0 if self.tree is None else self._with + 1
         return self.tree
 
     def _chosen(self) -> TokenTree | DynamicTree | None:
@@ -136,7 +143,7 @@ class AutoChoice(TreeChoice):
         self._step += 1
         if not self.losses.allow(self.SHARE if self._without else self.SHARE_OF_PLANS):
             return None
-        tree = self._planned().tree
+        tree = self._planned().tree if self._with < self.CHECK else None
         return self._one if tree is None and self._without >= self.PROBE else tree
 
     def _trial(self) -> tuple[TokenTree | DynamicTree | None] | None:
@@ -187,8 +194,8 @@ class AutoChoice(TreeChoice):
         if self._evidence is None:
             self.acceptance.of().add(draft, paths)
             return
-        for chance in {chance for chance in self._evidence.values() if chance is not None}:
-            rows = {row for row, its in self._evidence.items() if its == chance}
+        for chance in {_rounded(chance) for chance in self._evidence.values() if chance is not None}:
+            rows = {row for row, its in self._evidence.items() if its is not None and _rounded(its) == chance}
             own = [path if row in rows else None for row, path in enumerate(paths)]
             self.acceptance.of(chance).add(draft, own)
 
@@ -196,7 +203,8 @@ class AutoChoice(TreeChoice):
 
     def _planned(self) -> Plan[TokenTree | DynamicTree]:
         """The plan for the present evidence, renewed every `REPLAN` steps."""
-        key = tuple(sorted(chance or 0.0 for chance in (self._evidence or {}).values()))
+        chances = [chance or 0.0 for chance in (self._evidence or {}).values()]
+        key = _rounded(statistics.mean(chances)) if chances else None
         known, due = self._plans.get(key, (Plan(None, 0.0), 0))
         if self._step >= due:
             plan = self.plan()
@@ -241,6 +249,11 @@ class AutoChoice(TreeChoice):
         rows = [chance for chance in self._evidence.values() if chance is not None]
         tables, count = [self.acceptance.of(chance).chances() for chance in rows], len(self._evidence)
         return [[sum(ranks) / count for ranks in zip(*levels, strict=True)] for levels in zip(*tables, strict=True)]
+
+
+def _rounded(chance: float) -> float:
+    """A chance in twentieths: drafters may tell any number, but what is learnt for each must be seen often."""
+    return round(20 * chance) / 20
 
 
 class _Ratio:

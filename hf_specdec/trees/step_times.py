@@ -6,6 +6,7 @@ import math
 import statistics
 import threading
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from .dynamic import DynamicTree
@@ -20,28 +21,51 @@ class Measured:
         recent (`int`, *optional*): number of latest measurements that count; None: all.
     """
 
+    LATELY, OFF = 7, 0.25
+    """Latest measurements whose median, if it is off by more than this share, reopens one that is kept."""
+
     def __init__(self, recent: int | None = None):
         self._recent, self._is_first = recent, True
         self.seconds: list[float] = []
+        self._lately: list[float] = []
         self.is_kept = False
-        """Whether the median stays as it is, whatever is measured."""
+        """Whether the median stays as it is, unless the machine has become faster or slower for good."""
 
-    def add(self, seconds: float) -> None:
-        """Adds a measurement. The very first one is dropped for the second, since it may include warming up."""
+    def add(self, seconds: float) -> bool:
+        """
+        Adds a measurement, and returns whether it changes anything. The very first one is dropped for the second, as
+        it may include warming up.
+        """
+        if self.is_kept and not self._is_off(seconds):
+            return False
         if self._recent is None and self._is_first and self.seconds:
             self.seconds, self._is_first = [], False
         self.seconds.append(seconds)
         if self._recent is not None:
             del self.seconds[: -self._recent]
+        for name in ("median", "spread"):
+            self.__dict__.pop(name, None)
+        return True
 
-    @property
+    def _is_off(self, seconds: float) -> bool:
+        """Whether the latest measurements say that what is kept holds no more; then they take its place."""
+        self._lately.append(seconds)
+        if len(self._lately) < self.LATELY:
+            return False
+        lately, self._lately = self._lately, []
+        if abs(statistics.median(lately) - self.median) <= self.OFF * self.median:
+            return False
+        self.seconds, self.is_kept = lately[:-1], False
+        return True
+
+    @cached_property
     def median(self) -> float:
         """Median of the measurements: the mean of their middle half, which is less often off."""
         ranked = sorted(self.seconds)
         quarter = 1 if len(ranked) == 3 else len(ranked) // 4
         return statistics.fmean(ranked[quarter : len(ranked) - quarter])
 
-    @property
+    @cached_property
     def spread(self) -> float:
         """Relative spread of the measurements, as a standard deviation, from their median deviation."""
         median = self.median
@@ -61,7 +85,7 @@ class TimeTable:
     Args:
         recent (`int`, *optional*): number of latest measurements of a number that count. By default all count, until
             their median is known to `ENOUGH` or there are `MOST`: from then on it is kept as it is, so that what
-            follows from it is the same in every later call.
+            follows from it is the same in every later call, unless the machine becomes faster or slower for good.
     """
 
     RECENT = 7
@@ -85,12 +109,13 @@ class TimeTable:
         """Adds a measurement."""
         with self._lock:
             measured = self._measured.setdefault(number, Measured(self._recent))
-            if measured.is_kept:
+            if not measured.add(seconds):
                 return
-            measured.add(seconds)
             self._known = {}
             if self._recent is None and len(measured.seconds) >= self.FEWEST:
-                measured.is_kept = len(measured.seconds) >= self.MOST or self._error(measured) <= self.ENOUGH
+                measured.is_kept = (
+                    len(measured.seconds) >= self.MOST or self._error(measured, self._spread()) <= self.ENOUGH
+                )
 
     def has(self, number: int) -> bool:
         """Whether `number` was measured."""
@@ -99,11 +124,6 @@ class TimeTable:
     def is_sure(self, number: int) -> bool:
         """Whether `number` was measured more than once, so that no warming up counts."""
         return self.has(number) and not self._measured[number].may_include_warm_up
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether no measurement changes the table, unless it is of a new number."""
-        return all(measured.is_kept for measured in list(self._measured.values()))
 
     @property
     def largest(self) -> int:
@@ -138,25 +158,30 @@ class TimeTable:
     def _rising(self, at_best: bool) -> list[tuple[int, float]]:
         """Pairs of a measured number and its seconds; neighbours that would fall get their common mean."""
         runs: list[tuple[list[int], float, float]] = []  # numbers, mean seconds, weight
+        spread = self._spread() if at_best else 0.0
         for number, measured in sorted(self._measured.items()):
             seconds, weight = measured.median, float(len(measured.seconds))
             if at_best and not measured.is_kept:
-                seconds *= 1.0 - min(self._error(measured), 0.5)
+                seconds *= 1.0 - min(self._error(measured, spread), 0.5)
             runs.append(([number], seconds, weight))
             while len(runs) > 1 and runs[-2][1] > runs[-1][1]:
                 (after, late, its), (before, early, weight) = runs.pop(), runs.pop()
                 runs.append(([*before, *after], (late * its + early * weight) / (its + weight), its + weight))
         return [(number, seconds) for numbers, seconds, _ in runs for number in numbers]
 
-    def _error(self, measured: Measured) -> float:
-        """Relative standard error of a median. The spread is that of all numbers, since it is the machine's."""
+    def _error(self, measured: Measured, spread: float) -> float:
+        """Relative standard error of a median."""
         if measured.may_include_warm_up:
             return self.WARMING_UP
+        return 1.2533 * spread / math.sqrt(len(measured.seconds))
+
+    def _spread(self) -> float:
+        """Relative spread of a measurement: that of all numbers, since it is the machine's."""
         total, weight = self.SPREAD * self.WEIGHT, self.WEIGHT
         for one in self._measured.values():
             if len(one.seconds) > 2:
                 total, weight = total + one.spread * len(one.seconds), weight + len(one.seconds)
-        return 1.2533 * total / weight / math.sqrt(len(measured.seconds))
+        return total / weight
 
 
 @dataclass
@@ -182,10 +207,6 @@ class StepTimes:
         extrapolated from it.
         """
         return self.rest.has(0) and self.rest.largest > 0 and self.propose.largest > 0
-
-    def has(self, tree: TokenTree | DynamicTree | None) -> bool:
-        """Whether any step with as many draft nodes as `tree` (None: without a tree) was timed."""
-        return self.rest.has(0 if tree is None else tree.num_nodes)
 
     def of(self, tree: TokenTree | DynamicTree | None, at_best: bool = False) -> float:
         """Expected seconds of a step with `tree` (None: without a tree); see `TimeTable.up_to`."""

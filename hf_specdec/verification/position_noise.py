@@ -41,11 +41,18 @@ class PositionNoise:
         if key not in self._known:
             digest = hashlib.blake2b(f"{self._seed} {position}".encode(), digest_size=8).digest()
             self._generator.manual_seed(int.from_bytes(digest, "little") >> 1)
-            noise = torch.empty(vocab_size, device=self._generator.device)
+            noise = torch.empty(vocab_size, dtype=torch.float32, device=self._generator.device)
             self._known[key] = noise.exponential_(generator=self._generator).log_()
             while len(self._known) > self.KEPT:
                 self._known.popitem(last=False)
         return self._known[key]
+
+    def take(self, position: int, vocab_size: int) -> torch.Tensor:
+        """As `at`, for the token that the target draws: nothing is asked of this position again."""
+        noise = self.at(position, vocab_size)
+        for key in [key for key in self._known if key[0] <= position]:
+            del self._known[key]
+        return noise
 
 
 class BatchNoise:
@@ -86,4 +93,6 @@ def draw_by_position(scores: torch.Tensor, noise: list[torch.Tensor]) -> torch.T
     """
     Draws tokens `[rows]` from softmax(scores) (`[rows, vocab]`) with the noise of their positions (`[vocab]` each).
     """
-    return (scores.float() - torch.stack(noise).to(scores.device)).argmax(dim=-1)
+    # Relative to the best: float32 would round the noise away beside scores of 1e6, as at a temperature near zero.
+    relative = scores.float() - scores.float().amax(dim=-1, keepdim=True)
+    return (relative - torch.stack(noise).to(scores.device)).argmax(dim=-1)

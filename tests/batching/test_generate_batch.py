@@ -243,9 +243,11 @@ def test_refusals(case: str, target: PreTrainedModel, draft: PreTrainedModel) ->
 def test_texts_past_the_last_position_of_a_table(family: str) -> None:
     """One such request would end the step of all."""
     model = tiny_model(family)
-    check_texts(model, noisy_copy(model), [[7] * 200, [5, 9, 4]], tree=IRREGULAR, max_new_tokens=56)
-    with pytest.raises(ValueError, match="`max_new_tokens=57`.*256 positions"):
-        model.generate_batch([[5, 9, 4], [7] * 200], assistant_model=model, tree=IRREGULAR, max_new_tokens=57)
+    check_texts(
+        model, noisy_copy(model), [[7] * 200, [5, 9, 4]], tree=IRREGULAR, max_new_tokens=57
+    )  # the last token has no position
+    with pytest.raises(ValueError, match="`max_new_tokens=58`.*256 positions"):
+        model.generate_batch([[5, 9, 4], [7] * 200], assistant_model=model, tree=IRREGULAR, max_new_tokens=58)
 
 
 @pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl"])

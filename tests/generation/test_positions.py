@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.forwards.positions import num_positions
 from hf_specdec.generation.sequences import Sequences
 from hf_specdec.trees import DraftTree, Topology
 
@@ -148,9 +150,11 @@ def test_given_positions() -> None:
 
 
 def test_rotary_embeddings_have_no_last_position() -> None:
-    """Neither the target's nor the draft's: a perfect draft fills every tree, past what their config says."""
+    """A perfect draft fills every tree, past what the target's config says, but not past what its own says."""
     target = target_of("llama")
-    for draft, depth in ((target, 3), (NgramDraft(), 0)):
+    perfect = copy.deepcopy(target)
+    perfect.config.max_position_embeddings = 1000
+    for draft, depth in ((perfect, 3), (NgramDraft(), 0)):
         inputs, speculates = prompts(1, PROMPT), {"assistant_model": draft, "tree": CHAIN}
         assert assert_same_outcome(target, inputs, speculates, max_new_tokens=29) is None
         assert hf_specdec.last_metrics().accepted_per_step == [[depth] * 7] or not depth
@@ -189,6 +193,30 @@ def test_rotary_embeddings_that_refuse_more(refusing: PreTrainedModel, draft: st
     )
     (output,) = outputs.values()
     assert output.error is None and output.generated_tokens[-1] == end
+
+
+def test_a_draft_that_refuses_more(refusing: PreTrainedModel) -> None:
+    target, inputs = tiny_model(seed=1, dtype=torch.float32), prompts(1, PROMPT)
+    speculates = {"assistant_model": refusing, "tree": CHAIN}
+    assert assert_same_outcome(target, inputs, speculates, max_new_tokens=20) is None
+    outputs = target.generate_batch(inputs["input_ids"].tolist(), **speculates, max_new_tokens=20, do_sample=False)
+    (output,) = outputs.values()
+    assert output.error is None and len(output.generated_tokens) == 20
+
+
+def test_requests_as_long_as_the_table() -> None:
+    """The last token is not forwarded: one more than the table has rows is still a text."""
+    target, inputs = target_of("gpt2"), prompts(1, PROMPT)
+    text = target.generate(**inputs, do_sample=False, max_new_tokens=POSITIONS + 1 - PROMPT)[0, PROMPT:].tolist()
+    options = {"assistant_model": NgramDraft(), "do_sample": False}
+    outputs = target.generate_batch(inputs["input_ids"].tolist(), max_new_tokens=len(text), **options)
+    assert [output.generated_tokens for output in outputs.values()] == [text]
+
+
+def test_a_rotary_embedding_by_the_name_of_a_table() -> None:
+    target = target_of("llama")
+    target.model.pos_emb = target.model.rotary_emb
+    assert num_positions(target) is None
 
 
 def test_a_table_that_has_more_positions_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.simulated import Machine, acceptance, best_fixed, mean, simulated_call
@@ -48,3 +49,19 @@ def test_no_slower_than_plain_and_as_fast_as_a_fixed_tree(name: str, noise: floa
         assert plain / mean(later) >= least, best
         assert shares[-1] >= least_of_best, best
     assert mean(shares) >= (0.92 if noise < 0.1 else 0.9)
+
+
+def test_times_that_were_measured_under_load_are_measured_again() -> None:
+    """All steps of the first call take twice as long as later, those without a tree in its beginning alone."""
+    machine, slow = MACHINES["bfloat16 without its matmul"], 9
+    times, add = StepTimes(), StepTimes.add
+
+    def loaded(times: StepTimes, tree: Any, depth: int, nodes: int, propose: float | None, rest: float) -> None:
+        nonlocal slow
+        slow -= nodes == 0
+        add(times, tree, depth, nodes, propose, 2 * rest if slow > 0 and nodes == 0 else rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepTimes, "add", loaded)
+        costs = [simulated_call(times, machine, acceptance(0.3), seed=call) for call in range(16)]
+    assert machine.step(None) / mean(costs[10:]) >= 0.94

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -39,7 +40,7 @@ class OneByOneDrafting(Drafting):
     def _propose(self, request: Request, asked: DraftRequest) -> DraftTree | None:
         try:
             drafter, sequences = self._of(request, asked)
-            drafter.request = asked
+            drafter.request = replace(asked, noises=None if request.noise is None else [request.noise])
             sequences.extend(0, request.tokens[sequences.lengths[0] :])
             draft = drafter.propose(sequences)
             if draft is None:
@@ -53,14 +54,21 @@ class OneByOneDrafting(Drafting):
     def evidence(self, requests: list[Request]) -> Evidence | None:
         if type(self.drafter).evidence is Drafter.evidence:
             return None
-        found: Evidence = {}
-        for place, request in enumerate(requests):
-            found[place] = self.UNKNOWN
-            if request in self._drafters:
-                drafter, sequences = self._drafters[request]
-                sequences.extend(0, request.tokens[sequences.lengths[0] :])
-                found[place] = (drafter.evidence(sequences) or {}).get(0)
-        return found
+        found = [self._evidence(request) for request in requests]
+        if None in found:
+            return None
+        return {place: its.get(0) for place, its in enumerate(found) if its is not None}
+
+    def _evidence(self, request: Request) -> Evidence | None:
+        if request not in self._drafters:
+            return {0: self.UNKNOWN}
+        drafter, sequences = self._drafters[request]
+        try:
+            sequences.extend(0, request.tokens[sequences.lengths[0] :])
+            return drafter.evidence(sequences)
+        except Exception as error:  # an error of a user's drafter fails only its request
+            request.fail(error)
+            return {}
 
     def _of(self, request: Request, asked: DraftRequest) -> tuple[Drafter, Sequences]:
         if request not in self._drafters:
