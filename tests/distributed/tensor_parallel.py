@@ -87,7 +87,7 @@ def texts_of(rank: int, target: PreTrainedModel, folder: Path) -> dict[str, Any]
     run("greedy, head", head, IRREGULAR, **GREEDY)
     run("greedy, tensor-parallel draft", draft_tp, IRREGULAR, **GREEDY)
     run("greedy, repetition penalty", draft, IRREGULAR, repetition_penalty=1.3, **GREEDY)
-    run("greedy, other drafts on every rank", DraftsByRank(found["plain"]["text"].tolist(), rank), **GREEDY)
+    run("greedy, other drafts on every rank", DraftsByRank(found["plain"]["text"].tolist(), rank), CHAIN, **GREEDY)
     run("sampled, static tree", draft, IRREGULAR, seed=1, **SAMPLED)
     run("sampled, dynamic tree", draft, DYNAMIC, seed=2, **SAMPLED)
     run("sampled, head", head, IRREGULAR, seed=3, **SAMPLED)

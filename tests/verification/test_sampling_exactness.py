@@ -126,7 +126,7 @@ def test_more_settings(method: str, setting: str):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_ngrams(setting: str):
-    _check(SpeculativeConfig(), NgramDraft(max_ngram=2, min_ngram=1), setting)
+    _check(SpeculativeConfig(tree=NgramDraft.default_tree), NgramDraft(max_ngram=2, min_ngram=1), setting)
 
 
 @pytest.mark.smoke
@@ -174,7 +174,7 @@ def test_draft_models_strongly(method: str, draft: str, setting: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("tree", [None, TREE], ids=["default tree", "static tree"])
+@pytest.mark.parametrize("tree", [NgramDraft.default_tree, TREE], ids=["default tree", "static tree"])
 def test_ngrams_strongly(tree: TokenTree | None, setting: str):
     _check(SpeculativeConfig(tree=tree), NgramDraft(max_ngram=2, min_ngram=1), setting, **STRONG)
 
