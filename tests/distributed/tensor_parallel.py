@@ -83,7 +83,7 @@ def texts_of(rank: int, target: PreTrainedModel, folder: Path) -> dict[str, Any]
     run("greedy, static tree", draft, IRREGULAR, **GREEDY)
     run("greedy, dynamic tree", draft, DYNAMIC, **GREEDY)
     run("greedy, automatic tree", draft, "auto", **GREEDY)
-    run("greedy, n-grams", NgramDraft(), **GREEDY)
+    run("greedy, n-grams", NgramDraft(), NgramDraft.default_tree, **GREEDY)
     run("greedy, head", head, IRREGULAR, **GREEDY)
     run("greedy, tensor-parallel draft", draft_tp, IRREGULAR, **GREEDY)
     run("greedy, repetition penalty", draft, IRREGULAR, repetition_penalty=1.3, **GREEDY)
