@@ -77,8 +77,8 @@ class Acceptances:
 class AutoChoice(TreeChoice):
     """
     Chooses the tree of every step of one call. It depends on nothing but the text so far and `times`, which stay as
-    they are once they are known well. Acceptance is learnt anew in every `generate` call, because it depends on the
-    text.
+    they are once they are known well, unless the machine becomes faster or slower. Acceptance is learnt anew in every
+    `generate` call, because it depends on the text.
 
     Args:
         times (`StepTimes`): measured step times of this machine, which steps of new sizes complete.
@@ -100,7 +100,7 @@ class AutoChoice(TreeChoice):
     CATCHES_UP = 2
     """Most steps without a tree after which the time of drafting counts: the draft reads their tokens first."""
     SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.045
-    """Largest share of the text that drafting may lose; the latter as long as step times are unknown."""
+    """Largest share of the text that may be lost where drafting begins again, tries a tree, and goes on."""
 
     def __init__(self, times: StepTimes, limits: AutoTree, asked: int | None = None):
         super().__init__(None)
@@ -131,6 +131,9 @@ class AutoChoice(TreeChoice):
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
         self._evidence, self.tree = evidence, None
         if evidence is None or any(chance is not None for chance in evidence.values()):
+            if self._with >= self.CHECK:  # which is no sign that drafts do not pay
+                self._with = 0
+                return None
             self.tree = self._chosen()
             self._without = 0 if self.tree is not None else self._without + 1
             self._with = 0 if self.tree is None else self._with + 1
@@ -143,7 +146,7 @@ class AutoChoice(TreeChoice):
         self._step += 1
         if not self.losses.allow(self.SHARE if self._without else self.SHARE_OF_PLANS):
             return None
-        tree = self._planned().tree if self._with < self.CHECK else None
+        tree = self._planned().tree
         return self._one if tree is None and self._without >= self.PROBE else tree
 
     def _trial(self) -> tuple[TokenTree | DynamicTree | None] | None:
