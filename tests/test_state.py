@@ -48,7 +48,7 @@ def at_once(*calls: Callable[[], torch.Tensor]) -> list[list[list[int]]]:
     return results
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["mistral", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("company", ["plain", "another tree", "itself as the draft"])
 def test_two_threads_on_one_model(family: str, company: str) -> None:
     model = tiny_model(family, attention_sharpness=3.0)

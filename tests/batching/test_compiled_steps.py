@@ -50,7 +50,8 @@ def compiled(tree: Any = IRREGULAR, **options: Any) -> dict[str, Any]:
     return {"speculative_config": config, "continuous_batching_config": limits(), "max_new_tokens": 20} | options
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.slow
 def test_draft_models(family: str, stand_in: StandIn, merged: list[int], recwarn: pytest.WarningsRecorder) -> None:
     target, prompts = tiny_model(family, dtype=torch.float32), ragged_prompts((5, 6))
     outputs = target.generate_batch(

@@ -87,8 +87,7 @@ def expected(number: int, setting: str) -> torch.Tensor:
     return enumerate_tokens(the_target(), inputs, LENGTH, **ALL_SETTINGS[setting])
 
 
-FAST = {("noisy", "rejection"), ("noisy", "rejection, budgets")}
-FAST |= {("head", "rejection"), ("head", "target, dynamic")}
+FAST = {("noisy", "rejection"), ("head", "target, dynamic")}
 
 
 @pytest.mark.parametrize(

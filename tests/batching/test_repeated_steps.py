@@ -126,8 +126,14 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
             pool.release(request.table)
 
 
-@pytest.mark.parametrize("assistant", ["draft", "head", "off", "auto"])
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "assistant, do_sample",
+    [
+        *((assistant, False) for assistant in ("draft", "head", "off", "auto")),
+        ("draft", True),
+        *(pytest.param(assistant, True, marks=pytest.mark.slow) for assistant in ("head", "off", "auto")),
+    ],
+)
 def test_the_device_does_not_wait_for_the_host(assistant: str, do_sample: bool, repeats: list[Repeats]) -> None:
     """Most steps are launched before the last one is read, and texts are as without that."""
     target = trained_target()

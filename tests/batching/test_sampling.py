@@ -88,8 +88,9 @@ CONFIGS = {
 @pytest.mark.parametrize(
     "config, seeded",
     [
-        *((config, False) for config in CONFIGS),
+        *((config, False) for config in ("rejection", "target", "load")),
         ("target", True),
+        pytest.param("rejection, budgets", False, marks=pytest.mark.slow),
         *(pytest.param(config, True, marks=pytest.mark.slow) for config in CONFIGS if config != "target"),
     ],
 )

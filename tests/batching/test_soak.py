@@ -22,7 +22,9 @@ from hf_specdec.batching.request import Request
 LONGEST = 30
 
 
-@pytest.mark.parametrize("kind", ["draft", "ngram", "head"])
+@pytest.mark.parametrize(
+    "kind", ["draft", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ngram", "head"))]
+)
 def test_a_hundred(kind: str) -> None:
     soak(kind, 100)
 

@@ -229,16 +229,11 @@ def test_a_build_can_be_loaded(tmp_path: Path) -> None:
     assert hasattr(getattr(torch.ops, identifier), "tree_attention")
 
 
-KERNEL_TESTS = sorted(path.name for path in (FOLDER / "tests").glob("test_*.py"))
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", KERNEL_TESTS)
-def test_triton_against_plain_pytorch(name: str, chosen: str) -> None:
+def test_triton_against_plain_pytorch(chosen: str) -> None:
     """The kernels' own tests, in a process of their own: Triton has to be told before its import to interpret."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, FOLDER / "tests" / name]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, FOLDER / "tests"]
     done = run(*command, OMP_NUM_THREADS="1")
-    nothing_is_slow = chosen == "slow" and done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert done.returncode == 0 or nothing_is_slow, done.stdout[-5000:]
-    assert nothing_is_slow or " passed" in done.stdout
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout

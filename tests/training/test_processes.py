@@ -6,10 +6,12 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from support.goldens import trained_prompts
 from support.ranks import results_of_ranks
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_same_weights(tmp_path: Path) -> None:
     """From the first run on: it evaluates before its first step."""
     numbers = random.Random(0)

@@ -18,7 +18,7 @@ from hf_specdec.training.self_generate import Sampling, Writer, read_written, wr
 GREEDY = Sampling(greedy_share=1.0)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("batch_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))])
 def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
     """Rows begin anew in place and the cache is cut: neither may show in any text."""
     target, prompts = trained_target(), trained_prompts()["prompts"]

@@ -80,7 +80,7 @@ def test_a_head_learns_and_drafts(tmp_path: Path, data: Path, kind: str) -> None
     assert any("eval_acceptance_length" in record and "eval_top1_3" in record for record in records)
 
 
-@pytest.mark.parametrize("hidden_size", [None, 32])
+@pytest.mark.parametrize("hidden_size", [pytest.param(None, marks=pytest.mark.slow), 32])
 def test_a_draft_model_learns_and_loads(tmp_path: Path, data: Path, hidden_size: int | None) -> None:
     options = TrainOptions(
         output=str(tmp_path), kind="draft", data=str(data), num_layers=1, hidden_size=hidden_size, epochs=2, **SMALL
@@ -96,7 +96,9 @@ def test_a_draft_model_learns_and_loads(tmp_path: Path, data: Path, hidden_size:
     assert torch.equal(output, plain)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "draft"])
+@pytest.mark.parametrize(
+    "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("eagle1", "draft"))]
+)
 def test_what_was_trained_is_trained_further(tmp_path: Path, data: Path, kind: str) -> None:
     """The second run begins where the first ended, at its own learning rate, with the sizes of what it starts from."""
     sizes = {"eagle3": {"draft_vocab_size": 100, "intermediate_size": 96}, "eagle1": {}, "draft": {"num_layers": 1}}
@@ -344,7 +346,7 @@ def test_a_step_has_its_rows(
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == expected
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "draft"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("draft", marks=pytest.mark.slow)])
 def test_a_target_in_half_precision_on_the_cpu(kind: str, tmp_path: Path, data: Path) -> None:
     options = {"num_layers": 1} if kind == "draft" else {}
     result = train(
@@ -376,7 +378,14 @@ def test_a_head_that_shares_the_lm_head(tmp_path: Path, data: Path) -> None:
     assert torch.equal(target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=head), plain)
 
 
-@pytest.mark.parametrize("kind, hidden_size", [("draft", 16), ("draft", None), ("eagle3", None), ("eagle1", None)])
+@pytest.mark.parametrize(
+    "kind, hidden_size",
+    [
+        ("draft", 16),
+        ("eagle3", None),
+        *(pytest.param(kind, None, marks=pytest.mark.slow) for kind in ("draft", "eagle1")),
+    ],
+)
 def test_a_chat_target_with_tied_embeddings(tmp_path: Path, kind: str, hidden_size: int | None) -> None:
     """It writes both sides; the run goes through three checkpoints; the head learns answers alone."""
     tokenizer = chat_tokenizer()
