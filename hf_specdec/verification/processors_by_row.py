@@ -31,11 +31,11 @@ def copies_per_row(processors: LogitsProcessorList, batch_size: int) -> list[Log
 
 def _for_row(processor: Any, row: int, batch_size: int, memo: dict[int, Any]) -> Any:
     kind = type(processor)
-    # 5.23's repetition penalty knows where the padding of every row ends.
-    knows_padding = isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
-    if kind in READS_SCORES_ONLY or (kind in READS_OWN_HISTORY and not knows_padding):
+    if kind in READS_OWN_HISTORY and isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+        return _penalty_of_row(processor, row)
+    if kind in READS_SCORES_ONLY or kind in READS_OWN_HISTORY:
         return processor
-    if kind in HOLDS_ROWS or kind in READS_OWN_HISTORY:
+    if kind in HOLDS_ROWS:
         return _AsBatch(processor, row, batch_size)
     if kind in ASKS_BY_ROW:
         return _prefix_function_of_row(processor, row)
@@ -64,6 +64,13 @@ def _prefix_function_of_row(processor: Any, row: int) -> Any:
     """The processor of a user's `prefix_allowed_tokens_fn` for one row, which passes that row's number to it."""
     ask = processor._prefix_allowed_tokens_fn
     return type(processor)(lambda _, input_ids: ask(row, input_ids), processor._num_beams)
+
+
+def _penalty_of_row(processor: Any, row: int) -> Any:
+    """A repetition penalty for one row; since transformers 5.23 it knows where the padding of every row ends."""
+    own = copy.copy(processor)
+    own.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
+    return own
 
 
 def _guidance_of_row(processor: Any, row: int) -> Any:
