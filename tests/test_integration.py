@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
 from support.heads import trained_head, trained_medusa_heads
-from support.models import noisy_copy, prompts, tiny_model
+from support.models import noisy_copy, padded_otherwise, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from support.vision import VISION_MODELS
 from transformers import PreTrainedModel, pipeline
@@ -120,6 +121,25 @@ def test_pipeline_with_a_draft_of_ours(texts: list[str], kind: str) -> None:
         set_last_metrics(None)
         assert call(texts, **options, **more) == expected
         assert hf_specdec.last_metrics().num_drafts > 0
+
+
+@pytest.mark.parametrize("size", [500, 530], ids=["smaller", "larger"])
+@pytest.mark.parametrize("by_name", [False, True], ids=["model", "folder"])
+def test_pipeline_with_a_draft_padded_otherwise(
+    trained_draft: PreTrainedModel, texts: list[str], size: int, by_name: bool, tmp_path: Path
+) -> None:
+    target, tokenizer = trained_target(), trained_tokenizer()
+    draft: Any = padded_otherwise(trained_draft, size)
+    if by_name:
+        draft.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        draft = str(tmp_path)
+    speculative = pipeline("text-generation", model=target, tokenizer=tokenizer, assistant_model=draft)
+    plain = pipeline("text-generation", model=target, tokenizer=tokenizer)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    set_last_metrics(None)
+    assert speculative(texts[:2], **options, tree=IRREGULAR) == plain(texts[:2], **options)
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
 def test_pipelines_take_no_classes() -> None:

@@ -17,6 +17,15 @@ MOST_PADDING = 1024
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
+def is_padded_otherwise(draft: Any, target: PreTrainedModel) -> bool:
+    """Whether a draft is a language model with the target's tokenizer, but another number of rows."""
+    if not isinstance(draft, PreTrainedModel):
+        return False
+    mine, its = (model.config.get_text_config(decoder=True) for model in (draft, target))
+    sizes = getattr(mine, "vocab_size", None), getattr(its, "vocab_size", None)
+    return None not in sizes and sizes[0] != sizes[1] and _obstacle(mine, its) is None
+
+
 @dataclass(frozen=True)
 class SharedVocabulary:
     """

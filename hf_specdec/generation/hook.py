@@ -243,7 +243,8 @@ def _wrap_destruction(mixin: Any) -> None:
 def _let_pipelines_take_drafts() -> None:
     """
     Wraps the function by which a pipeline prepares its assistant, once. It compares the vocabularies and end tokens of
-    two language models: heads and drafters have neither of their own, and draft in the target's tokens.
+    two language models: heads and drafters have neither of their own, and draft in the target's tokens; so does a
+    model whose vocabulary is only padded otherwise.
     """
     from transformers.pipelines import base
 
@@ -258,9 +259,17 @@ def _let_pipelines_take_drafts() -> None:
 
             as_drafter(assistant_model)
             return assistant_model, assistant_tokenizer
+        if assistant_tokenizer is None and _needs_no_tokenizer(assistant_model, model):
+            return assistant_model, None
         return original(model, assistant_model, assistant_tokenizer)
 
     base.load_assistant_model = load_assistant_model
+
+
+def _needs_no_tokenizer(assistant_model: Any, model: Any) -> bool:
+    from ..forwards.vocabulary import is_padded_otherwise
+
+    return is_padded_otherwise(assistant_model, model)
 
 
 def _destroy_ours(model: Any) -> None:

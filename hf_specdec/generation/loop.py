@@ -168,7 +168,7 @@ class SpeculativeCall:
         try:
             return draft, self.target.score(draft)
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) or not self.target.may_refuse(draft):
+            if isinstance(error, torch.OutOfMemoryError) or not self.target.gives_up_positions(draft):
                 raise
         self.give_up_drafts()
         return self._no_draft(), self.target.score(self._no_draft())

@@ -13,6 +13,7 @@ from ..compat import CACHE, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.rope import length_dependent_ropes
+from ..forwards.vocabulary import is_padded_otherwise
 from .inherited import OF_ASSISTED_GENERATION, OTHER_DRAFTS, default_of, remedy, set_aside_idle_options
 from .model_refusals import check_draft, check_foreign_hooks, check_target
 
@@ -48,7 +49,7 @@ def check_call(
         check_target(model)
     set_aside_idle_options(model, generation_config)
     _check_mode(model, generation_config)
-    _check_options(generation_config, generation_mode_kwargs)
+    _check_options(model, generation_config, generation_mode_kwargs)
     drafter = as_drafter(assistant_model)
     if checks_models:
         check_draft(model, drafter)
@@ -169,7 +170,9 @@ def _check_mode(model: PreTrainedModel, generation_config: GenerationConfig) -> 
         )
 
 
-def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]) -> None:
+def _check_options(
+    model: PreTrainedModel, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
+) -> None:
     for name in OTHER_DRAFTS:
         if getattr(generation_config, name, None):
             raise ValueError(
@@ -183,7 +186,10 @@ def _check_options(generation_config: GenerationConfig, generation_mode_kwargs: 
                 f"`{name}={value!r}` belongs to transformers' own assisted generation and has no meaning for a tree. "
                 "Leave it out; `tree=` says how much is drafted."
             )
-    if generation_mode_kwargs.get("assistant_tokenizer") is not None:
+    # A pipeline passes one for a draft whose vocabulary is padded otherwise, which needs none.
+    if generation_mode_kwargs.get("assistant_tokenizer") is not None and not is_padded_otherwise(
+        generation_mode_kwargs["assistant_model"], model
+    ):
         raise ValueError(
             "`assistant_tokenizer` with `tree`: a draft must have the target's vocabulary. Leave "
             "`assistant_tokenizer` out and use such a draft, or leave `tree` out."

@@ -223,7 +223,7 @@ class Target:
         with self._running():
             return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
 
-    def may_refuse(self, draft: DraftTree) -> bool:
+    def gives_up_positions(self, draft: DraftTree) -> bool:
         """
         Whether a `score` that failed may succeed without the draft nodes and the rows that are ahead: code of a user's
         own may refuse positions past those of its config. From then on the model is taken to know no others.
