@@ -63,7 +63,12 @@ class OneModel(ModelManager):
 
     def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
         self._loaded = model, tokenizer
-        self.facts = Facts(model.config.get_text_config().vocab_size, roles_of(tokenizer), reserved_names(tokenizer))
+        self.facts = Facts(
+            model.config.get_text_config().vocab_size,
+            roles_of(tokenizer),
+            reserved_names(tokenizer),
+            has_end=model.generation_config.eos_token_id is not None,
+        )
         """What checks of requests have to know."""
         super().__init__(force_model=name)
 
@@ -259,7 +264,7 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     _add_routes(app, models)
     _add_body_routes(app, {path: handlers[f"{name}_handler"] for path, name in _HANDLERS.items()})
     _add_metrics(app, engine, model_name)
-    describe(app)
+    describe(app, models.facts)
     add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     return app

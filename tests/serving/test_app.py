@@ -173,6 +173,33 @@ def test_unknown_paths_are_answered_alike(client: TestClient) -> None:
     }
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_seeds_in_options_of_generate(client: TestClient, path: str) -> None:
+    options = {"do_sample": True, "max_new_tokens": 20, "temperature": 2.0}
+
+    def text(seed: int) -> str:
+        own = {"generation_config": options | {"seed": seed}, "temperature": None}
+        return text_of(ask(client, path, **own))
+
+    alike = ask(client, path, generation_config=json.dumps(options), seed=5, temperature=None)
+    assert text(5) == text(5) == text_of(alike) != text(6)
+
+
+def test_the_description(client: TestClient) -> None:
+    """Has the typed bodies, with bounds and roles of the model, and all answers."""
+    found = client.get("/openapi.json").json()
+    schemas = found["components"]["schemas"]
+    for path in ("/load_model", *(f"/v1/{path}" for path in PATHS)):
+        (operation,) = found["paths"][path].values()
+        (name,) = {body["schema"]["$ref"].split("/")[-1] for body in operation["requestBody"]["content"].values()}
+        assert schemas[name]["additionalProperties"] is False and set(operation["responses"]) >= {"200", "400", "503"}
+    options = schemas["GenerationOptions"]["properties"]
+    assert options["pad_token_id"]["anyOf"][0] == {"minimum": 0, "maximum": VOCAB - 1, "type": "integer"}
+    assert options["num_beams"]["enum"] == [None, 1]
+    assert "user" in schemas["Message"]["properties"]["role"]["enum"]
+    assert not any("audio" in path for path in found["paths"])
+
+
 def test_completion_tokens_by_their_other_name(client: TestClient) -> None:
     answer = ask(client, "chat/completions", max_tokens=None, max_completion_tokens=3)
     assert answer["usage"]["completion_tokens"] == 3

@@ -29,11 +29,13 @@ class Facts:
         vocab_size (`int`): number of tokens.
         roles (`frozenset[str]`): roles that messages may have.
         reserved (`frozenset[str]`): names that `chat_template_kwargs` may not have.
+        has_end (`bool`): whether a token ends the model's texts if the request names none.
     """
 
     vocab_size: int
     roles: frozenset[str] = field(default_factory=frozenset)
     reserved: frozenset[str] = field(default_factory=frozenset)
+    has_end: bool = True
 
 
 def checked(kind: type[Body], body: dict[str, Any], facts: Facts) -> Body:
@@ -76,7 +78,12 @@ def _explained(kind: type[BaseModel], error: dict[str, Any]) -> str:
 def _must(error: dict[str, Any], context: dict[str, Any]) -> str:
     """What a value must be."""
     words = _WORDS.get(error["type"])
-    return str(error["msg"]) if words is None else words.format(**context)
+    return str(error["msg"]) if words is None else words.format(**{name: _short(one) for name, one in context.items()})
+
+
+def _short(bound: Any) -> Any:
+    """A bound as one writes it: 1 for 1.0."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() and abs(bound) < 1e6 else bound
 
 
 _ABOUT = {
@@ -120,11 +127,11 @@ def _is_said(part: int | str) -> bool:
 def _unknown(kind: type[BaseModel], place: tuple[int | str, ...], where: str) -> str:
     """What is said of a field that is none, with the name of the field that may be meant."""
     name, known = str(place[-1]), _names_at(kind, place[:-1])
+    if len(place) == 1 and name in _names_at(GenerationOptions, ()) and "generation_config" in known:
+        return f"`{where}` is not known here: options of `generate` go into `generation_config`."
     near = difflib.get_close_matches(name[:64], known, n=1)
     if near:
         return f"`{where}` is not known here. Write `{where.removesuffix(name)}{near[0]}`, if you mean that."
-    if len(place) == 1 and name in _names_at(GenerationOptions, ()) and "generation_config" in known:
-        return f"`{where}` is not known here: options of `generate` go into `generation_config`."
     return f"`{where}` is not known here. Leave it out."
 
 

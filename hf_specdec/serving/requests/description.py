@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
 from .bodies import BODIES
+from .checking import Facts
 
 
 class ErrorDetails(BaseModel):
@@ -36,13 +37,14 @@ _ALWAYS = {"/health": ("503",), "/metrics": ("503",), "/v1/models/{name}": ("404
 """Errors of the routes that take no body."""
 
 
-def describe(app: FastAPI) -> None:
+def describe(app: FastAPI, facts: Facts) -> None:
     """
     Replaces the description that FastAPI makes of an application, which knows no more of bodies than that they are
     objects.
 
     Args:
         app (`FastAPI`): the application, with all of its routes.
+        facts (`Facts`): what is known of the model.
     """
 
     def description() -> dict[str, Any]:
@@ -50,6 +52,10 @@ def describe(app: FastAPI) -> None:
             found = get_openapi(title="hf-specdec", version="1", routes=app.routes)
             kinds: list[Any] = [(kind, "validation") for kind in (*BODIES.values(), ErrorAnswer)]
             _, schemas = models_json_schema(kinds, ref_template=_REFERENCE)
+            _bound(
+                schemas["$defs"],
+                {"token-id": {"maximum": facts.vocab_size - 1}, "role": {"enum": sorted(facts.roles)}},
+            )
             found.setdefault("components", {})["schemas"] = schemas["$defs"]
             for path, operations in found["paths"].items():
                 for operation in operations.values():
@@ -58,6 +64,18 @@ def describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = description  # type: ignore[method-assign]
+
+
+def _bound(schema: Any, formats: dict[str, dict[str, Any]]) -> None:
+    """Replaces formats, wherever they are in a schema, by what they mean for the model."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("format"), str):
+            schema.update(formats.get(schema.pop("format"), {}))
+        for part in schema.values():
+            _bound(part, formats)
+    elif isinstance(schema, list):
+        for part in schema:
+            _bound(part, formats)
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:

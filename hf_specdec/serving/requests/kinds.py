@@ -93,7 +93,9 @@ def in_vocabulary(token: int, info: ValidationInfo) -> int:
     return token
 
 
-TokenId = Annotated[int, Strict(), Field(ge=0, le=MOST_TOKENS), AfterValidator(in_vocabulary)]
+TokenId = Annotated[
+    int, Strict(), Field(ge=0, json_schema_extra={"format": "token-id"}), AfterValidator(in_vocabulary)
+]
 
 
 @dataclass(frozen=True)

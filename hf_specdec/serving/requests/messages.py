@@ -36,7 +36,7 @@ def _arguments(value: Any) -> Any:
     return value
 
 
-Role = Annotated[Text, AfterValidator(_known_role), Field(json_schema_extra={"enum": sorted(ROLES)})]
+Role = Annotated[Text, AfterValidator(_known_role), Field(json_schema_extra={"format": "role"})]
 Arguments = Annotated[str | dict[str, Any], BeforeValidator(_arguments)]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from ...trees import AutoTree, DynamicTree, TokenTree, as_tree
 from ...trees.token_tree import MAX_NODES
 from ..characters import shortened
-from ..stop_strings import check_number_and_length, checked_stop_strings
+from ..stop_strings import LONGEST_STOP_STRING, MOST_STOP_STRINGS, check_number_and_length, checked_stop_strings
 from .kinds import (
     Boolean,
     Closed,
@@ -29,6 +29,7 @@ from .kinds import (
     checking,
     kind_of,
     wrong,
+    wrong_field,
 )
 
 
@@ -42,7 +43,8 @@ LARGEST_VOCABULARY = 2**20
 
 
 def _stop_strings(value: Any) -> Any:
-    check_number_and_length(checked_stop_strings(value or []))
+    if value != "":  # which is none, like an empty list
+        check_number_and_length(checked_stop_strings(value))
     return value
 
 
@@ -64,7 +66,12 @@ def _tree(value: Any) -> Any:
     return value
 
 
-StopStrings = Annotated[str | list[str], checking(_stop_strings)]
+_StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP_STRING)]
+StopStrings = Annotated[
+    Annotated[str, Field(max_length=LONGEST_STOP_STRING)]
+    | Annotated[list[_StopString], Field(max_length=MOST_STOP_STRINGS)],
+    checking(_stop_strings),
+]
 Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=LARGEST_VOCABULARY)]
 Sequence = Annotated[list[TokenId], Field(min_length=1, max_length=LONGEST_SEQUENCE)]
 Token = Annotated[
@@ -102,7 +109,7 @@ Decay = Annotated[
 class Watermark(Closed):
     """Options of a watermark (https://huggingface.co/papers/2306.04634), as in a `WatermarkingConfig`."""
 
-    greenlist_ratio: Probability = 0.25
+    greenlist_ratio: Annotated[PositiveProbability, Field(lt=1)] = 0.25
     bias: Number = 2.0
     hashing_key: Annotated[Length, Field()] = 15485863
     seeding_scheme: Literal["lefthash", "selfhash"] = "lefthash"
@@ -197,6 +204,16 @@ class GenerationOptions(Closed):
     prompt_lookup_num_tokens: Annotated[Any, Only("0")] = None
     max_matching_ngram_size: Annotated[Any, Only()] = None
     speculation_type: Annotated[Any, Only()] = None
+
+    @model_validator(mode="after")
+    def _has_an_end_to_favour(self, info: ValidationInfo) -> GenerationOptions:
+        has_end = self.eos_token_id != -1 and (self.eos_token_id is not None or info.context.has_end)
+        if self.exponential_decay_length_penalty is not None and not has_end:
+            raise wrong_field(
+                "exponential_decay_length_penalty",
+                "raises the score of an end token, but no token ends the text. Give an `eos_token_id`",
+            )
+        return self
 
 
 _ASIDE = frozenset({"seed", "transformers_version", "from_model_config", "use_cache"})
