@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 
 MOST_CITED = 80
 """Most characters of a value that a message cites."""
+
+
+_BEGINNING = reprlib.Repr()  # of a value of megabytes, all would be written
+_BEGINNING.maxlist = _BEGINNING.maxdict = _BEGINNING.maxtuple = 20
+_BEGINNING.maxstring = _BEGINNING.maxother = _BEGINNING.maxlong = 2 * MOST_CITED
 
 
 def escaped(text: str) -> str:
@@ -16,9 +22,7 @@ def escaped(text: str) -> str:
 
 def shortened(value: Any, length: int = MOST_CITED) -> str:
     """A value for an error message, cut to so many characters."""
-    if isinstance(value, str):
-        value = value[: length + 1]  # of a text of megabytes, all would be copied
-    return cut(repr(value), length)
+    return cut(repr(value[: length + 1]) if isinstance(value, str) else _BEGINNING.repr(value), length)
 
 
 def cut(text: str, length: int) -> str:

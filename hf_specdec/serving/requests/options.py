@@ -207,7 +207,8 @@ class GenerationOptions(Closed):
 
     @model_validator(mode="after")
     def _has_an_end_to_favour(self, info: ValidationInfo) -> GenerationOptions:
-        has_end = self.eos_token_id != -1 and (self.eos_token_id is not None or info.context.has_end)
+        model_ends = info.context is None or info.context.has_end
+        has_end = model_ends if self.eos_token_id is None else self.eos_token_id != -1
         if self.exponential_decay_length_penalty is not None and not has_end:
             raise wrong_field(
                 "exponential_decay_length_penalty",

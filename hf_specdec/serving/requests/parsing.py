@@ -17,8 +17,11 @@ MOST_NESTED = 64
 MOST_DIGITS = 100
 """Most characters of a number."""
 
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-"""A bracket, or a whole string, whose brackets are none. A string without an end is one to the end of the text."""
+_NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^\[\]{}"]+', re.DOTALL)
+"""What is no bracket: a whole string, to the end of the text if it has no end, or other text."""
+_INNERMOST = re.compile(r"\[\]|\{\}")
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON writes the halves of surrogate pairs, which are also characters together."""
 
 
 @dataclass(frozen=True)
@@ -69,30 +72,35 @@ def json_of(text: str, where: str = "") -> Any:
         json.JSONDecodeError: if it is no JSON.
         RequestRefused: if it is nested too deeply, or has a number or character in it that cannot be used.
     """
-    if nesting_of(text) > MOST_NESTED:
+    if is_too_deep(text):
         raise RequestRefused(
             f"`{where or 'body'}` has more than {MOST_NESTED} arrays and objects within each other. Nest it less."
         )
-    value = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_constant)
-    check_values(value, where)
+    refused: list[_NoNumber] = []
+
+    def number(text: str) -> Any:
+        found = _number(text)
+        if isinstance(found, _NoNumber):
+            refused.append(found)
+        return found
+
+    value = json.loads(text, parse_int=number, parse_float=number, parse_constant=number)
+    if refused or _HALVES.search(text):  # else there is nothing to be found
+        check_values(value, where)
     return value
 
 
-def nesting_of(text: str) -> int:
-    """How many arrays and objects of a JSON text are within each other; above the limit, counting ends."""
+def is_too_deep(text: str) -> bool:
+    """Whether more arrays and objects of a JSON text are within each other than may be."""
     if text.count("[") + text.count("{") <= MOST_NESTED:
-        return 0
-    depth = most = 0
-    for found in _BRACKETS.finditer(text):
-        sign = found[0]
-        if sign in "[{":
-            depth += 1
-            most = max(most, depth)
-            if most > MOST_NESTED:
-                break
-        elif sign in "]}":
-            depth -= 1
-    return most
+        return False
+    left, depth = _NO_BRACKETS.sub("", text), 0
+    while left and depth <= MOST_NESTED:
+        before, left = left, _INNERMOST.sub("", left)
+        if left == before:  # brackets that do not fit: no JSON
+            return depth + left.count("[") + left.count("{") > MOST_NESTED
+        depth += 1
+    return depth > MOST_NESTED
 
 
 def check_values(value: Any, where: str = "") -> None:
@@ -127,22 +135,12 @@ def _name(key: str) -> str:
     return cut(escaped(key), 40)
 
 
-def _integer(text: str) -> Any:
-    return int(text) if len(text) <= MOST_DIGITS else _too_long(text)
-
-
-def _float(text: str) -> Any:
+def _number(text: str) -> Any:
+    """The number that a text of JSON, or of what Python takes for JSON, stands for."""
     if len(text) > MOST_DIGITS:
-        return _too_long(text)
+        reason = f"is a number of {len(text)} characters, but may have {MOST_DIGITS}: {cut(text, 40)}. Shorten it."
+        return _NoNumber(reason)
+    if text.lstrip("-").isdigit():
+        return int(text)
     value = float(text)
     return value if math.isfinite(value) else _NoNumber(f"must be a finite number, but is {cut(text, 40)}.")
-
-
-def _too_long(text: str) -> _NoNumber:
-    return _NoNumber(
-        f"is a number of {len(text)} characters, but may have {MOST_DIGITS}: {cut(text, 40)}. Shorten it."
-    )
-
-
-def _constant(text: str) -> _NoNumber:
-    return _NoNumber(f"must be a finite number, but is {text}, which is no JSON.")

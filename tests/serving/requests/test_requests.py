@@ -28,7 +28,7 @@ from hf_specdec.serving.requests import (  # noqa: E402
     roles_of,
 )
 from hf_specdec.serving.requests.options import GenerationOptions  # noqa: E402
-from hf_specdec.serving.requests.parsing import MOST_DIGITS, MOST_NESTED, nesting_of  # noqa: E402
+from hf_specdec.serving.requests.parsing import MOST_DIGITS, MOST_NESTED, is_too_deep  # noqa: E402
 
 
 USER = {"role": "user", "content": "abc"}
@@ -49,12 +49,23 @@ def completion(facts: Facts, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "text, depth",
-    [("[]" * 99, 1), ("[" * 40 + '"[[{{\\"[["' + "]" * 40 + "[" * 70, 65), ('{"a": "' + "[" * 99, 1), ("[[{}]]", 0)],
+    "text, deep",
+    [
+        ("[]" * 99, False),
+        ("[{}]" * 99, False),
+        ("[" * 64 + "]" * 64 + "[]", False),
+        ("[" * 65 + "]" * 65, True),
+        ("[{" * 33 + "}]" * 33, True),
+        ('["' + '[\\"' * 99 + '"]', False),
+        ('{"a": "' + "[" * 99, False),
+        ("[" * 99, True),
+        ("]" * 99 + "[" * 60, False),
+        ("[" * 40 + "{}" * 40 + "[" * 30, True),
+    ],
 )
-def test_nesting(text: str, depth: int) -> None:
-    """Brackets in strings are none; few brackets are not counted, and counting ends beyond the limit."""
-    assert nesting_of(text) == depth
+def test_nesting(text: str, deep: bool) -> None:
+    """Brackets in strings are none; those that do not fit each other count, too."""
+    assert is_too_deep(text) is deep
 
 
 def test_the_deepest_body() -> None:
