@@ -43,6 +43,7 @@ from .requests import (
     roles_of,
     sequence_bias,
 )
+from .routes import add_body_routes, replace_route
 from .stop_strings import check_number_and_length, checked_stop_strings
 from .streams import QuickChunks, whole_events
 
@@ -262,7 +263,7 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     handlers |= {name: _Nothing() for name in others if name not in handlers}
     app = build_server(models, generation_state=state, **handlers)
     _add_routes(app, models)
-    _add_body_routes(app, {path: handlers[f"{name}_handler"] for path, name in _HANDLERS.items()})
+    add_body_routes(app, handlers)
     _add_metrics(app, engine, model_name)
     describe(app, models.facts)
     add_error_handlers(app, engine)
@@ -287,35 +288,7 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
             return StreamingResponse(models.load_model_streaming(), media_type="text/event-stream")
         raise RequestRefused(f"`model={shortened(body.model)}` is not served here, but {models.force_model!r} is.")
 
-    _replace(app, "/load_model", load_model)
-
-
-_HANDLERS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/responses": "response"}
-_NOT_OURS = ("/v1/systemone", "/v1/audio/transcriptions")
-"""Routes that need the model itself, which answer nothing but that, and are not described."""
-
-
-def _add_body_routes(app: FastAPI, handlers: dict[str, Any]) -> None:
-    """The routes with a body, which is read by its type, in place of transformers' own."""
-
-    def answer(handler: Any) -> Any:
-        async def answered(request: Request) -> Response:
-            body = parsed(await request.body(), request.headers.get("content-type"))
-            return await handler.handle_request(body, request.state.request_id)
-
-        return answered
-
-    for path, handler in handlers.items():
-        _replace(app, path, answer(handler))
-    for route in app.router.routes:
-        if getattr(route, "path", None) in _NOT_OURS:
-            route.include_in_schema = False  # type: ignore[attr-defined]
-
-
-def _replace(app: FastAPI, path: str, answer: Any) -> None:
-    """Puts a route in the place of another one with its path."""
-    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != path]
-    app.post(path, name=path.strip("/").replace("/", "_"))(answer)
+    replace_route(app, "/load_model", load_model)
 
 
 def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:

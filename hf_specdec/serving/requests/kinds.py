@@ -50,7 +50,6 @@ Count = Annotated[int, Strict(), Field(ge=0, le=MOST_TOKENS)]
 NgramSize = Annotated[int, Strict(), Field(ge=0, le=64)]
 """Above 0, a list of that many copies of the text is made at every step."""
 Seed = Annotated[int, Strict(), Field(ge=-(2**63), le=2**63 - 1)]
-Names = dict[str, Any]
 
 
 def wrong(says: str) -> PydanticCustomError:

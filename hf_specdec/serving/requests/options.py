@@ -92,17 +92,15 @@ End = Annotated[
 """Tokens that end the text; -1: none does."""
 
 
-def _is_pair(value: Any) -> Any:
+def _pair(value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list) or len(value) != 2:
         raise wrong("must be a list of two")
-    return value
+    return tuple(value)
 
 
-Bias = Annotated[tuple[Sequence, Number], BeforeValidator(_pair := lambda value: tuple(_is_pair(value)))]
+Bias = Annotated[tuple[Sequence, Number], BeforeValidator(_pair)]
 """A sequence of tokens, and what is added to the score of its last one."""
-Decay = Annotated[
-    tuple[Count, Annotated[Positive, Field(le=10)]], BeforeValidator(lambda value: tuple(_is_pair(value)))
-]
+Decay = Annotated[tuple[Count, Annotated[Positive, Field(le=10)]], BeforeValidator(_pair)]
 """A number of new tokens, and the factor by which the score of the end grows with each further one."""
 
 
@@ -111,7 +109,7 @@ class Watermark(Closed):
 
     greenlist_ratio: Annotated[PositiveProbability, Field(lt=1)] = 0.25
     bias: Number = 2.0
-    hashing_key: Annotated[Length, Field()] = 15485863
+    hashing_key: Length = 15485863
     seeding_scheme: Literal["lefthash", "selfhash"] = "lefthash"
     context_width: Annotated[NgramSize, Field(ge=1)] = 1
 
