@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -15,8 +14,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from support.goldens import save_chat_target
+from support.models import tiny_model
 from support.servers import running_server
+from support.tokenizer import tiny_tokenizer
 
 
 for package in ("fastapi", "openai", "prometheus_client", "schemathesis"):
@@ -29,13 +29,13 @@ from schemathesis import GenerationMode  # noqa: E402
 
 SEED = 1
 CASES = {
-    ("POST", "/v1/completions"): 2400,
-    ("POST", "/load_model"): 1200,
-    ("POST", "/v1/chat/completions"): 600,
-    ("POST", "/v1/responses"): 400,
+    ("POST", "/v1/completions"): 3200,
+    ("POST", "/load_model"): 1100,
+    ("POST", "/v1/chat/completions"): 250,
+    ("POST", "/v1/responses"): 150,
 }
 """Cases of each kind, right and wrong, by route."""
-CONTEXT = 64
+CONTEXT = 32
 SECONDS = 20
 """Within which each request is answered."""
 MOST_GROWTH = 150 * 2**20
@@ -43,10 +43,11 @@ MOST_GROWTH = 150 * 2**20
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server with a small model whose texts are short."""
-    folder = save_chat_target(tmp_path_factory.mktemp("target"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    """Of a server with a tiny model whose texts are short."""
+    folder, tokenizer = tmp_path_factory.mktemp("target"), tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    tiny_model(max_position_embeddings=CONTEXT).save_pretrained(folder)
     options = ["--dtype", "float32", "--device", "cpu", "--model-name", "tiny", "--draft", "ngram"]
     with running_server(str(folder), *options, log=tmp_path_factory.mktemp("server") / "log") as address:
         yield address
