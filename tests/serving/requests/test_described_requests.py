@@ -35,7 +35,7 @@ CASES = {
     ("POST", "/v1/responses"): 150,
 }
 """Cases of each kind, right and wrong, by route."""
-CONTEXT = 32
+CONTEXT = 12
 SECONDS = 20
 """Within which each request is answered."""
 MOST_GROWTH = 150 * 2**20
