@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -20,17 +20,7 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
 from .answers import ParsedAnswers, is_cut
-from .bodies import (
-    LENGTHS,
-    check_input,
-    check_numbers,
-    check_options,
-    check_prompt,
-    checked_messages,
-    chosen_tools,
-    sequence_bias,
-)
-from .characters import check_characters
+from .characters import cut, shortened
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
@@ -38,8 +28,28 @@ from .error_answers import add_error_handlers, error_answer
 from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
 from .metrics import registry_of
+from .requests import (
+    BODIES,
+    LENGTHS,
+    Facts,
+    LoadModelBody,
+    checked,
+    describe,
+    normal_items,
+    normal_messages,
+    options_of,
+    parsed,
+    reserved_names,
+    roles_of,
+    sequence_bias,
+)
+from .routes import add_body_routes, replace_route
 from .stop_strings import check_number_and_length, checked_stop_strings
 from .streams import QuickChunks, whole_events
+
+
+MOST_OF_A_REASON = 200
+"""Most characters of a reason for a refusal that may consist of what the request has."""
 
 
 class OneModel(ModelManager):
@@ -54,6 +64,13 @@ class OneModel(ModelManager):
 
     def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
         self._loaded = model, tokenizer
+        self.facts = Facts(
+            model.config.get_text_config().vocab_size,
+            roles_of(tokenizer),
+            reserved_names(tokenizer),
+            has_end=model.generation_config.eos_token_id is not None,
+        )
+        """What checks of requests have to know."""
         super().__init__(force_model=name)
 
     def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -81,32 +98,51 @@ class _OwnRequests:
     """
 
     model_manager: OneModel
+    _body: type[Any]
+    """The type of the route's body."""
 
     def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PreTrainedTokenizerBase]:
         name = self.model_manager.force_model
         if body.get("model") is not None and not self.model_manager.is_called(body["model"]):
-            raise ValueError(f"`model={body['model']!r}` is not served here, but {name!r} is.")
+            raise RequestRefused(f"`model={shortened(body['model'])}` is not served here, but {name!r} is.")
         return name, *self.model_manager.load_model_and_processor()
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
+        body = self._checked({name: value for name, value in body.items() if value is not None})  # null: default
         try:
-            body = self._checked({name: value for name, value in body.items() if value is not None})  # null: default
             response = await handler.handle_request(body, request_id)
             for request in asked_for.get() or ():
                 await request.begun()
-        except (ValueError, TypeError, TemplateError) as error:  # the last: a chat template's own check
-            raise RequestRefused(str(error)) from error
+        except RequestRefused:
+            raise
+        except TemplateError as error:  # a chat template's own check, which may cite all that it was given
+            raise RequestRefused(cut(str(error), MOST_OF_A_REASON)) from error
+        except (ValueError, TypeError) as error:
+            raise RequestRefused(cut(str(error), 3 * MOST_OF_A_REASON)) from error
         if isinstance(response, StreamingResponse):
             response.body_iterator = whole_events(response.body_iterator)
         return response
 
+    def _validate_request(self, body: dict[str, Any]) -> None:
+        """Does nothing: the body has been checked by its type."""
+
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body as transformers' handler gets it. Errors of value or type are the request's fault."""
-        check_characters(body)
-        check_options(body)
-        check_numbers(body)
-        return chosen_tools(body)
+        """
+        The body as transformers' handler takes it.
+
+        Raises:
+            RequestRefused: if it asks for what cannot be served; the message names the field.
+        """
+        found = checked(self._body, body, self.model_manager.facts)
+        if body.get("tool_choice") == "none":
+            body = {name: value for name, value in body.items() if name != "tools"}
+        options = found.generation_config
+        if options is not None:
+            body = body | {"generation_config": json.dumps(options_of(options))}
+            if options.seed is not None:
+                body["seed"] = options.seed
+        return body
 
     def _build_generation_config(
         self, body: dict[str, Any], model_generation_config: GenerationConfig, use_cb: bool = False
@@ -123,8 +159,7 @@ class _OwnRequests:
         if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
             config.max_new_tokens = config.max_length = None  # what fits
         config.seed = body.get("seed")
-        model, _ = self.model_manager.load_model_and_processor()
-        bias = sequence_bias(body.get("logit_bias"), model.config.get_text_config().vocab_size)
+        bias = sequence_bias(body.get("logit_bias"), self.model_manager.facts.vocab_size)
         if bias is not None:
             config.sequence_bias = bias
         if config.stop_strings is None:
@@ -153,14 +188,15 @@ def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
 
 
 class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
+    _body = BODIES["/v1/chat/completions"]
+
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
-        return super()._checked(body | {"messages": checked_messages(body.get("messages"))})
+        body = super()._checked(body)
+        return body | {"messages": normal_messages(body["messages"])}
 
 
 class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
-    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
-        check_prompt(body)
-        return super()._checked(body)
+    _body = BODIES["/v1/completions"]
 
 
 class _Response(_OwnRequests, ResponseHandler):
@@ -169,9 +205,11 @@ class _Response(_OwnRequests, ResponseHandler):
     incomplete if they are as long as they may be (transformers' handler completes all).
     """
 
+    _body = BODIES["/v1/responses"]
+
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
-        check_input(body)
-        return super()._checked(body | {"stream": body.get("stream") or False})
+        body = super()._checked(body)
+        return body | {"input": normal_items(body["input"]), "stream": body.get("stream") or False}
 
     async def _non_streaming(self, *args: Any, **options: Any) -> JSONResponse:
         response = await super()._non_streaming(*args, **options)
@@ -225,7 +263,9 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     handlers |= {name: _Nothing() for name in others if name not in handlers}
     app = build_server(models, generation_state=state, **handlers)
     _add_routes(app, models)
+    add_body_routes(app, handlers)
     _add_metrics(app, engine, model_name)
+    describe(app, models.facts)
     add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     return app
@@ -239,16 +279,16 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
         if models.is_called(name):
             return JSONResponse(models.list_models()[0])
         return error_answer(
-            404, "invalid_request_error", f"`{name}` is not served here, but `{models.force_model}` is."
+            404, "invalid_request_error", f"`{cut(name, 80)}` is not served here, but `{models.force_model}` is."
         )
 
-    @app.post("/load_model")
-    async def load_model(body: dict[str, Any]) -> Response:
-        if models.is_called(body.get("model")):
+    async def load_model(request: Request) -> Response:
+        body = checked(LoadModelBody, parsed(await request.body(), request.headers.get("content-type")), models.facts)
+        if models.is_called(body.model):
             return StreamingResponse(models.load_model_streaming(), media_type="text/event-stream")
-        raise RequestRefused(f"`model={body.get('model')!r}` is not served here, but {models.force_model!r} is.")
+        raise RequestRefused(f"`model={shortened(body.model)}` is not served here, but {models.force_model!r} is.")
 
-    app.router.routes.insert(0, app.router.routes.pop())  # before transformers' own, which loads others
+    replace_route(app, "/load_model", load_model)
 
 
 def _add_metrics(app: FastAPI, engine: EngineClient, model_name: str) -> None:

@@ -1,34 +1,30 @@
-"""Characters that are none: JSON can write halves of surrogate pairs, which neither tokenizers nor UTF-8 know."""
+"""Text in messages: cut to a length that can be read, and without characters that cannot be sent."""
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
-from .bodies import shortened
+
+MOST_CITED = 80
+"""Most characters of a value that a message cites."""
 
 
-def check_characters(body: dict[str, Any]) -> None:
-    """
-    Checks that all strings of a body are text.
-
-    Raises:
-        ValueError: if one is not; the error names its place.
-    """
-    left: list[tuple[str, Any]] = [("", body)]
-    while left:
-        where, value = left.pop()
-        if isinstance(value, dict):
-            left += [(f"{where}.{escaped(name)}" if where else escaped(name), one) for name, one in value.items()]
-            left += [(where or "body", name) for name in value]
-        elif isinstance(value, list):
-            left += [(f"{where}[{number}]", one) for number, one in enumerate(value)]
-        elif isinstance(value, str) and escaped(value) != value:
-            raise ValueError(
-                f"`{where}` has half of a surrogate pair in it, which is no character: {shortened(value)}. "
-                "Give the whole character, or leave it out."
-            )
+_BEGINNING = reprlib.Repr()  # of a value of megabytes, all would be written
+_BEGINNING.maxlist = _BEGINNING.maxdict = _BEGINNING.maxtuple = 20
+_BEGINNING.maxstring = _BEGINNING.maxother = _BEGINNING.maxlong = 2 * MOST_CITED
 
 
 def escaped(text: str) -> str:
-    """A text in which halves of surrogate pairs are written out."""
+    """A text in which halves of surrogate pairs are written out: neither tokenizers nor UTF-8 know them."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def shortened(value: Any, length: int = MOST_CITED) -> str:
+    """A value for an error message, cut to so many characters."""
+    return cut(repr(value[: length + 1]) if isinstance(value, str) else _BEGINNING.repr(value), length)
+
+
+def cut(text: str, length: int) -> str:
+    """A text, or its beginning if it has more characters."""
+    return text if len(text) <= length else f"{text[: length - 4]} …"

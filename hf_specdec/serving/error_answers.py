@@ -58,8 +58,6 @@ def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:
 def _refused_by_transformers(request: Request, error: HTTPException) -> JSONResponse:
     """transformers' own refusals and unknown paths, in the form of all other errors."""
     status, reason = (400 if error.status_code == 422 else error.status_code), str(error.detail)
-    if reason.startswith("Unexpected fields"):
-        reason += ". Options of `generate` go into `generation_config`, as JSON."
     kind = "server_error" if status >= 500 else "invalid_request_error"
     response = error_answer(status, kind, reason)
     response.headers.update(error.headers or {})

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..generation.stopping import TokenCriterion
-from .bodies import shortened
+from .characters import shortened
 from .streams import MergedQueue
 from .text_pieces import REPLACEMENT, TextPieces
 

@@ -12,7 +12,7 @@ from support.batches import limits
 from support.models import VOCAB, tiny_model
 from support.servers import engine_over
 from support.tokenizer import tiny_tokenizer
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import ForcedEOSTokenLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from hf_specdec import NgramDraft
 
@@ -173,6 +173,33 @@ def test_unknown_paths_are_answered_alike(client: TestClient) -> None:
     }
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_seeds_in_options_of_generate(client: TestClient, path: str) -> None:
+    options = {"do_sample": True, "max_new_tokens": 20, "temperature": 2.0}
+
+    def text(seed: int) -> str:
+        own = {"generation_config": options | {"seed": seed}, "temperature": None}
+        return text_of(ask(client, path, **own))
+
+    alike = ask(client, path, generation_config=json.dumps(options), seed=5, temperature=None)
+    assert text(5) == text(5) == text_of(alike) != text(6)
+
+
+def test_the_description(client: TestClient) -> None:
+    """Has the typed bodies, with bounds and roles of the model, and all answers."""
+    found = client.get("/openapi.json").json()
+    schemas = found["components"]["schemas"]
+    for path in ("/load_model", *(f"/v1/{path}" for path in PATHS)):
+        (operation,) = found["paths"][path].values()
+        (name,) = {body["schema"]["$ref"].split("/")[-1] for body in operation["requestBody"]["content"].values()}
+        assert schemas[name]["additionalProperties"] is False and set(operation["responses"]) >= {"200", "400", "503"}
+    options = schemas["GenerationOptions"]["properties"]
+    assert options["pad_token_id"]["anyOf"][0] == {"minimum": 0, "maximum": VOCAB - 1, "type": "integer"}
+    assert options["num_beams"]["enum"] == [None, 1]
+    assert "user" in schemas["Message"]["properties"]["role"]["enum"]
+    assert not any("audio" in path for path in found["paths"])
+
+
 def test_completion_tokens_by_their_other_name(client: TestClient) -> None:
     answer = ask(client, "chat/completions", max_tokens=None, max_completion_tokens=3)
     assert answer["usage"]["completion_tokens"] == 3
@@ -191,9 +218,10 @@ def test_names(client: TestClient) -> None:
 
 def test_load_model(client: TestClient) -> None:
     assert '"ready"' in client.post("/load_model", json={"model": "some/tiny"}).text
-    for body in ({"model": 5}, {"model": "another"}, {}):
+    for body, reason in (({"model": 5}, "must be a string"), ({"model": "another"}, "some/tiny"), ({}, "is missing")):
         response = client.post("/load_model", json=body)
-        assert response.status_code == 400 and "some/tiny" in response.json()["error"]["message"]
+        message = response.json()["error"]["message"]
+        assert response.status_code == 400 and "`model" in message and reason in message
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong
@@ -205,9 +233,11 @@ def test_load_model(client: TestClient) -> None:
     [{"bad_words_ids": [[999999]]}, {"sequence_bias": [[[999999], 1.0]]}, {"max_time": "a"}],
     ids=lambda config: next(iter(config)),
 )
-def test_requests_that_fail(client: TestClient, path: str, config: dict[str, Any]) -> None:
+def test_options_of_generate_that_are_wrong(client: TestClient, path: str, config: dict[str, Any]) -> None:
+    (name,) = config
     config = {"max_new_tokens": 6, "do_sample": False, **config}
-    assert "Error: " in refusal(client, path, PATHS[path] | {"generation_config": json.dumps(config)})
+    for given in (config, json.dumps(config)):
+        assert f"`generation_config.{name}" in refusal(client, path, PATHS[path] | {"generation_config": given})
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -248,7 +278,7 @@ def test_unexpected_errors(client: TestClient, monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: Any) -> None:
         raise LookupError("nobody knows")
 
-    monkeypatch.setattr("hf_specdec.serving.app.check_numbers", fails)
+    monkeypatch.setattr("hf_specdec.serving.app.checked", fails)
     for path in PATHS:
         response = client.post(f"/v1/{path}", json=PATHS[path])
         error = response.json()["error"]
@@ -256,9 +286,17 @@ def test_unexpected_errors(client: TestClient, monkeypatch: pytest.MonkeyPatch) 
         assert "unexpected LookupError" in error["message"] and "nobody knows" not in error["message"]
 
 
-def test_streams_that_fail(client: TestClient) -> None:
+def test_streams_that_fail(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """After their first token: told as JSON, whatever the reason says."""
-    config = json.dumps({"forced_eos_token_id": 999999, "do_sample": False})
+    forces = ForcedEOSTokenLogitsProcessor.__call__
+
+    def fails_at_the_end(self: Any, input_ids: Any, scores: Any) -> Any:
+        if input_ids.shape[-1] == self.max_length - 1:
+            raise IndexError('"2" is out of bounds')
+        return forces(self, input_ids, scores)
+
+    monkeypatch.setattr(ForcedEOSTokenLogitsProcessor, "__call__", fails_at_the_end)
+    config = json.dumps({"forced_eos_token_id": 2, "do_sample": False})
     body = CHAT | {"generation_config": config, "stream": True}
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
@@ -319,18 +357,19 @@ def messages(*of_them: Any) -> dict[str, Any]:
 
 
 USER = {"role": "user", "content": "abc"}
+TOOL = {"type": "function", "name": "f", "function": {"name": "f"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
     "body, message",
     [
-        ({}, "`messages` must be a list"),
-        ({"messages": None}, "`messages` must be a list"),
+        ({}, "`messages` is missing"),
+        ({"messages": None}, "`messages` is missing"),
         ({"messages": "hi"}, "`messages` must be a list"),
-        (messages(), "`messages` must be a list of one message"),
+        (messages(), "`messages` must be a list of 1 or more"),
         (messages("hi"), "`messages[0]` must be an object"),
-        (messages(USER, {"content": "x"}), "`messages[1].role` must be a string"),
+        (messages(USER, {"content": "x"}), "`messages[1].role` is missing"),
         (messages({"role": 5, "content": "x"}), "`messages[0].role` must be a string"),
         (messages({"role": "user", "content": 5}), "`messages[0].content` must be a string or a list"),
         (messages({"role": "user", "content": ["a"]}), "`messages[0].content[0]` must be an object"),
@@ -362,8 +401,8 @@ def test_tool_calls(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "body, message",
     [
-        ({}, "`input` must be a string, or a list"),
-        ({"input": []}, "`input` must be a string, or a list"),
+        ({}, "`input` is missing"),
+        ({"input": []}, "`input` must be a list of 1 or more"),
         ({"input": [{"content": "a"}]}, "`input[0].type`"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "a"}]}, "must begin with a message"),
         ({"input": ["a"]}, "`input[0]` must be an object"),
@@ -439,12 +478,14 @@ def test_options_without_effect(client: TestClient, path: str) -> None:
 @pytest.mark.parametrize(
     "option, message",
     [
-        ({"tools": "x"}, "`tools` must be a list of functions"),
+        ({"tools": "x"}, "`tools` must be a list"),
         ({"tools": ["x"]}, "`tools[0]` must be an object"),
         ({"tools": [{"type": "web_search"}]}, "`tools[0].type='web_search'` is not supported"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "`chat_template_kwargs.chat_template` is not supp"),
         ({"chat_template_kwargs": "chat_template"}, "`chat_template_kwargs` must be an object"),
-        ({"tools": [{"type": "function"}, {"type": None, "name": 5}, 3]}, "`tools[2]` must be an object"),
+        ({"tools": [TOOL, {"type": None, "name": 5}]}, "`tools[1]."),
+        ({"tools": [TOOL, 3]}, "`tools[1]` must be an object"),
+        ({"tool_choice": "required"}, "`tool_choice='required'` without `tools`"),
     ],
 )
 def test_options_that_the_template_cannot_take(
@@ -463,7 +504,7 @@ def test_tools(client: TestClient, path: str) -> None:
         for options in ({}, {"tools": [tool], "tool_choice": "auto"}, {"tools": [tool], "tool_choice": "none"})
     )
     assert bare == none < shown
-    ask(client, path, tool_choice="required", parallel_tool_calls=False)  # of no tools
+    ask(client, path, tool_choice="auto", parallel_tool_calls=False)  # of no tools
     for option in ({"tool_choice": "required"}, {"tool_choice": tool}):
         assert "is not supported" in refusal(client, path, PATHS[path] | {"tools": [tool]} | option)
 

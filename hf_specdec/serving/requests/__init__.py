@@ -1,0 +1,44 @@
+"""
+What requests may ask for. Bodies and options are typed tables, of which the checks, the messages and the description
+at `/openapi.json` are made.
+
+    parsing.py        the JSON of a body: nesting, digits, characters
+    kinds.py          types of values: whole numbers, finite numbers, token ids, options that have one value
+    options.py        `generation_config`
+    messages.py       messages, their parts and calls, and the items of a response's input
+    tools.py          tools, and which one is to be called
+    bodies.py         the bodies of the routes
+    logit_bias.py     `logit_bias`, as an option of `generate`
+    templates.py      what of a model's chat template matters to requests: its roles, and names that it reserves
+    checking.py       checks a body, and explains what is wrong with it
+    description.py    the bodies and answers in the OpenAPI description
+"""
+
+from .bodies import BODIES, LENGTHS, ChatBody, CompletionBody, LoadModelBody, ResponseBody
+from .checking import Facts, checked
+from .description import describe
+from .logit_bias import sequence_bias
+from .messages import normal_items, normal_messages
+from .options import options_of
+from .parsing import parsed
+from .templates import reserved_names, roles_of
+
+
+__all__ = [
+    "BODIES",
+    "ChatBody",
+    "CompletionBody",
+    "Facts",
+    "LENGTHS",
+    "LoadModelBody",
+    "ResponseBody",
+    "checked",
+    "describe",
+    "normal_items",
+    "normal_messages",
+    "options_of",
+    "parsed",
+    "reserved_names",
+    "roles_of",
+    "sequence_bias",
+]

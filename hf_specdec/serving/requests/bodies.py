@@ -1,0 +1,242 @@
+"""The bodies of the routes: fields that are served, that change nothing, and that would change the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
+
+from ..characters import cut, escaped, shortened
+from .kinds import (
+    LARGEST,
+    Boolean,
+    Closed,
+    Length,
+    Only,
+    Open,
+    Probability,
+    Seed,
+    Temperature,
+    Text,
+    told,
+    wrong,
+)
+from .logit_bias import sequence_bias
+from .messages import Input, Message
+from .options import GenerationOptions, StopStrings
+from .parsing import json_of
+from .tools import NestedTool, ResponseTool, check_choice
+
+
+def _from_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json_of(value, "generation_config")
+    except json.JSONDecodeError as error:
+        raise told(
+            f"`generation_config` must be an object, or its JSON, but is {shortened(value)}: {error}."
+        ) from error
+    except ValueError as error:
+        raise told(str(error)) from error
+    return found
+
+
+def _bias(value: Any, info: ValidationInfo) -> Any:
+    try:
+        sequence_bias(value, None if info.context is None else info.context.vocab_size)
+    except (TypeError, ValueError) as error:
+        raise told(str(error)) from error
+    return value
+
+
+def _template_variables(value: Any, info: ValidationInfo) -> Any:
+    if value is None:
+        return value
+    if not isinstance(value, dict):
+        raise wrong("must be an object")
+    reserved = frozenset() if info.context is None else info.context.reserved
+    for name in value:
+        if name in reserved or name.startswith("_"):
+            said = cut(escaped(name), 40)
+            if name == "chat_template":
+                raise told(
+                    "`chat_template_kwargs.chat_template` is not supported by this server: the chat template is the "
+                    "model's. Leave it out, or use `/v1/completions`, which takes text as it is."
+                )
+            raise told(
+                f"`chat_template_kwargs.{said}` is reserved: it is no variable that a request gives to a chat "
+                "template. Leave it out."
+            )
+    return value
+
+
+Options = Annotated[
+    GenerationOptions,
+    BeforeValidator(
+        _from_text,
+        json_schema_input_type=Annotated[str, Field(json_schema_extra={"contentMediaType": "application/json"})]
+        | GenerationOptions,
+    ),
+]
+TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_template_variables)]
+LogitBias = Annotated[
+    Any,
+    BeforeValidator(_bias),
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -LARGEST, "maximum": LARGEST},
+        }
+    ),
+]
+FrequencyPenalty = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=LARGEST)]
+"""Above -1: the `repetition_penalty` is this value plus 1."""
+Names = dict[str, Text]
+
+
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Names of the most tokens of an answer, in the three APIs."""
+
+
+class StreamOptions(Open):
+    """Options of a stream. It has the usage in its last chunk in any case."""
+
+    include_usage: Boolean | None = None
+    include_obfuscation: Boolean | None = None
+
+
+class TextOptions(Open):
+    """The form of a response's text."""
+
+    format: Annotated[Any, Only('{"type": "text"}')] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Shared(Closed):
+    """What all requests for a text have."""
+
+    model: Text | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    seed: Seed | None = None
+    stream: Boolean | None = None
+    generation_config: Options | None = None
+    # Without effect.
+    stream_options: StreamOptions | None = None
+    user: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_one_seed(self) -> Shared:
+        inner = None if self.generation_config is None else self.generation_config.seed
+        if None not in (self.seed, inner) and self.seed != inner:
+            raise told(f"`seed={self.seed}` and `generation_config.seed={inner}` differ. Leave one of them out.")
+        return self
+
+
+class _Conversation(Shared):
+    """What chats and responses have."""
+
+    chat_template_kwargs: TemplateVariables | None = None
+    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})] = None
+    parallel_tool_calls: Boolean | None = None
+    # Without effect.
+    metadata: Names | None = None
+    store: Boolean | None = None
+    service_tier: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Text | None = None
+    # Not supported.
+    top_logprobs: Annotated[Any, Only("0")] = None
+    moderation: Annotated[Any, Only()] = None
+
+    @model_validator(mode="after")
+    def _demands_no_call(self) -> _Conversation:
+        check_choice(self.tool_choice, getattr(self, "tools", None))
+        return self
+
+
+class ChatBody(_Conversation):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[NestedTool] | None = None
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
+    stop: StopStrings | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    logit_bias: LogitBias = None
+    # Without effect.
+    verbosity: Literal["low", "medium", "high"] | None = None
+    # Not supported.
+    n: Annotated[Any, Only("1")] = None
+    logprobs: Annotated[Any, Only("false")] = None
+    presence_penalty: Annotated[Any, Only("0", "0.0", "-0.0")] = None
+    response_format: Annotated[Any, Only('{"type": "text"}')] = None
+    functions: Annotated[Any, Only("[]")] = None
+    function_call: Annotated[Any, Only('"auto"', '"none"')] = None
+    audio: Annotated[Any, Only()] = None
+    modalities: Annotated[Any, Only('["text"]')] = None
+    prediction: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[
+        Any, Only(remedy="Leave it out, or give what the model's chat template knows in `chat_template_kwargs`.")
+    ] = None
+    web_search_options: Annotated[Any, Only()] = None
+
+
+class CompletionBody(Shared):
+    """The body of `/v1/completions`."""
+
+    prompt: Text
+    max_tokens: Length | None = None
+    stop: StopStrings | None = None
+    frequency_penalty: FrequencyPenalty | None = None
+    logit_bias: LogitBias = None
+    # Not supported.
+    n: Annotated[Any, Only("1")] = None
+    best_of: Annotated[Any, Only("1")] = None
+    echo: Annotated[Any, Only("false")] = None
+    logprobs: Annotated[Any, Only("false")] = None
+    presence_penalty: Annotated[Any, Only("0", "0.0", "-0.0")] = None
+    suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
+
+
+class ResponseBody(_Conversation):
+    """The body of `/v1/responses`."""
+
+    input: Input
+    instructions: Text | None = None
+    tools: list[ResponseTool] | None = None
+    max_output_tokens: Length | None = None
+    text: TextOptions | None = None
+    # Without effect.
+    image: dict[str, Any] | None = None
+    access_programs: dict[str, Any] | None = None
+    # Not supported.
+    background: Annotated[Any, Only("false")] = None
+    context_management: Annotated[Any, Only("[]")] = None
+    conversation: Annotated[Any, Only()] = None
+    include: Annotated[Any, Only("[]", '["reasoning.encrypted_content"]')] = None
+    max_tool_calls: Annotated[Any, Only()] = None
+    previous_response_id: Annotated[Any, Only()] = None
+    prompt: Annotated[Any, Only(remedy="Give its text in `input`.")] = None
+    reasoning: Annotated[Any, Only("{}")] = None
+    truncation: Annotated[Any, Only('"disabled"')] = None
+
+
+class LoadModelBody(Closed):
+    """The body of `/load_model`."""
+
+    model: Text
+
+
+BODIES: dict[str, type[Closed]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponseBody,
+    "/load_model": LoadModelBody,
+}

@@ -1,0 +1,160 @@
+"""Requests that schemathesis makes of the server's own description, right and wrong ones, to a server of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from support.models import tiny_model
+from support.servers import running_server
+from support.tokenizer import tiny_tokenizer
+
+
+for package in ("fastapi", "openai", "prometheus_client", "schemathesis"):
+    pytest.importorskip(package)
+
+import requests  # noqa: E402
+import schemathesis  # noqa: E402
+from schemathesis import GenerationMode  # noqa: E402
+
+
+SEED = 1
+CASES = {
+    ("POST", "/v1/completions"): 3200,
+    ("POST", "/load_model"): 1100,
+    ("POST", "/v1/chat/completions"): 250,
+    ("POST", "/v1/responses"): 150,
+}
+"""Cases of each kind, right and wrong, by route."""
+CONTEXT = 12
+SECONDS = 20
+"""Within which each request is answered."""
+MOST_GROWTH = 150 * 2**20
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server with a tiny model whose texts are short."""
+    folder, tokenizer = tmp_path_factory.mktemp("target"), tiny_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    tiny_model(max_position_embeddings=CONTEXT).save_pretrained(folder)
+    options = ["--dtype", "float32", "--device", "cpu", "--model-name", "tiny", "--draft", "ngram"]
+    with running_server(str(folder), *options, log=tmp_path_factory.mktemp("server") / "log") as address:
+        yield address
+
+
+@contextmanager
+def watched_health(address: str) -> Iterator[list[float]]:
+    """A context in which `/health` is asked for all along; gives the seconds until each of its answers."""
+    seconds: list[float] = []
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(0.2):
+            began = time.monotonic()
+            try:
+                with urllib.request.urlopen(f"{address}/health", timeout=SECONDS) as answer:
+                    healthy = answer.status == 200
+            except OSError:
+                healthy = False
+            seconds.append(time.monotonic() - began if healthy else float("inf"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield seconds
+    finally:
+        has_ended.set()
+        watcher.join()
+
+
+def processes() -> list[int]:
+    """The server and its engine: what this process has started, and what that has."""
+    found: list[int] = []
+    left = [os.getpid()]
+    while left:
+        one = left.pop()
+        try:
+            children = "".join(path.read_text() for path in Path(f"/proc/{one}/task").glob("*/children"))
+        except OSError:
+            continue
+        left += map(int, children.split())
+        found += map(int, children.split())
+    return [one for one in found if b"hf_specdec" in _read(one, "cmdline") or b"spawn_main" in _read(one, "cmdline")]
+
+
+def _read(process: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def held(process: int) -> tuple[int, int]:
+    """Bytes of memory and number of file descriptors that a process holds."""
+    pages = int(_read(process, "statm").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(list(Path(f"/proc/{process}/fd").iterdir()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_described_requests(address: str) -> None:
+    schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+    statuses: Counter[Any] = Counter()
+    wrong: list[str] = []
+    known: dict[int, tuple[int, int]] = {}
+    with requests.Session() as session, watched_health(address) as seconds:
+        for (method, path), number in CASES.items():
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+                _send(session, address, schema[path][method], mode, number, statuses, wrong)
+            if not known:  # what the first requests need stays
+                known = {process: held(process) for process in processes()}
+        for path in ("/health", "/metrics", "/v1/models", "/v1/models/tiny"):
+            statuses[session.get(address + path, timeout=SECONDS).status_code] += 1
+    assert not wrong, f"seed {SEED}: " + "\n".join(wrong[:10])
+    assert statuses.total() >= 9000 and set(statuses) <= {200, 400, 404, 405}, statuses
+    assert statuses[200] > 500 and statuses[400] > 4000, statuses
+    assert len(seconds) > 100 and max(seconds) < 1, f"/health was answered after {max(seconds)} s"
+    assert len(known) >= 2, "no processes found"
+    for process, (memory, descriptors) in known.items():
+        now = held(process)
+        assert now[0] - memory < MOST_GROWTH and now[1] - descriptors <= 8, (process, memory, descriptors, now)
+
+
+def _send(
+    session: requests.Session,
+    address: str,
+    operation: Any,
+    mode: GenerationMode,
+    number: int,
+    statuses: Counter[Any],
+    wrong: list[str],
+) -> None:
+    """Sends cases of an operation, and notes their statuses, and those that are wrong."""
+
+    @seed(SEED)
+    @settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        answer = case.call(base_url=address, session=session, timeout=SECONDS)
+        statuses[answer.status_code] += 1
+        if answer.status_code >= 500 or answer.elapsed > SECONDS:
+            wrong.append(f"{operation.label} {case.body!r:.500}: {answer.status_code} {answer.text[:300]}")
+
+    send()
