@@ -95,6 +95,7 @@ def serve(
     from ..serving.app import build_app
     from ..serving.engine import EngineOptions, StartError, running_engine
     from ..serving.http_server import HttpServer
+    from ..serving.termination import unwound_by_sigterm
 
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
@@ -127,7 +128,7 @@ def serve(
         max_queue_size=max_queue_size,
     )
     try:
-        with running_engine(options) as engine:
+        with unwound_by_sigterm(), running_engine(options) as engine:
             app = build_app(engine, tokenizer, model_name or target or loading.SMOLLM2)
             HttpServer(uvicorn.Config(app, host=host, port=port), engine).run()
     except StartError as error:

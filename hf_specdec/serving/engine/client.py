@@ -63,6 +63,7 @@ class EngineClient:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
 
@@ -98,6 +99,16 @@ class EngineClient:
     def close(self) -> None:
         """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
         self._outbox.put(None)
+
+    def stop(self, timeout: float) -> bool:
+        """
+        Asks the engine to end, and waits at most `timeout` seconds until it has.
+
+        Returns:
+            `bool`: whether it has closed its end of the pipe, after its last step.
+        """
+        self.close()
+        return self._is_closed.wait(timeout)
 
     # ------------------------------------------------------------------------------------------- from an event loop
 
@@ -176,6 +187,7 @@ class EngineClient:
             pass
         finally:
             self._end("The engine has ended. Its process is no more.")
+            self._is_closed.set()
             self._connection.close()
 
     def _handle(self, message: Any) -> None:
