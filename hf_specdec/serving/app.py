@@ -39,7 +39,8 @@ from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
 from .metrics import registry_of
 from .stop_strings import check_number_and_length, checked_stop_strings
-from .streams import QuickChunks, whole_events
+from .stream_ends import event, until_done, until_failed
+from .streams import QuickChunks
 
 
 class OneModel(ModelManager):
@@ -81,6 +82,8 @@ class _OwnRequests:
     """
 
     model_manager: OneModel
+    _ended = staticmethod(until_done)
+    """Ends the events of a stream as OpenAI's clients expect it."""
 
     def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PreTrainedTokenizerBase]:
         name = self.model_manager.force_model
@@ -98,7 +101,7 @@ class _OwnRequests:
         except (ValueError, TypeError, TemplateError) as error:  # the last: a chat template's own check
             raise RequestRefused(str(error)) from error
         if isinstance(response, StreamingResponse):
-            response.body_iterator = whole_events(response.body_iterator)
+            response.body_iterator = self._ended(response.body_iterator)
         return response
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +172,8 @@ class _Response(_OwnRequests, ResponseHandler):
     incomplete if they are as long as they may be (transformers' handler completes all).
     """
 
+    _ended = staticmethod(until_failed)
+
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         check_input(body)
         return super()._checked(body | {"stream": body.get("stream") or False})
@@ -188,9 +193,8 @@ async def _told_if_incomplete(events: Any, config: GenerationConfig) -> AsyncGen
     async with aclosing(events):
         async for text in events:
             if is_cut(config) and '"type":"response.completed"' in text:
-                event = json.loads(text.removeprefix("data: "))
-                event |= {"type": "response.incomplete", "response": _incomplete(event["response"])}
-                text = f"data: {json.dumps(event)}\n\n"
+                last = json.loads(text.removeprefix("data: "))
+                text = event(last | {"type": "response.incomplete", "response": _incomplete(last["response"])})
             yield text
 
 
