@@ -80,6 +80,9 @@ def serve(
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of K/V memory.")] = None,
     max_queue_size: Annotated[int, typer.Option(min=0, help="Most requests that wait; 0: any number.")] = 0,
+    stall_seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
+    ] = 60.0,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
@@ -129,7 +132,8 @@ def serve(
     )
     try:
         with unwound_by_sigterm(), running_engine(options) as engine:
-            app = build_app(engine, tokenizer, model_name or target or loading.SMOLLM2)
+            name = model_name or target or loading.SMOLLM2
+            app = build_app(engine, tokenizer, name, stall_seconds=stall_seconds)
             HttpServer(uvicorn.Config(app, host=host, port=port), engine).run()
     except StartError as error:
         raise typer.BadParameter(error.reason, param_hint=error.option) from error

@@ -37,6 +37,7 @@ from .engine.messages import Served
 from .error_answers import add_error_handlers, error_answer
 from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
+from .health import STALL_SECONDS, add_health
 from .metrics import registry_of
 from .stop_strings import check_number_and_length, checked_stop_strings
 from .stream_ends import event, until_done, until_failed
@@ -210,7 +211,13 @@ class _Nothing:
         raise RequestRefused("This server is for chat, completions and responses. Others need `transformers serve`.")
 
 
-def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
+def build_app(
+    engine: EngineClient,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+    *,
+    stall_seconds: float = STALL_SECONDS,
+) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
 
@@ -218,6 +225,7 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
         engine (`EngineClient`): runs the requests; the caller ends it.
         tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer.
         model_name (`str`): the model's name for clients.
+        stall_seconds (`float`, *optional*, defaults to 60): see `add_health`.
     """
     models, state = OneModel(model_name, engine.model, tokenizer), SpeculativeState(engine)
     handlers: dict[str, Any] = {
@@ -230,6 +238,7 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
     app = build_server(models, generation_state=state, **handlers)
     _add_routes(app, models)
     _add_metrics(app, engine, model_name)
+    add_health(app, engine, stall_seconds)
     add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
     return app

@@ -81,9 +81,8 @@ class Generation(BaseGenerateManager):
         stream = AnswerStream(AnswerPieces(processor, response_parser), request.cancel)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
         request.register_result_handler(request.request_id, stream.take)
-        parts: MergedQueue | TrimmedQueue = MergedQueue(stream.parts)
-        if gen_config.stop_strings:
-            parts = TrimmedQueue(parts, gen_config.stop_strings)
+        merged, ends = MergedQueue(stream.parts), gen_config.stop_strings
+        parts = TrimmedQueue(merged, ends) if ends else merged
         return RaisingQueue(parts, lambda: request.failure), stream
 
     async def generate_non_streaming(

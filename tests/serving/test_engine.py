@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -280,7 +282,7 @@ def server(log: Path, *command: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """A server in a process group of its own, and the number of its engine's process."""
     pytest.importorskip("fastapi")
     command = (sys.executable, *(command or ("-m", "hf_specdec.cli")))
-    arguments = ["serve", str(TINY_TARGET), "--device", "cpu", "--port", "0"]
+    arguments = ["serve", str(TINY_TARGET), "--device", "cpu", "--port", "0", "--stall-seconds", "1"]
     with log.open("w") as output:
         process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output, start_new_session=True)
     try:
@@ -365,6 +367,15 @@ if __name__ == "__main__":
 """
 
 
+def status_of(address: str) -> int:
+    """The HTTP status of the answer to a GET of an address."""
+    try:
+        with urllib.request.urlopen(address, timeout=10) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 @pytest.mark.parametrize(
     "signals",
     [
@@ -386,6 +397,9 @@ def test_a_step_that_hangs_ends_with_the_server(tmp_path: Path, signals: list[si
             while not (tmp_path / "hangs").exists():
                 assert time.monotonic() < until, (tmp_path / "log").read_text()
                 time.sleep(0.05)
+            while status_of(f"http://localhost:{port}/health") != 503:  # known although the engine can tell nothing
+                assert time.monotonic() < until
+                time.sleep(0.1)
             until = time.monotonic() + 10
             for number in signals:
                 process.send_signal(number)
