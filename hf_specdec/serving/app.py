@@ -30,6 +30,7 @@ from .bodies import (
     chosen_tools,
     sequence_bias,
 )
+from .body_limits import MOST_BODY_BYTES, BodyLimit
 from .characters import check_characters
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
@@ -38,10 +39,14 @@ from .error_answers import add_error_handlers, error_answer
 from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
 from .health import STALL_SECONDS, add_health
+from .json_bodies import read_json_with
 from .metrics import registry_of
 from .stop_strings import check_number_and_length, checked_stop_strings
 from .stream_ends import event, until_done, until_failed
 from .streams import QuickChunks
+from .text_limits import TextLimit
+from .tokenising import PromptMaker, TokenisedElsewhere, begun
+from .work_pool import WorkPool
 
 
 class OneModel(ModelManager):
@@ -55,7 +60,12 @@ class OneModel(ModelManager):
     """
 
     def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
+        most_tokens = min(model.most_tokens, model.context or model.most_tokens)
         self._loaded = model, tokenizer
+        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, most_tokens))
+        """Stands for the tokenizer where handlers make prompts."""
+        self.work = WorkPool()
+        """Does the work on large requests."""
         super().__init__(force_model=name)
 
     def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -86,17 +96,18 @@ class _OwnRequests:
     _ended = staticmethod(until_done)
     """Ends the events of a stream as OpenAI's clients expect it."""
 
-    def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PreTrainedTokenizerBase]:
+    def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
         name = self.model_manager.force_model
         if body.get("model") is not None and not self.model_manager.is_called(body["model"]):
             raise ValueError(f"`model={body['model']!r}` is not served here, but {name!r} is.")
-        return name, *self.model_manager.load_model_and_processor()
+        return name, self.model_manager.load_model_and_processor()[0], self.model_manager.prompts
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
         try:
-            body = self._checked({name: value for name, value in body.items() if value is not None})  # null: default
-            response = await handler.handle_request(body, request_id)
+            given = {name: value for name, value in body.items() if value is not None}  # null: default
+            body = await self.model_manager.work.run(self._checked, given)
+            response = await begun(await handler.handle_request(body, request_id), self.model_manager.work)
             for request in asked_for.get() or ():
                 await request.begun()
         except (ValueError, TypeError, TemplateError) as error:  # the last: a chat template's own check
@@ -156,28 +167,19 @@ def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
     return next(one for one in arguments if isinstance(one, GenerationConfig))
 
 
-class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
+class _Chat(TokenisedElsewhere, _OwnRequests, QuickChunks, ChatCompletionHandler):
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         return super()._checked(body | {"messages": checked_messages(body.get("messages"))})
 
 
-class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
+class _Completion(TokenisedElsewhere, _OwnRequests, QuickChunks, CompletionHandler):
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
         check_prompt(body)
         return super()._checked(body)
 
 
-class _Response(_OwnRequests, ResponseHandler):
-    """
-    Handles responses, which are streamed only if that is asked for (transformers' handler does so by default), and
-    incomplete if they are as long as they may be (transformers' handler completes all).
-    """
-
-    _ended = staticmethod(until_failed)
-
-    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
-        check_input(body)
-        return super()._checked(body | {"stream": body.get("stream") or False})
+class _Incomplete(ResponseHandler):
+    """Answers responses as incomplete if they are as long as they may be (transformers' handler completes all)."""
 
     async def _non_streaming(self, *args: Any, **options: Any) -> JSONResponse:
         response = await super()._non_streaming(*args, **options)
@@ -187,6 +189,16 @@ class _Response(_OwnRequests, ResponseHandler):
         response = super()._streaming(*args, **options)
         response.body_iterator = _told_if_incomplete(response.body_iterator, _config_in(args))
         return response
+
+
+class _Response(TokenisedElsewhere, _OwnRequests, _Incomplete):
+    """Handles responses, which are streamed only if that is asked for (transformers' handler does so by default)."""
+
+    _ended = staticmethod(until_failed)
+
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
+        check_input(body)
+        return super()._checked(body | {"stream": body.get("stream") or False})
 
 
 async def _told_if_incomplete(events: Any, config: GenerationConfig) -> AsyncGenerator[str, None]:
@@ -217,6 +229,7 @@ def build_app(
     model_name: str,
     *,
     stall_seconds: float = STALL_SECONDS,
+    max_body_bytes: int = MOST_BODY_BYTES,
 ) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
@@ -226,6 +239,7 @@ def build_app(
         tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer.
         model_name (`str`): the model's name for clients.
         stall_seconds (`float`, *optional*, defaults to 60): see `add_health`.
+        max_body_bytes (`int`, *optional*, defaults to 4 MiB): most bytes of a request's body; see `BodyLimit`.
     """
     models, state = OneModel(model_name, engine.model, tokenizer), SpeculativeState(engine)
     handlers: dict[str, Any] = {
@@ -240,7 +254,9 @@ def build_app(
     _add_metrics(app, engine, model_name)
     add_health(app, engine, stall_seconds)
     add_error_handlers(app, engine)
+    read_json_with(app, models.work)
     app.add_middleware(CancelOnDisconnect)
+    app.add_middleware(BodyLimit, most_bytes=max_body_bytes)
     return app
 
 

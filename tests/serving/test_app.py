@@ -91,7 +91,7 @@ def test_responses_are_streamed_if_that_is_asked_for(client: TestClient) -> None
     answers = [ask(client, "responses", **options) for options in ({}, {"stream": False}, {"stream": None})]
     assert len({text_of(answer) for answer in answers}) == 1 and answers[0]["object"] == "response"
     with client.stream("POST", "/v1/responses", json=RESPONSE | {"stream": True}) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["content-type"].startswith("text/event-stream"), response.read()
         assert "response.created" in response.read().decode()
 
 
