@@ -14,6 +14,7 @@ from typing import Any
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from ..building import is_building
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.chunks import busy_at
@@ -468,6 +469,16 @@ class SpeculativeBatchingManager:
     def most_tokens(self) -> int:
         """Most tokens of a request's text, its prompt included."""
         return self._admission.most_tokens
+
+    @property
+    def progress(self) -> tuple[tuple[int, ...], bool]:
+        """
+        Counts of which one grows with every forward that ends, and whether the manager warms up, or the process
+        compiles or captures, instead. Cheaper than `state`.
+        """
+        engine = self.engine
+        counts = (engine.num_steps, engine.num_tokens_read, engine.num_tokens_generated)
+        return counts, self._loop.is_preparing or is_building()
 
     @property
     def state(self) -> ManagerState:

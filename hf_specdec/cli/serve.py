@@ -16,7 +16,7 @@ from .arguments import checked_device, checked_dtype, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption, DraftOption, DtypeOption, TargetArgument, TreeOption
 
 
-PACKAGES = ("fastapi", "uvicorn", "openai", "prometheus_client")
+PACKAGES = ("fastapi", "uvicorn", "httptools", "openai", "prometheus_client")
 
 
 def check_address(host: str, port: int) -> None:
@@ -80,6 +80,12 @@ def serve(
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Most prompt tokens of a step.")] = None,
     num_blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of K/V memory.")] = None,
     max_queue_size: Annotated[int, typer.Option(min=0, help="Most requests that wait; 0: any number.")] = 0,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, help="Most bytes of a request's body; longer ones are answered with 413.")
+    ] = 4 * 2**20,
+    stall_seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
+    ] = 60.0,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
@@ -95,6 +101,7 @@ def serve(
     from ..serving.app import build_app
     from ..serving.engine import EngineOptions, StartError, running_engine
     from ..serving.http_server import HttpServer
+    from ..serving.termination import unwound_by_sigterm
 
     if device is not None and device_map is not None:
         raise typer.BadParameter("give this or --device, not both.", param_hint="--device-map")
@@ -127,8 +134,9 @@ def serve(
         max_queue_size=max_queue_size,
     )
     try:
-        with running_engine(options) as engine:
-            app = build_app(engine, tokenizer, model_name or target or loading.SMOLLM2)
+        with unwound_by_sigterm(), running_engine(options) as engine:
+            name = model_name or target or loading.SMOLLM2
+            app = build_app(engine, tokenizer, name, stall_seconds=stall_seconds, max_body_bytes=max_body_bytes)
             HttpServer(uvicorn.Config(app, host=host, port=port), engine).run()
     except StartError as error:
         raise typer.BadParameter(error.reason, param_hint=error.option) from error

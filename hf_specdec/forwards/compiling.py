@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..building import building
 from .features import decoder_layers
 from .merged_linears import merge_linears
 from .overlapping import compile_in_turn, compile_overlapping, overlaps
@@ -28,7 +29,8 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: An
         compiler = torch._dynamo.lookup_backend(COMPILER)
     else:
         compiler = compile_overlapping if overlaps(inputs) else compile_in_turn
-    return compiler(merge_linears(module), inputs, **options)
+    with building():
+        return compiler(merge_linears(module), inputs, **options)
 
 
 def compiled_whole(model: PreTrainedModel) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..building import building
 from ..random_generators import generator_held
 from .streams import own_stream
 
@@ -25,6 +26,13 @@ def record_cuda_graph(
     that `run` returned. Graphs that share a `pool` must never run at the same time, nor read what another one left in
     it.
     """
+    with building():
+        return _recorded(run, device, pool)
+
+
+def _recorded(
+    run: Callable[[], list[torch.Tensor]], device: torch.device, pool: GraphPool | None
+) -> tuple[Callable[[], None], list[torch.Tensor]]:
     stream = own_stream(device, "capture")
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):

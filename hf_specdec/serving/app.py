@@ -20,6 +20,7 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
 from .answers import ParsedAnswers, is_cut
+from .body_limits import MOST_BODY_BYTES, BodyLimit
 from .characters import cut, shortened
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
@@ -27,6 +28,7 @@ from .engine.messages import Served
 from .error_answers import add_error_handlers, error_answer
 from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
+from .health import STALL_SECONDS, add_health
 from .metrics import registry_of
 from .requests import (
     BODIES,
@@ -38,14 +40,17 @@ from .requests import (
     normal_items,
     normal_messages,
     options_of,
-    parsed,
     reserved_names,
     roles_of,
     sequence_bias,
 )
-from .routes import add_body_routes, replace_route
+from .routes import add_body_routes, body_of, replace_route
 from .stop_strings import check_number_and_length, checked_stop_strings
-from .streams import QuickChunks, whole_events
+from .stream_ends import event, until_done, until_failed
+from .streams import QuickChunks
+from .text_limits import TextLimit
+from .tokenising import PromptMaker, TokenisedElsewhere, begun
+from .work_pool import WorkPool
 
 
 MOST_OF_A_REASON = 200
@@ -63,6 +68,7 @@ class OneModel(ModelManager):
     """
 
     def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
+        most_tokens = min(model.most_tokens, model.context or model.most_tokens)
         self._loaded = model, tokenizer
         self.facts = Facts(
             model.config.get_text_config().vocab_size,
@@ -71,6 +77,10 @@ class OneModel(ModelManager):
             has_end=model.generation_config.eos_token_id is not None,
         )
         """What checks of requests have to know."""
+        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, most_tokens))
+        """Stands for the tokenizer where handlers make prompts."""
+        self.work = WorkPool()
+        """Does the work on large requests."""
         super().__init__(force_model=name)
 
     def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -100,18 +110,21 @@ class _OwnRequests:
     model_manager: OneModel
     _body: type[Any]
     """The type of the route's body."""
+    _ended = staticmethod(until_done)
+    """Ends the events of a stream as OpenAI's clients expect it."""
 
-    def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PreTrainedTokenizerBase]:
+    def _resolve_model(self, body: dict[str, Any]) -> tuple[str | None, Any, PromptMaker]:
         name = self.model_manager.force_model
         if body.get("model") is not None and not self.model_manager.is_called(body["model"]):
             raise RequestRefused(f"`model={shortened(body['model'])}` is not served here, but {name!r} is.")
-        return name, *self.model_manager.load_model_and_processor()
+        return name, self.model_manager.load_model_and_processor()[0], self.model_manager.prompts
 
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
-        body = self._checked({name: value for name, value in body.items() if value is not None})  # null: default
+        given = {name: value for name, value in body.items() if value is not None}  # null: default
+        body = await self.model_manager.work.run(self._checked, given)
         try:
-            response = await handler.handle_request(body, request_id)
+            response = await begun(await handler.handle_request(body, request_id), self.model_manager.work)
             for request in asked_for.get() or ():
                 await request.begun()
         except RequestRefused:
@@ -121,7 +134,7 @@ class _OwnRequests:
         except (ValueError, TypeError) as error:
             raise RequestRefused(cut(str(error), 3 * MOST_OF_A_REASON)) from error
         if isinstance(response, StreamingResponse):
-            response.body_iterator = whole_events(response.body_iterator)
+            response.body_iterator = self._ended(response.body_iterator)
         return response
 
     def _validate_request(self, body: dict[str, Any]) -> None:
@@ -187,7 +200,7 @@ def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
     return next(one for one in arguments if isinstance(one, GenerationConfig))
 
 
-class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
+class _Chat(TokenisedElsewhere, _OwnRequests, QuickChunks, ChatCompletionHandler):
     _body = BODIES["/v1/chat/completions"]
 
     def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -195,21 +208,12 @@ class _Chat(_OwnRequests, QuickChunks, ChatCompletionHandler):
         return body | {"messages": normal_messages(body["messages"])}
 
 
-class _Completion(_OwnRequests, QuickChunks, CompletionHandler):
+class _Completion(TokenisedElsewhere, _OwnRequests, QuickChunks, CompletionHandler):
     _body = BODIES["/v1/completions"]
 
 
-class _Response(_OwnRequests, ResponseHandler):
-    """
-    Handles responses, which are streamed only if that is asked for (transformers' handler does so by default), and
-    incomplete if they are as long as they may be (transformers' handler completes all).
-    """
-
-    _body = BODIES["/v1/responses"]
-
-    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
-        body = super()._checked(body)
-        return body | {"input": normal_items(body["input"]), "stream": body.get("stream") or False}
+class _Incomplete(ResponseHandler):
+    """Answers responses as incomplete if they are as long as they may be (transformers' handler completes all)."""
 
     async def _non_streaming(self, *args: Any, **options: Any) -> JSONResponse:
         response = await super()._non_streaming(*args, **options)
@@ -221,14 +225,24 @@ class _Response(_OwnRequests, ResponseHandler):
         return response
 
 
+class _Response(TokenisedElsewhere, _OwnRequests, _Incomplete):
+    """Handles responses, which are streamed only if that is asked for (transformers' handler does so by default)."""
+
+    _body = BODIES["/v1/responses"]
+    _ended = staticmethod(until_failed)
+
+    def _checked(self, body: dict[str, Any]) -> dict[str, Any]:
+        body = super()._checked(body)
+        return body | {"input": normal_items(body["input"]), "stream": body.get("stream") or False}
+
+
 async def _told_if_incomplete(events: Any, config: GenerationConfig) -> AsyncGenerator[str, None]:
     """The events of a streamed response, whose last one says so if the text is as long as it may be."""
     async with aclosing(events):
         async for text in events:
             if is_cut(config) and '"type":"response.completed"' in text:
-                event = json.loads(text.removeprefix("data: "))
-                event |= {"type": "response.incomplete", "response": _incomplete(event["response"])}
-                text = f"data: {json.dumps(event)}\n\n"
+                last = json.loads(text.removeprefix("data: "))
+                text = event(last | {"type": "response.incomplete", "response": _incomplete(last["response"])})
             yield text
 
 
@@ -237,14 +251,14 @@ def _incomplete(response: dict[str, Any]) -> dict[str, Any]:
     return response | {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
 
-class _Nothing:
-    """A stand-in for handlers that need the model itself: every request to it is an error."""
-
-    async def handle_request(self, *_: Any) -> Response:
-        raise RequestRefused("This server is for chat, completions and responses. Others need `transformers serve`.")
-
-
-def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
+def build_app(
+    engine: EngineClient,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+    *,
+    stall_seconds: float = STALL_SECONDS,
+    max_body_bytes: int = MOST_BODY_BYTES,
+) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
 
@@ -252,6 +266,8 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
         engine (`EngineClient`): runs the requests; the caller ends it.
         tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer.
         model_name (`str`): the model's name for clients.
+        stall_seconds (`float`, *optional*, defaults to 60): see `add_health`.
+        max_body_bytes (`int`, *optional*, defaults to 4 MiB): most bytes of a request's body; see `BodyLimit`.
     """
     models, state = OneModel(model_name, engine.model, tokenizer), SpeculativeState(engine)
     handlers: dict[str, Any] = {
@@ -260,14 +276,16 @@ def build_app(engine: EngineClient, tokenizer: PreTrainedTokenizerBase, model_na
         "response_handler": _Response(models, state),
     }
     others = [name for name in inspect.signature(build_server).parameters if name.endswith("_handler")]
-    handlers |= {name: _Nothing() for name in others if name not in handlers}
-    app = build_server(models, generation_state=state, **handlers)
+    # Those that need the model itself are never called; see `add_body_routes`.
+    app = build_server(models, generation_state=state, **dict.fromkeys(others) | handlers)
     _add_routes(app, models)
-    add_body_routes(app, handlers)
+    add_body_routes(app, handlers, models.work)
     _add_metrics(app, engine, model_name)
     describe(app, models.facts)
+    add_health(app, engine, stall_seconds)
     add_error_handlers(app, engine)
     app.add_middleware(CancelOnDisconnect)
+    app.add_middleware(BodyLimit, most_bytes=max_body_bytes)
     return app
 
 
@@ -283,7 +301,7 @@ def _add_routes(app: FastAPI, models: OneModel) -> None:
         )
 
     async def load_model(request: Request) -> Response:
-        body = checked(LoadModelBody, parsed(await request.body(), request.headers.get("content-type")), models.facts)
+        body = checked(LoadModelBody, await body_of(request, models.work), models.facts)
         if models.is_called(body.model):
             return StreamingResponse(models.load_model_streaming(), media_type="text/event-stream")
         raise RequestRefused(f"`model={shortened(body.model)}` is not served here, but {models.force_model!r} is.")

@@ -11,9 +11,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from transformers.cli.serving.utils import CBWorkerDeadError
 
-from .characters import escaped
 from .engine.client import EngineClient
-from .errors import RequestFailed, RequestRefused
+from .errors import RequestFailed, RequestRefused, error_object
 
 
 def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
@@ -72,6 +71,11 @@ def _failed(request: Request, error: RequestFailed) -> JSONResponse:
     return _refused(request, error) if error.is_its_own else error_answer(500, "server_error", str(error))
 
 
+SECONDS_TO_RETRY = 1
+"""Seconds after which clients may try again what was answered with 503."""
+
+
 def error_answer(status: int, kind: str, message: str) -> JSONResponse:
-    """The answer to a request that failed; the message may cite what cannot be sent."""
-    return JSONResponse({"error": {"message": escaped(message), "type": kind, "code": status}}, status_code=status)
+    """The answer to a request that failed; see `error_object`."""
+    headers = {"Retry-After": str(SECONDS_TO_RETRY)} if status == 503 else None
+    return JSONResponse({"error": error_object(status, kind, message)}, status_code=status, headers=headers)

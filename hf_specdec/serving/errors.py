@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from transformers.cli.serving.utils import CBWorkerDeadError
 from transformers.utils import logging
+
+from .characters import escaped
 
 
 logger = logging.get_logger(__name__)
@@ -44,14 +47,21 @@ class RequestFailed(Exception):
         self.is_its_own = is_its_own
 
 
-class ErrorText(str):
-    """An error message that is escaped when formatted: transformers' stream handlers put it between JSON quotes."""
-
-    def __format__(self, spec: str) -> str:
-        return json.dumps(self)[1:-1]
-
-
-def unexpected(error: BaseException) -> ErrorText:
+def unexpected(error: BaseException) -> str:
     """What clients are told of an error that is no fault of theirs. The log gets all of it."""
     logger.error("An unexpected error in a request.", exc_info=error)
-    return ErrorText(f"An unexpected {type(error).__name__}, of which the server's log tells more.")
+    return f"An unexpected {type(error).__name__}, of which the server's log tells more."
+
+
+def error_object(status: int, kind: str, message: str) -> dict[str, Any]:
+    """An error as OpenAI's clients read it, in an answer or in a stream; the message may cite what cannot be sent."""
+    return {"message": escaped(message), "type": kind, "code": status}
+
+
+def error_in_stream(error: Exception) -> dict[str, Any]:
+    """The `error_object` of an exception that ends a stream, whose HTTP status has been sent."""
+    if isinstance(error, RequestFailed) and error.is_its_own:
+        return error_object(400, "invalid_request_error", str(error))
+    if isinstance(error, CBWorkerDeadError):
+        return error_object(503, "engine_error", str(error))
+    return error_object(500, "server_error", str(error) if isinstance(error, RequestFailed) else unexpected(error))

@@ -19,9 +19,9 @@ from ..batching import SpeculativeGenerationOutput
 from .answers import AnswerPieces, AnswerStream
 from .contexts import check_length
 from .engine.client import EngineClient, Handler
-from .errors import ErrorText, RequestFailed, refusing
+from .errors import RequestFailed, refusing
 from .stop_strings import TrimmedQueue, trimmed
-from .streams import MergedQueue
+from .streams import MergedQueue, RaisingQueue
 
 
 asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default=None)
@@ -76,13 +76,14 @@ class Generation(BaseGenerateManager):
         gen_config: GenerationConfig,
         request_id: str,
         response_parser: Any = None,
-    ) -> tuple[Any, AnswerStream]:
+    ) -> tuple[RaisingQueue, AnswerStream]:
         request = self._request(inputs, gen_config, request_id)
         stream = AnswerStream(AnswerPieces(processor, response_parser), request.cancel)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
         request.register_result_handler(request.request_id, stream.take)
-        merged = MergedQueue(stream.parts)
-        return TrimmedQueue(merged, gen_config.stop_strings) if gen_config.stop_strings else merged, stream
+        merged, ends = MergedQueue(stream.parts), gen_config.stop_strings
+        parts = TrimmedQueue(merged, ends) if ends else merged
+        return RaisingQueue(parts, lambda: request.failure), stream
 
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
@@ -166,10 +167,17 @@ class OneRequest:
         await self.admitted()
         if self._first_result is not None:
             await self._first_result
-        if self._error is not None and self._engine.fatal_error is not None:
-            raise CBWorkerDeadError(self._error)
-        if self._error is not None:
-            raise RequestFailed(self._error, self._fails_by_its_options)
+        if (failure := self.failure) is not None:
+            raise failure
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that the request has ended with; None if there is none."""
+        if self._error is None:
+            return None
+        if self._engine.fatal_error is not None:
+            return CBWorkerDeadError(self._error)
+        return RequestFailed(self._error, self._fails_by_its_options)
 
     def cancel(self) -> None:
         """Cancels the request in the engine; does nothing if it is over."""
@@ -199,7 +207,7 @@ class OneRequest:
 
         def note(result: SpeculativeGenerationOutput) -> None:
             if result.error is not None:
-                self._error = result.error = ErrorText(result.error)
+                self._error = result.error
                 self._fails_by_its_options = result.fails_by_its_options
             if result.finish_reason is not None:
                 # Transformers' handlers say "length" for texts of at least this many tokens, and "stop" for others;

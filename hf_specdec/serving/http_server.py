@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, which ends within seconds although requests are open."""
+"""The HTTP server: uvicorn, with limits of connections, which ends within seconds although requests are open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 import uvicorn
 
 from .engine.client import EngineClient
+from .http_protocol import LimitedProtocol
 
 
 SECONDS_TO_FINISH = 5.0
@@ -29,6 +30,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, config: uvicorn.Config, engine: EngineClient):
+        config.http = LimitedProtocol
         super().__init__(config)
         config.timeout_graceful_shutdown = int(SECONDS_TO_FINISH) + SECONDS_TO_ANSWER
         self._engine = engine

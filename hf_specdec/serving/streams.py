@@ -1,25 +1,16 @@
-"""Cheap streaming: waiting pieces are merged into one, and response chunks are made from templates."""
+"""The pieces of a stream, of which waiting ones are merged into one, and its chunks, which are made from templates."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
-from .errors import unexpected
+from transformers.cli.serving.utils import _StreamError
 
-
-async def whole_events(events: Any) -> AsyncGenerator[str, None]:
-    """The events of a stream, which ends with an event `error` if the next one cannot be made."""
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except Exception as error:
-            yield f"data: {json.dumps({'error': unexpected(error)})}\n\n"
+from .errors import RequestFailed
 
 
 class MergedQueue:
@@ -55,6 +46,37 @@ class MergedQueue:
                 break
             parts.append(piece)
         return first if len(parts) == 1 else kind("".join(parts))
+
+
+class RaisingQueue:
+    """
+    A queue of pieces that raises the error which ends them. (transformers' handlers would write an event of another
+    form than OpenAI's clients read.)
+
+    Args:
+        pieces (`MergedQueue` or `TrimmedQueue`): the source of pieces, which a `_StreamError` or None ends.
+        failure (`Callable`): the error of the request, if it has ended with one.
+    """
+
+    def __init__(self, pieces: Any, failure: Callable[[], Exception | None]):
+        self._pieces, self._failure = pieces, failure
+        self._error: _StreamError | None = None
+
+    async def get(self) -> Any:
+        """Waits for the next piece and returns it; raises the error that ends the stream."""
+        piece = self._error or await self._pieces.get()
+        if isinstance(piece, _StreamError):
+            raise self._failure() or RequestFailed(piece.msg, is_its_own=False)
+        return piece
+
+    def get_nowait(self) -> Any:
+        """Returns the next piece without waiting; raises `asyncio.QueueEmpty` if there is none before an error."""
+        if self._error is None:
+            piece = self._pieces.get_nowait()
+            if not isinstance(piece, _StreamError):
+                return piece
+            self._error = piece  # the next `get` raises, when those who read have used the pieces before
+        raise asyncio.QueueEmpty
 
 
 _ID, _TEXT = "the id of nobody", "the text of nobody"

@@ -20,8 +20,9 @@ from hf_specdec import NgramDraft
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
+import openai  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
-from openai.types.responses import Response  # noqa: E402
+from openai.types.responses import Response, ResponseErrorEvent, ResponseFailedEvent  # noqa: E402
 
 from hf_specdec.serving.app import build_app  # noqa: E402
 from hf_specdec.serving.stop_strings import StopStringSearch  # noqa: E402
@@ -90,7 +91,7 @@ def test_responses_are_streamed_if_that_is_asked_for(client: TestClient) -> None
     answers = [ask(client, "responses", **options) for options in ({}, {"stream": False}, {"stream": None})]
     assert len({text_of(answer) for answer in answers}) == 1 and answers[0]["object"] == "response"
     with client.stream("POST", "/v1/responses", json=RESPONSE | {"stream": True}) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["content-type"].startswith("text/event-stream"), response.read()
         assert "response.created" in response.read().decode()
 
 
@@ -286,8 +287,13 @@ def test_unexpected_errors(client: TestClient, monkeypatch: pytest.MonkeyPatch) 
         assert "unexpected LookupError" in error["message"] and "nobody knows" not in error["message"]
 
 
-def test_streams_that_fail(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After their first token: told as JSON, whatever the reason says."""
+FAILS_LATER = json.dumps({"forced_eos_token_id": 2, "do_sample": False, "max_new_tokens": 6})
+"""Options with which a request fails after its first token, with `fails_later`."""
+
+
+@pytest.fixture
+def fails_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end token that is forced fails, in words that are no JSON."""
     forces = ForcedEOSTokenLogitsProcessor.__call__
 
     def fails_at_the_end(self: Any, input_ids: Any, scores: Any) -> Any:
@@ -296,11 +302,79 @@ def test_streams_that_fail(client: TestClient, monkeypatch: pytest.MonkeyPatch) 
         return forces(self, input_ids, scores)
 
     monkeypatch.setattr(ForcedEOSTokenLogitsProcessor, "__call__", fails_at_the_end)
-    config = json.dumps({"forced_eos_token_id": 2, "do_sample": False})
-    body = CHAT | {"generation_config": config, "stream": True}
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
-    assert "out of bounds" in events[-1]["error"]
+
+
+def events_of(client: TestClient, path: str, **options: Any) -> list[str]:
+    """The data of a stream's events."""
+    with client.stream("POST", f"/v1/{path}", json=PATHS[path] | options | {"stream": True}) as response:
+        assert response.status_code == 200
+        return [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_streams_end_with_done(client: TestClient, path: str, fails_later: None) -> None:
+    for options in ({}, {"stop": "~"}, {"generation_config": FAILS_LATER}):
+        *others, done = events_of(client, path, **options)
+        last = json.loads(others[-1])
+        assert done == "[DONE]" and "[DONE]" not in others
+        assert ("error" in last) == ("generation_config" in options)
+    error = last["error"]
+    assert "out of bounds" in error.pop("message")
+    assert error == {"type": "invalid_request_error", "code": 400}
+    assert any(json.loads(one)["choices"][0].get("text", "") for one in others[:-1]) or path != "completions"
+
+
+def test_responses_that_fail(client: TestClient, fails_later: None) -> None:
+    """They end as OpenAI's own do, with events that its package knows, and without `[DONE]`."""
+    for options in ({}, {"generation_config": FAILS_LATER}):
+        events = [json.loads(one) for one in events_of(client, "responses", **options)]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    *_, before, error, failed = events
+    assert before["type"] == "response.output_text.delta"
+    assert error["type"] == "error" and "out of bounds" in error["message"]
+    assert error["error"]["message"] == error["message"] and error["error"]["code"] == 400
+    ResponseErrorEvent.model_validate(error)
+    assert failed["type"] == "response.failed" and failed["response"]["id"] == events[0]["response"]["id"]
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
+    ResponseFailedEvent.model_validate(failed)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "options, kind, message",
+    [
+        ({"generation_config": FAILS_LATER}, openai.APIError, "out of bounds"),
+        ({"generation_config": "{}", "model": "another"}, openai.BadRequestError, "not served here"),
+    ],
+    ids=["later", "at once"],
+)
+def test_the_openai_package_raises_our_message(
+    client: TestClient, path: str, options: dict[str, Any], kind: type[Exception], message: str, fails_later: None
+) -> None:
+    theirs = openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)
+    create = {
+        "chat/completions": theirs.chat.completions.create,
+        "completions": theirs.completions.create,
+        "responses": theirs.responses.create,
+    }[path]
+    given = {"model": "some/tiny", **PATHS[path], **options}
+    with pytest.raises(kind, match=message):
+        for _ in create(extra_body={"generation_config": given.pop("generation_config")}, stream=True, **given):
+            pass
+    assert list(create(stream=True, model="some/tiny", **PATHS[path]))
+
+
+def test_streams_whose_events_cannot_be_made(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end in the same way, with words that tell nothing of the server."""
+
+    def fails(*_: Any) -> None:
+        raise LookupError("nobody knows")
+
+    monkeypatch.setattr("hf_specdec.serving.answers.AnswerPieces.add", fails)
+    for path in PATHS:
+        events = events_of(client, path)
+        assert (events[-1] == "[DONE]") == (path != "responses")
+        assert "unexpected LookupError" in events[-2] and "nobody knows" not in "".join(events)
 
 
 @pytest.mark.parametrize(
@@ -544,6 +618,7 @@ def assert_refused_by_all(client: TestClient, reason: str) -> None:
         refused = client.post("/v1/completions", json=COMPLETION | {"stream": stream})
         error = {"message": reason, "type": "engine_error", "code": 503}
         assert refused.status_code == 503 and refused.json() == {"error": error}
+        assert int(refused.headers["Retry-After"]) > 0
     refused = client.get("/metrics")
     assert refused.status_code == 503 and refused.json() == {"error": error}
 

@@ -7,13 +7,17 @@ import gc
 import multiprocessing
 import os
 import queue
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +227,7 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine_process, "load", load)
     monkeypatch.setattr(engine_process, "let_steps_go_first", lambda: done.append("let_steps_go_first"))
-    monkeypatch.setattr(engine_process, "_while_the_parent_lives", nullcontext)
+    monkeypatch.setattr(engine_process, "while_the_parent_lives", nullcontext)
     monkeypatch.setattr(signal, "signal", lambda *args: None)
     with pytest.raises(KeyboardInterrupt):
         engine_process._run(options(), None)
@@ -274,12 +278,13 @@ def test_what_cannot_start(changes: dict[str, Any], option: str, reason: str) ->
 
 
 @contextmanager
-def server(log: Path) -> Iterator[tuple[subprocess.Popen, int]]:
+def server(log: Path, *command: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """A server in a process group of its own, and the number of its engine's process."""
     pytest.importorskip("fastapi")
-    command = [sys.executable, "-m", "hf_specdec.cli", "serve", str(TINY_TARGET), "--device", "cpu", "--port", "0"]
+    command = (sys.executable, *(command or ("-m", "hf_specdec.cli")))
+    arguments = ["serve", str(TINY_TARGET), "--device", "cpu", "--port", "0", "--stall-seconds", "1"]
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output, start_new_session=True)
     try:
         until = time.monotonic() + 60
         while "Uvicorn running" not in log.read_text():
@@ -289,9 +294,9 @@ def server(log: Path) -> Iterator[tuple[subprocess.Popen, int]]:
         names = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
         yield process, next(child for child, name in names.items() if "spawn_main" in name)
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -317,10 +322,10 @@ def test_a_server_that_is_killed(tmp_path: Path) -> None:
 
 SERVER_THAT_LOADS = """
 import multiprocessing, time
-from hf_specdec.serving.engine.process import _while_the_parent_lives
+from hf_specdec.serving.engine.parent import while_the_parent_lives
 
 def load():
-    with _while_the_parent_lives():
+    with while_the_parent_lives():
         print("loading", flush=True)
         time.sleep(100)
 
@@ -341,3 +346,64 @@ def test_a_server_that_is_killed_while_its_engine_loads(tmp_path: Path) -> None:
     server.kill()
     server.wait()
     assert has_ended(engine)
+
+
+SERVER_THAT_HANGS = """
+import ctypes
+from pathlib import Path
+
+from hf_specdec import NgramDraft
+
+def hang(*arguments):
+    Path(__file__).with_name("hangs").touch()
+    ctypes.PyDLL(None).sleep(1000)  # keeps Python's global interpreter lock
+
+NgramDraft.propose = hang
+
+if __name__ == "__main__":
+    from hf_specdec.cli import main
+
+    main()
+"""
+
+
+def status_of(address: str) -> int:
+    """The HTTP status of the answer to a GET of an address."""
+    try:
+        with urllib.request.urlopen(address, timeout=10) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        pytest.param([signal.SIGTERM], id="SIGTERM"),
+        pytest.param([signal.SIGINT, signal.SIGINT], id="Ctrl-C twice", marks=pytest.mark.slow),
+        pytest.param([signal.SIGKILL], id="SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_that_hangs_ends_with_the_server(tmp_path: Path, signals: list[signal.Signals]) -> None:
+    """In a C call, which no other thread of the engine can interrupt. Its process must not outlive the server."""
+    (tmp_path / "server.py").write_text(SERVER_THAT_HANGS)
+    with server(tmp_path / "log", str(tmp_path / "server.py")) as (process, engine):
+        [port] = re.findall(r"http://localhost:(\d+)", (tmp_path / "log").read_text())
+        with socket.create_connection(("localhost", int(port))) as connection:
+            body = b'{"prompt": "abc abc abc", "max_tokens": 20}'
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            until = time.monotonic() + 20
+            while not (tmp_path / "hangs").exists():
+                assert time.monotonic() < until, (tmp_path / "log").read_text()
+                time.sleep(0.05)
+            while status_of(f"http://localhost:{port}/health") != 503:  # known although the engine can tell nothing
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            until = time.monotonic() + 10
+            for number in signals:
+                process.send_signal(number)
+                time.sleep(0.5)
+            process.wait(until - time.monotonic())
+            assert has_ended(engine, until - time.monotonic())
+    assert process.returncode == -signals[0] or (signals[0] == signal.SIGINT and process.returncode > 0)

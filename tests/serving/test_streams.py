@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
-from transformers.cli.serving.utils import ReasoningText
+from transformers.cli.serving.utils import ReasoningText, _StreamError
 
 from hf_specdec.serving.app import _Chat, _Completion
+from hf_specdec.serving.errors import RequestFailed
 from hf_specdec.serving.stop_strings import TrimmedQueue
-from hf_specdec.serving.streams import MergedQueue
+from hf_specdec.serving.streams import MergedQueue, RaisingQueue
 
 
 TEXTS = ["a", "", ' "quoted" \\ and\nbroken\t', "größer 語 🙂 \u2028 \x00", "the text of nobody", "the id of nobody"]
@@ -50,6 +51,28 @@ def test_stop_strings_in_merged_pieces() -> None:
         return [queue.get_nowait(), queue.get_nowait()]
 
     assert asyncio.run(run()) == ["one ", None]
+
+
+def test_an_error_is_raised_after_the_pieces_before_it() -> None:
+    """The error of the request, if it has one; `get_nowait` never raises it, so that no piece is lost."""
+
+    async def run(failure: Exception | None) -> tuple[list[Any], Exception]:
+        pieces: asyncio.Queue = asyncio.Queue()
+        for piece in ("a", "b", _StreamError("why")):
+            pieces.put_nowait(piece)
+        queue = RaisingQueue(pieces, lambda: failure)
+        found = [await queue.get(), queue.get_nowait()]
+        for _ in range(2):
+            with pytest.raises(asyncio.QueueEmpty):
+                queue.get_nowait()
+        with pytest.raises(RequestFailed) as error:
+            await queue.get()
+        return found, error.value
+
+    own = RequestFailed("its own", True)
+    assert asyncio.run(run(own)) == (["a", "b"], own)
+    found, error = asyncio.run(run(None))
+    assert found == ["a", "b"] and str(error) == "why"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ would compete with the steps for Python's global interpreter lock.
     messages.py   messages between the two processes
     server.py     the manager's side of the pipe
     process.py    the engine's process: loading, start and end
+    stalls.py     whether forwards end
+    parent.py     the end of the engine's process with the server's
 """
 
 from .client import EngineClient

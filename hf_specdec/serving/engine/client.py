@@ -16,7 +16,8 @@ from transformers import GenerationConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState, SpeculativeGenerationOutput
-from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Served, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State
+from .stalls import Stalls
 
 
 SECONDS_FOR_STATE = 30.0
@@ -59,10 +60,12 @@ class EngineClient:
         self._connection = connection
         self._open: dict[str, _OpenRequest] = {}
         self._handlers: dict[str, Handler] = {}
+        self._stalls = Stalls()
         self._states: dict[int, Future[ManagerState]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
         for work in (self._write, self._read):
             threading.Thread(target=work, daemon=True).start()
 
@@ -70,6 +73,14 @@ class EngineClient:
     def background_thread_status(self) -> EngineClient:
         """The client itself, whose `fatal_error` is the error that ended the engine, or None."""
         return self
+
+    @property
+    def seconds_stalled(self) -> float:
+        """
+        Seconds for which no forward has ended although there are requests; 0 without requests, and while the engine
+        warms up, compiles or captures. Does not wait for the engine, so that it is known of one that hangs.
+        """
+        return self._stalls.seconds if self._open else 0.0
 
     @property
     def state(self) -> ManagerState:
@@ -99,6 +110,16 @@ class EngineClient:
         """Asks the engine to end: it cancels open requests and closes its end of the pipe."""
         self._outbox.put(None)
 
+    def stop(self, timeout: float) -> bool:
+        """
+        Asks the engine to end, and waits at most `timeout` seconds until it has.
+
+        Returns:
+            `bool`: whether it has closed its end of the pipe, after its last step.
+        """
+        self.close()
+        return self._is_closed.wait(timeout)
+
     # ------------------------------------------------------------------------------------------- from an event loop
 
     def add_request(
@@ -124,6 +145,8 @@ class EngineClient:
         request = _OpenRequest(loop, loop.create_future())
         with self._lock:
             self._check_alive()
+            if not self._open:
+                self._stalls.note_work()
             self._open[request_id] = request
         self._outbox.put(AddRequest(request_id, list(input_ids), generation_config, seed, streaming))
         return request.admission
@@ -176,10 +199,12 @@ class EngineClient:
             pass
         finally:
             self._end("The engine has ended. Its process is no more.")
+            self._is_closed.set()
             self._connection.close()
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, list):
+            self._stalls.note_forward()
             self._in_their_loops(self._progress, ((part.request_id, part) for part in message))
         elif isinstance(message, AddReply):
             self._in_their_loops(self._admission, [(message.request_id, message)])
@@ -187,6 +212,8 @@ class EngineClient:
             answer = self._states.get(message.number)
             if answer is not None:
                 answer.set_result(message.state)
+        elif isinstance(message, Pulse):
+            self._stalls.note_pulse(message)
         elif isinstance(message, Ended):
             self.fatal_error = RuntimeError(f"The engine has ended. {message.error}")
 

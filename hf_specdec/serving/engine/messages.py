@@ -144,6 +144,20 @@ class State:
 
 
 @dataclass(frozen=True)
+class Pulse:
+    """
+    Told twice a second while there are requests, so that the server knows whether forwards end.
+
+    Args:
+        counts (`tuple[int, ...]`): counts of which one grows with every forward.
+        is_preparing (`bool`): whether the engine warms up, compiles or captures.
+    """
+
+    counts: tuple[int, ...]
+    is_preparing: bool
+
+
+@dataclass(frozen=True)
 class Ended:
     """The manager has ended with an error, and takes no more requests."""
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from ...forwards.models import execution_device
 from ...forwards.modules import num_parameters_of
 from .client import EngineClient
 from .messages import NotServed
+from .parent import while_the_parent_lives
 from .server import EngineServer
 
 
@@ -32,7 +31,10 @@ SWITCH_INTERVAL = 0.0005
 Switch interval of Python threads in the engine's process, in seconds. In Python's default of 0.005 a small model on a
 GPU runs a whole step, for which its thread would have to wait for the thread that takes requests.
 """
+SECONDS_TO_STOP = 3.0
+"""Seconds that the step that runs has to end when the engine is asked to; then the engine is killed."""
 SECONDS_TO_END = 20.0
+"""Seconds that the engine's process has to end when no step runs any more."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class StartError(Exception):
 def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
     """
     A context with an engine in a process of its own. Waits until the models are loaded; the engine takes requests
-    while it warms up. The engine ends with the context, or with the calling process.
+    while it warms up. The engine ends with the context, however that is left, or with the calling process (on Linux:
+    with the calling thread), even if a step hangs.
 
     Raises:
         StartError: if the engine cannot start.
@@ -103,12 +106,10 @@ def running_engine(options: EngineOptions) -> Iterator[EngineClient]:
         client = EngineClient(connection, first)
         yield client
     finally:
-        if client is None:
-            process.kill()  # nothing runs yet that needs an orderly end
-        else:
-            client.close()
-        process.join(SECONDS_TO_END)
-        if process.is_alive():
+        try:
+            if client is not None and client.stop(SECONDS_TO_STOP):
+                process.join(SECONDS_TO_END)
+        finally:  # a step may hang, and another Ctrl-C may end the wait
             process.kill()
             process.join()
 
@@ -117,18 +118,20 @@ def _run(options: EngineOptions, connection: Connection) -> None:
     """The main function of the engine's process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal: the server ends the engine
         signal.signal(number, signal.SIG_IGN)
-    try:
-        # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
-        with _while_the_parent_lives(), ThreadPoolExecutor(max_workers=1) as loader:
-            manager, tokenizer = loader.submit(load, options).result()
-    except StartError as error:
-        connection.send(NotServed(error.option, error.reason))
-        return
-    let_steps_go_first()
-    manager.warmup()
-    with manager:
-        EngineServer(manager, tokenizer, connection).serve()
-        manager.stop(hard_stop=True)
+    with while_the_parent_lives():
+        try:
+            # Loads in a thread that ends, so that its worker threads do too; see `RequestLoop.run_here`.
+            with ThreadPoolExecutor(max_workers=1) as loader:
+                manager, tokenizer = loader.submit(load, options).result()
+        except StartError as error:
+            connection.send(NotServed(error.option, error.reason))
+            return
+        let_steps_go_first()
+        manager.warmup()
+        with manager:
+            EngineServer(manager, tokenizer, connection).serve()
+            manager.stop(hard_stop=True)
+        connection.close()  # tells the server that no step runs
 
 
 def let_steps_go_first() -> None:
@@ -140,24 +143,6 @@ def let_steps_go_first() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
-
-
-@contextmanager
-def _while_the_parent_lives() -> Iterator[None]:
-    """A context in which the process ends with the process that answers HTTP, which nothing else watches meanwhile."""
-    has_left, parent = threading.Event(), multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        if not has_left.is_set():
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        has_left.set()
 
 
 def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -12,11 +13,11 @@ from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
 from ...batching.distribution import NOTHING_TO_CHOOSE
 from ..contexts import context_of
 from ..stop_strings import StopStringCriterion
-from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Served, State
+from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State
 
 
-SECONDS_BETWEEN_LOOKS = 1.0
-"""Seconds between checks whether the manager has ended with an error, while no message comes."""
+SECONDS_BETWEEN_LOOKS = 0.5
+"""Seconds between checks of the manager while no message comes, and between pulses while there are requests."""
 
 
 class EngineServer:
@@ -37,6 +38,7 @@ class EngineServer:
         self._told: dict[str, int] = {}
         """Number of tokens already sent, by name of the open request."""
         self._has_ended = False
+        self._last_pulse = 0.0
 
     def serve(self) -> None:
         """Serves until the client closes or its process has ended, and then cancels the open requests."""
@@ -47,6 +49,7 @@ class EngineServer:
                 Served(model.config, model.generation_config, self._manager.most_tokens, context_of(model.config))
             )
             while True:
+                self._pulse()
                 if not self._connection.poll(SECONDS_BETWEEN_LOOKS):
                     self._look_for_the_end()
                 elif (message := self._connection.recv()) is not None:
@@ -105,6 +108,13 @@ class EngineServer:
             self._send(told)
         except OSError:
             pass  # the client has gone, which `serve` handles
+
+    def _pulse(self) -> None:
+        """Tells now and then how far the manager is, if it has something to do."""
+        now = time.monotonic()
+        if self._told and now - self._last_pulse >= SECONDS_BETWEEN_LOOKS:
+            self._last_pulse = now
+            self._send(Pulse(*self._manager.progress))
 
     def _look_for_the_end(self) -> None:
         error = self._manager.background_thread_status.fatal_error

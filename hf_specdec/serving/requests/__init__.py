@@ -3,6 +3,7 @@ What requests may ask for. Bodies and options are typed tables, of which the che
 at `/openapi.json` are made.
 
     parsing.py        the JSON of a body: nesting, digits, characters
+    counting.py       how many values it has
     kinds.py          types of values: whole numbers, finite numbers, token ids, options that have one value
     options.py        `generation_config`
     messages.py       messages, their parts and calls, and the items of a response's input

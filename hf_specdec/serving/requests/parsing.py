@@ -10,6 +10,7 @@ from typing import Any
 
 from ..characters import cut, escaped, shortened
 from ..errors import RequestRefused
+from .counting import check_number_of_values
 
 
 MOST_NESTED = 64
@@ -40,8 +41,8 @@ def parsed(content: bytes, content_type: str | None = "application/json") -> dic
         content_type (`str`, *optional*): its media type, as the header says.
 
     Raises:
-        RequestRefused: if it is no JSON object, or one that is nested too deeply, or has a number or character in it
-            that cannot be used. The message names the place.
+        RequestRefused: if it is no JSON object, or one that is nested too deeply, has too many values, or has a number
+            or character in it that cannot be used. The message names the place.
     """
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -49,6 +50,7 @@ def parsed(content: bytes, content_type: str | None = "application/json") -> dic
             "The body must be a JSON object: its `Content-Type` must be application/json, but is "
             f"{shortened(content_type)}."
         )
+    check_number_of_values(content)
     try:
         body = json_of(content.decode())
     except UnicodeDecodeError as error:

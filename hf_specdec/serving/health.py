@@ -1,0 +1,42 @@
+"""`/health`: whether requests are served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from .engine.client import EngineClient
+from .error_answers import SECONDS_TO_RETRY
+
+
+STALL_SECONDS = 60.0
+"""Seconds without the end of a forward after which an engine with work is unhealthy, by default."""
+
+
+def add_health(app: FastAPI, engine: EngineClient, stall_seconds: float) -> None:
+    """
+    Replaces the route `/health`. It answers in the event loop, so that no other request can keep it waiting for a
+    thread, and asks the engine nothing.
+
+    Args:
+        app (`FastAPI`): the application.
+        engine (`EngineClient`): runs the requests.
+        stall_seconds (`float`): seconds after which an engine that has work and ends no forward is unhealthy.
+    """
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != "/health"]
+
+    @app.get("/health", responses={503: {"description": "The engine has ended, or its forwards do not end."}})
+    async def health() -> JSONResponse:
+        stalled = engine.seconds_stalled
+        if engine.fatal_error is not None:
+            return _unhealthy({"reason": "cb_worker_dead", "message": str(engine.fatal_error)})
+        if stalled > stall_seconds:
+            told = f"Requests wait, and for {stalled:.0f} seconds no forward has ended."
+            return _unhealthy({"reason": "stalled", "message": told})
+        return JSONResponse({"status": "ok"})
+
+
+def _unhealthy(why: dict[str, Any]) -> JSONResponse:
+    return JSONResponse({"status": "unhealthy"} | why, status_code=503, headers={"Retry-After": str(SECONDS_TO_RETRY)})

@@ -1,0 +1,128 @@
+"""`/health`, of an engine whose forwards do not end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.batches import limits
+from support.models import tiny_model
+from support.servers import engine_over
+from support.tokenizer import tiny_tokenizer
+
+from hf_specdec import NgramDraft
+from hf_specdec.building import building
+from hf_specdec.serving.engine import server as engine_server
+from hf_specdec.serving.engine.messages import Pulse
+from hf_specdec.serving.engine.stalls import Stalls
+
+
+for package in ("fastapi", "prometheus_client"):
+    pytest.importorskip(package)
+
+from fastapi.testclient import TestClient  # noqa: E402
+
+from hf_specdec.serving.app import build_app  # noqa: E402
+
+
+STALL_SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    tokenizer, options = tiny_tokenizer(), {"tree": "[(0,)]", "continuous_batching_config": limits()}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager,
+        engine_over(manager, tokenizer) as engine,
+        TestClient(build_app(engine, tokenizer, "tiny", stall_seconds=STALL_SECONDS)) as client,
+    ):
+        patch.setattr(engine_server, "SECONDS_BETWEEN_LOOKS", 0.05)
+        yield client
+
+
+def becomes(client: TestClient, status: int, seconds: float = 10) -> dict[str, Any]:
+    """Waits until `/health` has a status."""
+    until = time.monotonic() + seconds
+    while (answer := client.get("/health")).status_code != status:
+        assert time.monotonic() < until, answer.text
+        time.sleep(0.02)
+    return answer.json()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_step_that_hangs(client: TestClient, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 while it does, and 200 again when it ends; without requests nothing is wrong."""
+    goes_on, propose = threading.Event(), NgramDraft.propose
+
+    def hang(*arguments: Any) -> Any:
+        goes_on.wait(30)
+        return propose(*arguments)
+
+    monkeypatch.setattr(NgramDraft, "propose", hang)
+    time.sleep(STALL_SECONDS)
+    assert client.get("/health").json() == {"status": "ok"}
+    body = {"prompt": "abc", "max_tokens": 4, "stream": stream}
+    asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))
+    begun = time.monotonic()
+    asking.start()
+    try:
+        told = becomes(client, 503)
+        assert time.monotonic() - begun >= STALL_SECONDS
+        assert told["reason"] == "stalled" and "no forward has ended" in told["message"]
+    finally:
+        goes_on.set()
+        asking.join(30)
+    assert becomes(client, 200, 1) == {"status": "ok"}
+
+
+def test_compiling_does_not_count(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_built, propose = threading.Event(), NgramDraft.propose
+
+    def build(*arguments: Any) -> Any:
+        with building():
+            is_built.wait(30)
+        return propose(*arguments)
+
+    monkeypatch.setattr(NgramDraft, "propose", build)
+    body = {"prompt": "abc", "max_tokens": 4}
+    asking = threading.Thread(target=lambda: client.post("/v1/completions", json=body))
+    asking.start()
+    until = time.monotonic() + 3 * STALL_SECONDS
+    while time.monotonic() < until:
+        assert client.get("/health").status_code == 200
+        time.sleep(0.05)
+    is_built.set()
+    asking.join(30)
+
+
+def test_signs_of_forwards() -> None:
+    """Counts that grow, results and preparations; not pulses as such, which other threads of the engine send."""
+    now = [100.0]
+    stalls = Stalls(lambda: now[0])
+
+    def after(seconds: float) -> float:
+        now[0] += seconds
+        return stalls.seconds
+
+    assert after(5) == 5
+    stalls.note_work()
+    assert after(5) == 5
+    stalls.note_pulse(Pulse((1, 2), False))
+    assert after(5) == 5
+    stalls.note_pulse(Pulse((1, 2), False))
+    assert after(5) == 10
+    stalls.note_pulse(Pulse((1, 3), False))
+    assert after(5) == 5
+    stalls.note_forward()
+    assert after(1) == 1
+    stalls.note_pulse(Pulse((1, 3), True))
+    assert after(1000) == 0
+    stalls.note_pulse(Pulse((1, 3), False))
+    assert after(3) == 3
+    stalls.note_pulse(Pulse((1, 3), True))
+    stalls.note_work()
+    assert after(3) == 3
