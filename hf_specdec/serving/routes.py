@@ -43,7 +43,7 @@ def add_body_routes(app: FastAPI, handlers: dict[str, Any], work: WorkPool) -> N
 
     for path, name in _HANDLERS.items():
         replace_route(app, path, answer(handlers[name]))
-    for other in {getattr(route, "path", None) for route in app.router.routes} & set(_NOT_OURS):
+    for other in {getattr(route, "path", "") for route in app.router.routes} & set(_NOT_OURS):
         replace_route(app, other, refuse, include_in_schema=False)
 
 
