@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from .forwards.models import execution_device
+from .models.structure import execution_device
 from .trees import AutoTree, DynamicTree, TokenTree, Tree, TreeSchedule, as_tree
 from .trees.token_tree import cut
 

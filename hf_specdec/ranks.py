@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.distributed.fsdp import is_fsdp_managed_module
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
-from .forwards.models import execution_device
+from .models.structure import execution_device
 from .trees import DraftTree, Topology
 
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_specdec import compat
-from hf_specdec.forwards.models import forward_parameters
+from hf_specdec.models.structure import forward_parameters
 
 
 SPECULATES: tuple[bool, ...] = (False, True)

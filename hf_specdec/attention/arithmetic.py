@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..forwards.probe import AttentionCall, layers_of
+from ..models.probe import AttentionCall, layers_of
 from .functions import attention_function, implementation_over_trees, kernel_options
 
 

@@ -14,7 +14,7 @@ import torch
 from packaging import version
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..forwards.modules import modules_of
+from ..models.modules import modules_of
 
 
 NAME = "tree_attention"

@@ -14,11 +14,11 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
-from ..forwards.models import execution_device, num_embeddings_of
-from ..forwards.own_positions import preparation_of
-from ..forwards.positions import num_positions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
+from ..models.own_positions import preparation_of
+from ..models.positions import num_positions
+from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
 from .blocks import BlockPool

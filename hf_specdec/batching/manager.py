@@ -18,9 +18,9 @@ from ..building import is_building
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.chunks import busy_at
-from ..forwards.models import execution_device, num_embeddings_of
-from ..forwards.modules import num_parameters_of
 from ..generation.model_refusals import check_foreign_hooks
+from ..models.modules import num_parameters_of
+from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks
 from .admission import Admission
 from .blocks import BlockPool

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..cache import sizes
 from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
-from ..forwards.models import execution_device
+from ..models.structure import execution_device
 from .waiting_features import WaitingFeatures
 
 

@@ -20,8 +20,8 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..config import SpeculationPlan
-from ..forwards.models import execution_device
 from ..generation.inherited import idle_options_of, tell_set_aside
+from ..models.structure import execution_device
 from ..verification.processor_kinds import READS_SCORES_ONLY
 
 

@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from ..config import SpeculationPlan
 from ..device_steps.verdicts import Warpers
-from ..generation.sequences import Sequences
+from ..engine.sequences import Sequences
 from ..generation.stopping import TokenCriterion, end_tokens_of, max_length_of
 from ..metrics import SpeculationMetrics
 from ..verification import DraftBackoff, PositionNoise, warpers_of

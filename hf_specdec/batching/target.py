@@ -13,12 +13,12 @@ from transformers.utils import ModelOutput
 from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features, watch_features
-from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
-from ..forwards.own_positions import preparation_of
-from ..forwards.positions import last_position, may_refuse
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
+from ..models.own_positions import preparation_of
+from ..models.positions import last_position, may_refuse
+from ..models.structure import execution_device
 from ..trees import DraftTree
 from .blocks import BlockPool
 from .graphs import PagedGraphs

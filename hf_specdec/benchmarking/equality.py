@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..forwards.models import keeping_one_logit
+from ..models.structure import keeping_one_logit
 from .comparison import Call, generate
 from .contenders import GREEDY, Contender
 from .prompts import EncodedPrompt

@@ -7,8 +7,8 @@ from collections import Counter
 import torch
 from transformers import PreTrainedModel
 
-from ..forwards.models import config_of_layer, execution_device
-from ..forwards.probe import CachedLayer, layers_of
+from ..models.probe import CachedLayer, layers_of
+from ..models.structure import config_of_layer, execution_device
 
 
 def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dict[int, CachedLayer]:

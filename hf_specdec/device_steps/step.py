@@ -21,8 +21,8 @@ from .verdicts import SPOILED, Verdict, Warpers
 
 if TYPE_CHECKING:
     from ..drafters import Drafter
+    from ..engine.sequences import Sequences
     from ..forwards.tree_forward import TreeForward
-    from ..generation.sequences import Sequences
     from ..generation.target import Target
 
 

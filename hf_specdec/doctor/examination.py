@@ -13,7 +13,7 @@ from ..checkpoints.reading import Checkpoint, HubOptions
 from ..drafters import EagleDrafter
 from ..eagle import EagleHead
 from ..eagle.formats import read_head
-from ..forwards.models import execution_device
+from ..models.structure import execution_device
 from ..trees import TokenTree
 from .diagnosis import Agreement, Diagnosis
 from .measuring import ReadText, Text, hits_on, tree_acceptance_length, write

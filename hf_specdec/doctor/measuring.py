@@ -14,8 +14,8 @@ from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
 from ..forwards.features import watch_features
-from ..forwards.models import execution_device, keeping_one_logit
 from ..metrics import metrics_of_last_call
+from ..models.structure import execution_device, keeping_one_logit
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,13 +12,12 @@ from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLog
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
+from ..engine.sequences import Rows, Sequences
 from ..forwards.chunks import LONGEST_FORWARD, WIDTHS
-from ..forwards.features import decoder_layers
-from ..forwards.models import execution_device
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
-from ..generation.sequences import Rows, Sequences
 from ..graphs import GraphStore
+from ..models.structure import decoder_layers, execution_device
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from ..attention import window_of
-from ..forwards.rope import LENGTH_DEPENDENT
+from ..models.rope import LENGTH_DEPENDENT
 from .modeling_eagle import EagleHead
 
 

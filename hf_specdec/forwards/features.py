@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.structure import decoder_layers
+
 
 class WatchedTarget(Protocol):
     """A target whose hidden states a drafter can record: the `Target` of a call, or that of requests in flight."""
@@ -137,23 +139,6 @@ def watch_features(
 
 def _never() -> bool:
     return False
-
-
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """
-    The model's decoder layers, from first to last.
-
-    Raises:
-        ValueError: if the decoder has no list of `num_hidden_layers` layers.
-    """
-    number = model.config.get_text_config(decoder=True).num_hidden_layers
-    for module in model.get_decoder().children():
-        if isinstance(module, nn.ModuleList) and len(module) == number:
-            return module
-    raise ValueError(
-        f"`assistant_model`: {type(model).__name__} has no list of its {number} decoder layers, from which a head "
-        "reads hidden states. Use a draft model or `NgramDraft()`."
-    )
 
 
 def _hook(features: Features, place: int) -> Callable:

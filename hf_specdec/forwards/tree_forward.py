@@ -14,9 +14,9 @@ from ..attention import AttentionContext, TreeContext, implementation_of, needs_
 from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
 from ..cache import TreeCache
 from ..compat import CACHE, cache_argument
-from .compiling import compiled_layers, compiled_whole
+from ..compiling.layers import compiled_layers, compiled_whole
+from ..models.structure import execution_device, forward_parameters, shares_kv
 from .features import Features
-from .models import execution_device, forward_parameters, shares_kv
 from .node_inputs import NodeInputs
 
 

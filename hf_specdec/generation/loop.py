@@ -14,10 +14,11 @@ from ..compat import CACHE
 from ..config import SpeculationPlan
 from ..device_steps import run_device_steps
 from ..drafters import Drafter, DraftRequest
-from ..forwards.models import execution_device
+from ..engine.sequences import Sequences
 from ..forwards.outputs import returning_named_outputs
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
+from ..models.structure import execution_device
 from ..random_generators import draws_undone_on_error
 from ..ranks import Ranks
 from ..trees import DraftTree, choice_of
@@ -33,7 +34,6 @@ from ..verification import (
 )
 from .distribution import TargetDistribution
 from .recording import Recorder, SpeculativeGenerateOutput
-from .sequences import Sequences
 from .stopping import ColumnJudge, end_tokens_of, max_length_of
 from .target import Target
 

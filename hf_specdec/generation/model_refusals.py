@@ -10,11 +10,11 @@ from ..attention import implementation_of, is_exact, supports_switching
 from ..compat import CACHE, NO_TREES, TREES_FROM, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
-from ..forwards.hooks import check_hooks
-from ..forwards.models import bidirectional_layers, forward_parameters, makes_window_masks
-from ..forwards.modules import modules_of
-from ..forwards.own_positions import preparation_of
 from ..forwards.vocabulary import SharedVocabulary
+from ..models.hooks import check_hooks
+from ..models.modules import modules_of
+from ..models.own_positions import preparation_of
+from ..models.structure import bidirectional_layers, forward_parameters, makes_window_masks
 from ..ranks import is_pipeline, is_sharded
 
 

@@ -8,9 +8,9 @@ import torch
 from transformers.utils import ModelOutput
 
 from ..forwards.chunks import MOST_PADDED, WIDTHS, busy_at, next_chunk
-from ..forwards.modules import num_parameters_of
 from ..forwards.node_inputs import causal_chain
-from ..forwards.rope import length_dependent_ropes
+from ..models.modules import num_parameters_of
+from ..models.rope import length_dependent_ropes
 
 
 if TYPE_CHECKING:

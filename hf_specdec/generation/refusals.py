@@ -12,8 +12,8 @@ from ..cache import check_reusable
 from ..compat import CACHE, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
-from ..forwards.rope import length_dependent_ropes
 from ..forwards.vocabulary import is_padded_otherwise
+from ..models.rope import length_dependent_ropes
 from .inherited import OF_ASSISTED_GENERATION, OTHER_DRAFTS, default_of, remedy, set_aside_idle_options
 from .model_refusals import check_draft, check_foreign_hooks, check_target
 

@@ -13,8 +13,8 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
+    from ..engine.sequences import Sequences
     from .recording import Recorder
-    from .sequences import Sequences
 
 
 def max_length_of(criteria: StoppingCriteriaList, prompt_length: int) -> int | None:

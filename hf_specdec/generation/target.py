@@ -14,16 +14,16 @@ from transformers.utils import ModelOutput
 from ..attention import implementation_of
 from ..cache import TreeCache
 from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
+from ..engine.sequences import Sequences
 from ..forwards.features import Features, watch_features
-from ..forwards.models import keeping_one_logit, shares_kv
 from ..forwards.node_inputs import causal_chain
-from ..forwards.own_positions import preparation_of
-from ..forwards.positions import may_refuse, num_positions, said_positions
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphLoans
+from ..models.own_positions import preparation_of
+from ..models.positions import may_refuse, num_positions, said_positions
+from ..models.structure import keeping_one_logit, shares_kv
 from ..trees import DraftTree
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
-from .sequences import Sequences
 
 
 class Target:

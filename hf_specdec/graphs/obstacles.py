@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..attention import implementation_of, supports_switching
-from ..forwards.hooks import has_hooks_for_graphs
-from ..forwards.modules import buffers_of, modules_of, parameters_of
+from ..models.hooks import has_hooks_for_graphs
+from ..models.modules import buffers_of, modules_of, parameters_of
 from .capturing import RECORDERS
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ..forwards.rope import ropes_of
+from ..models.rope import ropes_of
 
 
 def context_of(config: PreTrainedConfig) -> int | None:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..eagle import EagleConfig, EagleHead
-from ..forwards.models import config_of_layer, num_logits_of
+from ..models.structure import config_of_layer, num_logits_of
 from ..trees import DynamicTree
 from .vocabulary import offsets
 

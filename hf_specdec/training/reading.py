@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.heads import BorrowedRows
 from ..forwards.features import watch_features
-from ..forwards.models import num_logits_of
+from ..models.structure import num_logits_of
 from .vocabulary import draft_indices
 
 

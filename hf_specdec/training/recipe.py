@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
-from ..forwards.models import num_logits_of
 from ..loading import DTYPES, load_target, load_tokenizer
+from ..models.structure import num_logits_of
 from ..smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 from .checkpoints import (
     FirstEvaluation,

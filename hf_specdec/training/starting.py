@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..eagle import EagleHead
-from ..forwards.models import num_logits_of
+from ..models.structure import num_logits_of
 
 
 _VERSIONS = {"eagle3": 3, "eagle1": 1}

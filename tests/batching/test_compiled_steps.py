@@ -21,8 +21,8 @@ from torch._dynamo.utils import counters
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching.device_steps.prompts import PromptStep
 from hf_specdec.batching.graphs import PagedGraphs
-from hf_specdec.forwards import compiling
-from hf_specdec.forwards.compiling import compiled_layers
+from hf_specdec.compiling import layers
+from hf_specdec.compiling.layers import compiled_layers
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[StandIn]:
-    monkeypatch.setattr(compiling, "COMPILER", "eager")
+    monkeypatch.setattr(layers, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again
@@ -162,7 +162,7 @@ def test_what_cannot_be_compiled(stand_in: StandIn, monkeypatch: pytest.MonkeyPa
     def fail(*args: Any) -> None:
         raise OSError("no compiler here")
 
-    monkeypatch.setattr(compiling, "COMPILER", fail)
+    monkeypatch.setattr(layers, "COMPILER", fail)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((5, 6))
     with pytest.warns(
         UserWarning, match="A step of LlamaForCausalLM could not be compiled.*no compiler here"

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig
-from hf_specdec.forwards import compiling
+from hf_specdec.compiling import layers
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Steps]:
     pytest.importorskip("triton", reason="the kernels need triton")
-    monkeypatch.setattr(compiling, "COMPILER", "eager")
+    monkeypatch.setattr(layers, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(recompile_limit=256):  # the stand-in replays by running the code again

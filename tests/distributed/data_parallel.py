@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 import hf_specdec
 from hf_specdec import NgramDraft
-from hf_specdec.forwards.hooks import foreign_hooks
+from hf_specdec.models.hooks import foreign_hooks
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 
 import hf_specdec
 from hf_specdec import DraftTree, DynamicTree, EagleHead, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.forwards.hooks import foreign_hooks
+from hf_specdec.models.hooks import foreign_hooks
 
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24}

@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec import DynamicTree, NgramDraft
 from hf_specdec.batching.memory import bytes_per_token
-from hf_specdec.forwards.hooks import foreign_hooks
+from hf_specdec.models.hooks import foreign_hooks
 
 
 ONE_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -19,8 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.forwards.positions import num_positions
-from hf_specdec.generation.sequences import Sequences
+from hf_specdec.engine.sequences import Sequences
+from hf_specdec.models.positions import num_positions
 from hf_specdec.trees import DraftTree, Topology
 
 

@@ -34,7 +34,7 @@ from transformers import (
 import hf_specdec
 from hf_specdec import DynamicTree, EagleHead, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.compat import CACHE
-from hf_specdec.forwards.models import num_embeddings_of, num_logits_of
+from hf_specdec.models.structure import num_embeddings_of, num_logits_of
 
 
 @contextmanager

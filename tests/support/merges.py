@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_specdec.forwards import merged_linears
+from hf_specdec.compiling import merged_linears
 
 
 def noted_merges(monkeypatch: pytest.MonkeyPatch, on_cpu: bool = True) -> list[int]:

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from ...cache.sizes import num_cached_layers
 from ...drafters import DraftModelDrafter, DraftRequest
 from ...forwards.chunks import LONGEST_FORWARD
-from ...forwards.models import execution_device
 from ...forwards.node_inputs import causal_chain
 from ...graphs import GraphPool
+from ...models.structure import execution_device
 from ...trees import DraftTree
 from ..blocks import BlockPool
 from ..device_steps.drafts import CapturedDraftModel

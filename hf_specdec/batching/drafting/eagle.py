@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from ...drafters import DraftRequest, EagleDrafter
 from ...forwards.chunks import LONGEST_FORWARD
-from ...forwards.models import execution_device
 from ...graphs import GraphPool
+from ...models.structure import execution_device
 from ...trees import DraftTree
 from ..blocks import BlockPool
 from ..device_steps.drafts import CapturedHead

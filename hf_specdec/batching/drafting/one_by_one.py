@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...drafters import Drafter, DraftRequest
-from ...generation.sequences import Sequences
+from ...engine.sequences import Sequences
 from ...trees import DraftTree, Evidence
 from ..request import Request
 from .base import Drafting

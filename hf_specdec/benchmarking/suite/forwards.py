@@ -12,9 +12,9 @@ from ...attention import switched_to_tree_attention
 from ...cache import DeviceCache, TreeCache
 from ...compat import CACHE
 from ...device_steps.captures import MOST_SHAPES
-from ...forwards.models import keeping_one_logit
 from ...forwards.tree_forward import TreeForward
 from ...graphs import GraphStore
+from ...models.structure import keeping_one_logit
 from ...trees import TokenTree, Topology
 
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from ... import loading
 from ...batching import Limits, SpeculativeBatchingManager
 from ...config import SpeculativeConfig
-from ...forwards.models import execution_device
-from ...forwards.modules import num_parameters_of
+from ...models.modules import num_parameters_of
+from ...models.structure import execution_device
 from .client import EngineClient
 from .messages import NotServed
 from .parent import while_the_parent_lives

@@ -10,7 +10,7 @@ from support.models import tiny_model
 from torch import nn
 from transformers import AutoModelForCausalLM, GitConfig
 
-from hf_specdec.forwards.positions import last_position, num_positions
+from hf_specdec.models.positions import last_position, num_positions
 
 
 SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}

@@ -14,7 +14,7 @@ from support.models import tiny_model
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from hf_specdec.forwards import compiling, merged_linears
+from hf_specdec.compiling import layers, merged_linears
 
 
 IDS = torch.tensor([[5, 9, 7, 12, 5, 30, 4]])
@@ -24,7 +24,7 @@ IDS = torch.tensor([[5, 9, 7, 12, 5, 30, 4]])
 def merged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Merges on the CPU, too; notes the number of calls in each merge."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    monkeypatch.setattr(compiling, "COMPILER", "eager")
+    monkeypatch.setattr(layers, "COMPILER", "eager")
     torch._dynamo.reset()
     yield noted_merges(monkeypatch)
     torch._dynamo.reset()
@@ -32,7 +32,7 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @torch.no_grad()
 def run(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-    return torch.compile(model, backend=compiling.compile_graph, fullgraph=True)(*inputs)
+    return torch.compile(model, backend=layers.compile_graph, fullgraph=True)(*inputs)
 
 
 @torch.no_grad()
@@ -42,11 +42,11 @@ def test_projections_of_a_model(compiler: str, merged: list[int], monkeypatch: p
     Queries, keys and values, attention's output, and the MLP's two inputs of each layer, and the lm_head; the modules
     stay as they are.
     """
-    monkeypatch.setattr(compiling, "COMPILER", compiler)
+    monkeypatch.setattr(layers, "COMPILER", compiler)
     model = tiny_model("llama", dtype=torch.float32)
     weights = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
     expected = model(IDS).logits
-    found = compiling.compiled_whole(model)(IDS).logits
+    found = layers.compiled_whole(model)(IDS).logits
     assert merged == [3, 1, 2] * model.config.num_hidden_layers + [1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     for name, weight in model.named_parameters():
@@ -57,7 +57,7 @@ def test_projections_of_a_model(compiler: str, merged: list[int], monkeypatch: p
 def test_layers_compiled_one_by_one(merged: list[int]) -> None:
     model = tiny_model("llama", dtype=torch.float32)
     expected = model(IDS).logits
-    with compiling.compiled_layers(model, SimpleNamespace(update=print)):
+    with layers.compiled_layers(model, SimpleNamespace(update=print)):
         found = model(IDS, use_cache=False).logits
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert sorted(set(merged)) == [1, 2, 3]
@@ -147,7 +147,7 @@ def test_writes_between_layers(write: Callable[..., Any], merged: list[int]) -> 
 
     tensors = torch.randn(4, 8), torch.randn(5, 8), torch.randn(5, 8)
     expected = run(*[tensor.clone() for tensor in tensors])
-    found = torch.compile(run, backend=compiling.compile_graph, fullgraph=True)(*tensors)
+    found = torch.compile(run, backend=layers.compile_graph, fullgraph=True)(*tensors)
     torch.testing.assert_close(found, expected)
     assert merged == []
 
@@ -165,7 +165,7 @@ def test_weights_of_other_classes(merged: list[int]) -> None:
 
 def test_gradients(merged: list[int]) -> None:
     model, input = Several(5, 6), torch.randn(4, 8)
-    torch.compile(model, backend=compiling.compile_graph, fullgraph=True)(input).sum().backward()
+    torch.compile(model, backend=layers.compile_graph, fullgraph=True)(input).sum().backward()
     assert merged == [] and all(layer.weight.grad is not None for layer in model.layers)
 
 
@@ -177,7 +177,7 @@ def test_compiled_graphs_can_be_stored(merged: list[int], monkeypatch: pytest.Mo
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return self.last(torch.cat([layer(input).mul(2) for layer in self.layers], dim=-1))
 
-    monkeypatch.setattr(compiling, "COMPILER", "inductor")
+    monkeypatch.setattr(layers, "COMPILER", "inductor")
     counters = torch._dynamo.utils.counters["aot_autograd"]
     counters.clear()
     run(Doubled(5, 6), torch.randn(4, 8))

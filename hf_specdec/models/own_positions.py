@@ -11,8 +11,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from ..compat import CACHE
-from .models import execution_device
 from .shadow import Shadow
+from .structure import execution_device
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import PreTrainedModel
 
 from hf_specdec import MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig
-from hf_specdec.forwards.hooks import foreign_hooks
+from hf_specdec.models.hooks import foreign_hooks
 
 
 CALL = {"max_new_tokens": 6, "do_sample": False}

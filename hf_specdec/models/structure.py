@@ -101,3 +101,20 @@ def execution_device(model: PreTrainedModel) -> torch.device:
     if device.type == "meta":
         device = torch.device(getattr(getattr(model, "_hf_hook", None), "execution_device", None) or "cpu")
     return device
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """
+    The model's decoder layers, from first to last.
+
+    Raises:
+        ValueError: if the decoder has no list of `num_hidden_layers` layers.
+    """
+    number = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.get_decoder().children():
+        if isinstance(module, nn.ModuleList) and len(module) == number:
+            return module
+    raise ValueError(
+        f"`assistant_model`: {type(model).__name__} has no list of its {number} decoder layers, from which a head "
+        "reads hidden states. Use a draft model or `NgramDraft()`."
+    )

@@ -12,7 +12,7 @@ from torch._inductor import config
 from torch._inductor.scheduler import Scheduler
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_specdec.forwards import compiling, overlapping
+from hf_specdec.compiling import early_launch, layers
 
 
 HEAD = "\nasync_compile.triton('triton_poi_1', '''\nimport triton\ntriton_meta={'launch_pdl': True}\n"
@@ -39,14 +39,14 @@ WAIT, LOAD, STORE = "    tl.extra.cuda.gdc_wait()\n", "    tmp0 = tl.load(in_ptr
 )
 def test_order_of_waits(kernels: list[str], expected: bool) -> None:
     source = "import torch\n" + "".join(HEAD + BODY + kernel + "''', device_str='cuda')\n" for kernel in kernels)
-    assert overlapping.all_wait_first(source) is expected
-    assert overlapping.all_wait_first(source.replace("'launch_pdl'", '"launch_pdl"')) is expected
-    assert overlapping.all_wait_first(source.replace("True", "False"))
+    assert early_launch.all_wait_first(source) is expected
+    assert early_launch.all_wait_first(source.replace("'launch_pdl'", '"launch_pdl"')) is expected
+    assert early_launch.all_wait_first(source.replace("True", "False"))
 
 
 def test_unknown_code() -> None:
-    assert not overlapping.all_wait_first("")
-    assert not overlapping.all_wait_first("compile.by_other_means('launch_pdl')" + WAIT)
+    assert not early_launch.all_wait_first("")
+    assert not early_launch.all_wait_first("compile.by_other_means('launch_pdl')" + WAIT)
 
 
 class Model(nn.Module):
@@ -78,12 +78,12 @@ def test_compiling(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         return inductor(graph, *args, **options)
 
     monkeypatch.setattr(compile_fx, "compile_fx", noted)
-    monkeypatch.setattr(compiling, "overlaps", lambda inputs: True)
-    monkeypatch.setattr(overlapping, "all_wait_first", lambda source: waits)
+    monkeypatch.setattr(layers, "overlaps", lambda inputs: True)
+    monkeypatch.setattr(early_launch, "all_wait_first", lambda source: waits)
     torch._dynamo.reset()
     model, input = Model(), torch.randn(3, 8)
     with config.patch({"force_disable_caches": True, "triton.enable_pdl": True}):  # as a user may have set it
-        found = torch.compile(model, backend=compiling.compile_graph)(input)
+        found = torch.compile(model, backend=layers.compile_graph)(input)
     torch.testing.assert_close(found, model(input))
     assert compiled_with[0] == (True, True, True) and sources[0] > 0
     assert compiled_with[1:] == ([] if waits else [(False, False, False)])
@@ -96,19 +96,19 @@ def test_what_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_specdec_kernels import devices
 
     monkeypatch.setattr(devices, "can_overlap", lambda device: device.type == "cuda")
-    monkeypatch.setattr(overlapping, "kernels_are_installed", lambda: True)
+    monkeypatch.setattr(early_launch, "kernels_are_installed", lambda: True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         # Not cuda:1: torch allocates on a GPU that it fakes, and there may be one only.
         first, elsewhere, on_cpu = (torch.empty(3, device=device) for device in ("cuda:0", "meta", "cpu"))
-    assert overlapping.overlaps([first, on_cpu, 4])
-    assert not overlapping.overlaps([first, elsewhere]) and not overlapping.overlaps([on_cpu, 4])
-    assert not overlapping.overlaps([])
+    assert early_launch.overlaps([first, on_cpu, 4])
+    assert not early_launch.overlaps([first, elsewhere]) and not early_launch.overlaps([on_cpu, 4])
+    assert not early_launch.overlaps([])
     with torch.enable_grad():
-        assert not overlapping.overlaps([first])
+        assert not early_launch.overlaps([first])
     with config.patch(combo_kernels=True):
-        assert not overlapping.overlaps([first])
-    monkeypatch.setattr(overlapping, "_config", lambda: SimpleNamespace(triton=None, combo_kernels=False))
-    assert not overlapping.overlaps([first])
+        assert not early_launch.overlaps([first])
+    monkeypatch.setattr(early_launch, "_config", lambda: SimpleNamespace(triton=None, combo_kernels=False))
+    assert not early_launch.overlaps([first])
 
 
 @torch.no_grad()
@@ -132,18 +132,18 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             return states
 
     sources: list[str] = []
-    check = overlapping.all_wait_first
-    monkeypatch.setattr(overlapping, "all_wait_first", lambda source: sources.append(source) or check(source))
+    check = early_launch.all_wait_first
+    monkeypatch.setattr(early_launch, "all_wait_first", lambda source: sources.append(source) or check(source))
     model, input = Layers().to("cuda", torch.bfloat16), torch.randn(9, 256, device="cuda", dtype=torch.bfloat16)
     results = []
     for overlaps in (False, True):
         torch._dynamo.reset()
         if not overlaps:
-            monkeypatch.setattr(compiling, "overlaps", lambda inputs: False)
+            monkeypatch.setattr(layers, "overlaps", lambda inputs: False)
         else:
-            monkeypatch.setattr(compiling, "overlaps", overlapping.overlaps)
+            monkeypatch.setattr(layers, "overlaps", early_launch.overlaps)
         with config.patch(force_disable_caches=True):
-            compiled = torch.compile(model, backend=compiling.compile_graph, fullgraph=True)
+            compiled = torch.compile(model, backend=layers.compile_graph, fullgraph=True)
             expected = compiled(input)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

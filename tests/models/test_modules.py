@@ -6,7 +6,7 @@ import torch
 from support.models import tiny_model
 from torch import nn
 
-from hf_specdec.forwards.modules import buffers_of, modules_of, num_parameters_of, parameters_of
+from hf_specdec.models.modules import buffers_of, modules_of, num_parameters_of, parameters_of
 
 
 def test_modules_parameters_and_buffers_are_those_of_torch() -> None:

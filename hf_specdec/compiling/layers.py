@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..building import building
-from .features import decoder_layers
+from ..models.structure import decoder_layers
+from .early_launch import compile_in_turn, compile_overlapping, overlaps
 from .merged_linears import merge_linears
-from .overlapping import compile_in_turn, compile_overlapping, overlaps
 
 
 COMPILER = "inductor"

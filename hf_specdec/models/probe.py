@@ -15,8 +15,8 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.utils import logging
 
 from ..compat import CACHE, cache_argument
-from .models import execution_device, forward_parameters
 from .shadow import Shadow
+from .structure import execution_device, forward_parameters
 
 
 logger = logging.get_logger(__name__)
