@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-import urllib.request
+import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,29 +53,35 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+WATCH = """
+import sys, time, urllib.request
+while True:
+    began = time.monotonic()
+    try:
+        with urllib.request.urlopen(sys.argv[1], timeout=20) as answer:
+            healthy = answer.status == 200
+    except OSError:
+        healthy = False
+    print(time.monotonic() - began if healthy else "inf", flush=True)
+    time.sleep(0.2)
+"""
+"""Asks for `/health` all along, and prints the seconds until each answer."""
+
+
 @contextmanager
 def watched_health(address: str) -> Iterator[list[float]]:
-    """A context in which `/health` is asked for all along; gives the seconds until each of its answers."""
+    """A context in which another process asks for `/health`; at its end, the list has the seconds of its answers."""
     seconds: list[float] = []
-    has_ended = threading.Event()
-
-    def watch() -> None:
-        while not has_ended.wait(0.2):
-            began = time.monotonic()
-            try:
-                with urllib.request.urlopen(f"{address}/health", timeout=SECONDS) as answer:
-                    healthy = answer.status == 200
-            except OSError:
-                healthy = False
-            seconds.append(time.monotonic() - began if healthy else float("inf"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield seconds
-    finally:
-        has_ended.set()
-        watcher.join()
+    with tempfile.TemporaryFile("w+") as output:
+        # A thread of this process would at times wait for schemathesis: up to 0.4 s were measured.
+        watcher = subprocess.Popen([sys.executable, "-c", WATCH, f"{address}/health"], stdout=output)
+        try:
+            yield seconds
+        finally:
+            watcher.kill()
+            watcher.wait()
+            output.seek(0)
+            seconds += [float(line) for line in output if line.endswith("\n")]
 
 
 def processes() -> list[int]:
@@ -124,11 +130,15 @@ def test_described_requests(address: str) -> None:
     assert not wrong, f"seed {SEED}: " + "\n".join(wrong[:10])
     assert statuses.total() >= 9000 and set(statuses) <= {200, 400, 404, 405}, statuses
     assert statuses[200] > 500 and statuses[400] > 4000, statuses
-    assert len(seconds) > 100 and max(seconds) < 1, f"/health was answered after {max(seconds)} s"
     assert len(known) >= 2, "no processes found"
-    for process, (memory, descriptors) in known.items():
-        now = held(process)
-        assert now[0] - memory < MOST_GROWTH and now[1] - descriptors <= 8, (process, memory, descriptors, now)
+    late = [round(one, 2) for one in seconds if one >= 1]
+    grown = {process: (before, held(process)) for process, before in known.items()}
+    grown = {
+        process: (before, now)
+        for process, (before, now) in grown.items()
+        if now[0] - before[0] >= MOST_GROWTH or now[1] - before[1] > 8
+    }
+    assert len(seconds) > 100 and not late and not grown, f"/health after {late} s; bytes and descriptors: {grown}"
 
 
 def _send(
