@@ -125,7 +125,7 @@ def test_pipeline_with_a_draft_of_ours(texts: list[str], kind: str) -> None:
 
 @pytest.mark.parametrize("size", [500, 530], ids=["smaller", "larger"])
 @pytest.mark.parametrize("by_name", [False, True], ids=["model", "folder"])
-def test_pipeline_with_a_draft_padded_otherwise(
+def test_pipeline_with_another_padding(
     trained_draft: PreTrainedModel, texts: list[str], size: int, by_name: bool, tmp_path: Path
 ) -> None:
     target, tokenizer = trained_target(), trained_tokenizer()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 _PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that the calling process gets when the thread that started it ends."""
+"""prctl(2): the signal that the calling process gets when the thread that started it ends."""
 
 
 def kill_with_parent() -> None:
