@@ -39,7 +39,7 @@ COUNT = "one two three four five six one two three four five six one two three"
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = str(smollm2_folder())
     options = ["--dtype", "float32", "--device", "cpu", "--model-name", MODEL, "--num-blocks", "200"]
-    options += ["--disable-by-batch-size", str(LIMIT), "--max-queue-size", "40"]
+    options += ["--tree", "chain:4", "--disable-by-batch-size", str(LIMIT), "--max-queue-size", "40"]
     with running_server(folder, *options, log=tmp_path_factory.mktemp("server") / "log") as address:
         yield address
 
@@ -256,7 +256,7 @@ def test_metrics_have_vllms_names(address: str, client: Any) -> None:
     names = [f"vllm:spec_decode_{name}_total" for name in names]
     client.completions.create(model=MODEL, prompt=COUNT, max_tokens=30, temperature=0.0)
     drafts, drafted, accepted, by_position = (metric(address, name) for name in names)
-    assert 0 < drafts <= drafted and 0 < accepted <= drafted and by_position == accepted
+    assert 0 < drafts and 0 < accepted <= drafted and by_position == accepted
     text = read(f"{address}/metrics")
     assert f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="{MODEL}",position="0"}}' in text
     assert metric(address, "vllm:prompt_tokens_total") > 0
