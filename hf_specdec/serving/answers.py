@@ -15,6 +15,7 @@ from ..batching import SpeculativeGenerationOutput
 from .errors import unexpected
 from .stop_strings import TrimmedPieces
 from .text_pieces import TextPieces
+from .tokenizers import LikeTokenizer
 
 
 _KINDS: dict[str | None, type[str]] = {
@@ -229,7 +230,7 @@ class AnswerStream:
             self.parts.put_nowait(part)
 
 
-class ParsedAnswers:
+class ParsedAnswers(LikeTokenizer):
     """
     A tokenizer whose `parse_response` gives the parts of an answer as they would be streamed.
 
@@ -239,12 +240,8 @@ class ParsedAnswers:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, gen_config: GenerationConfig):
-        self._own, self._config = tokenizer, gen_config
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_own":  # not there yet, as in a copy that is being made
-            raise AttributeError(name)
-        return getattr(self._own, name)
+        super().__init__(tokenizer)
+        self._config = gen_config
 
     def parse_response(self, tokens: list[int], template: Any, *, prefix: str, tools: Any = None) -> dict[str, Any]:
         """The parts of an answer; see the tokenizer's own method. The reasoning is `thinking`."""

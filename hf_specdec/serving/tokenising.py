@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from transformers import PreTrainedTokenizerBase
 
 from .text_limits import TextLimit
+from .tokenizers import LikeTokenizer
 from .work_pool import WorkPool
 
 
@@ -26,7 +27,7 @@ class _Prompt:
     tokenise: Callable[[], Any]
 
 
-class PromptMaker:
+class PromptMaker(LikeTokenizer):
     """
     A tokenizer that returns prompts which are tokenised later.
 
@@ -36,12 +37,8 @@ class PromptMaker:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: TextLimit):
-        self._own, self._limit = tokenizer, limit
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_own":  # not there yet, as in a copy that is being made
-            raise AttributeError(name)
-        return getattr(self._own, name)
+        super().__init__(tokenizer)
+        self._limit = limit
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
