@@ -20,15 +20,16 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
 from .answers import ParsedAnswers, is_cut
-from .body_limits import MOST_BODY_BYTES, BodyLimit
+from .body_limits import BodyLimit
 from .characters import cut, shortened
+from .defaults import MOST_BODY_BYTES, STALL_SECONDS
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
 from .error_answers import add_error_handlers, error_answer
 from .errors import RequestFailed, RequestRefused, unexpected
 from .generation import SpeculativeState, asked_for
-from .health import STALL_SECONDS, add_health
+from .health import add_health
 from .metrics import registry_of
 from .requests import (
     BODIES,

@@ -12,9 +12,6 @@ from .work_pool import body_size
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
-MOST_BODY_BYTES = 4 * 2**20
-"""Most bytes of a body, by default: several times a text of 128,000 tokens."""
-
 
 class BodyLimit:
     """
