@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.batches import limits
 from support.models import VOCAB, tiny_model
-from support.servers import engine_over
+from support.servers import client_over
 from support.tokenizer import tiny_tokenizer
 from transformers import ForcedEOSTokenLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
@@ -24,38 +22,15 @@ import openai  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 from openai.types.responses import Response, ResponseErrorEvent, ResponseFailedEvent  # noqa: E402
 
-from hf_specdec.serving.app import build_app  # noqa: E402
 from hf_specdec.serving.stop_strings import StopStringSearch  # noqa: E402
 
 
-TEMPLATE = (
-    "{% for tool in tools or () %}{{ tool.function.name }}{% endfor %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}"
-    "{{ message.content }}{% endfor %}"
-)
 CHAT = {"messages": [{"role": "user", "content": "abc xyz"}], "max_tokens": 6, "temperature": 0}
 COMPLETION = {"prompt": "abc xyz", "max_tokens": 6, "temperature": 0}
 RESPONSE = {"input": "abc xyz", "max_output_tokens": 6, "temperature": 0}
 PATHS = {"chat/completions": CHAT, "completions": COMPLETION, "responses": RESPONSE}
 NUM_TOKENS = 4 * 200
 """For which there is memory."""
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    with (
-        tiny_model(max_position_embeddings=4096).init_continuous_batching(
-            assistant_model=NgramDraft(), **options
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "some/tiny"), raise_server_exceptions=False) as client,
-    ):
-        yield client
-        assert not engine._open and not engine._handlers
 
 
 def ask(client: TestClient, path: str, **options: Any) -> Any:
@@ -584,15 +559,8 @@ def test_tools(client: TestClient, path: str) -> None:
 
 
 def test_an_engine_that_has_ended() -> None:
-    tokenizer = tiny_tokenizer()
     model = tiny_model()
-    with (
-        model.init_continuous_batching(
-            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
-    ):
+    with client_over(model) as (client, _):
         assert client.get("/metrics").status_code == 200
         with model.register_forward_pre_hook(_fail):
             assert_refused_by_all(client, "The engine has ended. MemoryError: out of it")
@@ -600,14 +568,7 @@ def test_an_engine_that_has_ended() -> None:
 
 
 def test_a_server_that_ends() -> None:
-    tokenizer = tiny_tokenizer()
-    with (
-        tiny_model().init_continuous_batching(
-            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
-    ):
+    with client_over(tiny_model()) as (client, engine):
         engine.fail_open()
         assert_refused_by_all(client, "The server is shutting down.")
 

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.batches import limits
-from support.models import tiny_model
-from support.servers import engine_over
+from support.servers import client_over
 from support.tokenizer import tiny_tokenizer
 from transformers import AutoTokenizer
 
-from hf_specdec import NgramDraft
 from hf_specdec.smollm2 import smollm2_folder
 
 
@@ -26,7 +23,6 @@ for package in ("fastapi", "prometheus_client"):
 from fastapi.testclient import TestClient  # noqa: E402
 
 from hf_specdec.serving import work_pool  # noqa: E402
-from hf_specdec.serving.app import build_app  # noqa: E402
 from hf_specdec.serving.body_limits import BodyLimit  # noqa: E402
 from hf_specdec.serving.errors import RequestRefused  # noqa: E402
 from hf_specdec.serving.requests import counting  # noqa: E402
@@ -41,15 +37,8 @@ NUM_TOKENS = 4 * 200
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    tokenizer, options = tiny_tokenizer(), {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content | trim }}{% endfor %}"
-    with (
-        tiny_model(max_position_embeddings=4096).init_continuous_batching(
-            assistant_model=NgramDraft(), **options
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny", max_body_bytes=MOST_BYTES)) as client,
-    ):
+    template = "{% for message in messages %}{{ message.content | trim }}{% endfor %}"
+    with client_over(chat_template=template, max_body_bytes=MOST_BYTES) as (client, _):
         yield client
 
 
