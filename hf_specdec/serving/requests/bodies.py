@@ -13,6 +13,7 @@ from .kinds import (
     Boolean,
     Closed,
     Length,
+    ListOf,
     Only,
     Open,
     Probability,
@@ -27,6 +28,10 @@ from .messages import Input, Message
 from .options import GenerationOptions, StopStrings
 from .parsing import json_of
 from .tools import NestedTool, ResponseTool, check_choice
+
+
+MOST_NAMES = 16
+"""Most names in the `metadata` of a request, as in OpenAI's API."""
 
 
 def _from_text(value: Any) -> Any:
@@ -72,6 +77,12 @@ def _template_variables(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MOST_NAMES:
+        raise wrong(f"must have {MOST_NAMES} names at most")
+    return value
+
+
 Options = Annotated[
     GenerationOptions,
     BeforeValidator(
@@ -94,7 +105,7 @@ LogitBias = Annotated[
 ]
 FrequencyPenalty = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=LARGEST)]
 """Above -1: the `repetition_penalty` is this value plus 1."""
-Names = dict[str, Text]
+Names = Annotated[dict[str, Text], BeforeValidator(_few), Field(max_length=MOST_NAMES)]
 
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -163,8 +174,8 @@ class _Conversation(Shared):
 class ChatBody(_Conversation):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[NestedTool] | None = None
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
+    tools: ListOf[NestedTool] | None = None
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     stop: StopStrings | None = None
@@ -175,7 +186,7 @@ class ChatBody(_Conversation):
     # Not supported.
     n: Annotated[Any, Only("1")] = None
     logprobs: Annotated[Any, Only("false")] = None
-    presence_penalty: Annotated[Any, Only("0", "0.0", "-0.0")] = None
+    presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     response_format: Annotated[Any, Only('{"type": "text"}')] = None
     functions: Annotated[Any, Only("[]")] = None
     function_call: Annotated[Any, Only('"auto"', '"none"')] = None
@@ -201,7 +212,7 @@ class CompletionBody(Shared):
     best_of: Annotated[Any, Only("1")] = None
     echo: Annotated[Any, Only("false")] = None
     logprobs: Annotated[Any, Only("false")] = None
-    presence_penalty: Annotated[Any, Only("0", "0.0", "-0.0")] = None
+    presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
 
 
@@ -210,7 +221,7 @@ class ResponseBody(_Conversation):
 
     input: Input
     instructions: Text | None = None
-    tools: list[ResponseTool] | None = None
+    tools: ListOf[ResponseTool] | None = None
     max_output_tokens: Length | None = None
     text: TextOptions | None = None
     # Without effect.

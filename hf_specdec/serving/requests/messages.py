@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from ..characters import shortened
-from .kinds import Only, Open, Text, kind_of, told, wrong, wrong_field
+from .kinds import ListOf, Only, Open, Text, kind_of, told, wrong, wrong_field
 from .parsing import json_of
 from .templates import ROLES
 
@@ -58,7 +58,7 @@ class Part(Open):
         return self
 
 
-Parts = Annotated[list[Part], Field(min_length=1)]
+Parts = Annotated[ListOf[Part], Field(min_length=1)]
 Content = Annotated[
     Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")],
     Discriminator(kind_of, custom_error_type="wrong", custom_error_message="must be a string or a list of parts"),
@@ -89,7 +89,7 @@ def _call_form(call: Any) -> str | None:
     return None if not isinstance(call, dict) else "<nested>" if "function" in call or not call else "<flat>"
 
 
-Calls = list[
+Calls = ListOf[
     Annotated[
         Annotated[Call, Tag("<nested>")] | Annotated[FlatCall, Tag("<flat>")],
         Discriminator(_call_form, custom_error_type="wrong", custom_error_message="must be an object"),
@@ -128,7 +128,7 @@ class ReasoningPart(Open):
 class Reasoning(Open):
     """The reasoning of an earlier turn."""
 
-    content: list[ReasoningPart] | None = None
+    content: ListOf[ReasoningPart] | None = None
 
 
 class InputCall(CalledFunction):
@@ -179,7 +179,7 @@ def _begins_with_a_message(items: Any) -> Any:
     return items
 
 
-Items = Annotated[list[Item], Field(min_length=1), BeforeValidator(_begins_with_a_message)]
+Items = Annotated[ListOf[Item], Field(min_length=1), BeforeValidator(_begins_with_a_message)]
 Input = Annotated[
     Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")] | Annotated[Items, Tag("<items>")],
     Discriminator(
