@@ -22,6 +22,7 @@ import openai  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 from openai.types.responses import Response, ResponseErrorEvent, ResponseFailedEvent  # noqa: E402
 
+from hf_specdec.batching import SpeculativeBatchingManager  # noqa: E402
 from hf_specdec.serving.stop_strings import StopStringSearch  # noqa: E402
 
 
@@ -122,6 +123,12 @@ def test_why_it_ends(client: TestClient, path: str) -> None:
     assert reason(max_tokens=None, generation_config=json.dumps({"max_length": 12}))[0] == "length"
 
 
+@pytest.mark.parametrize("stop", ["", []])
+def test_no_stop_strings_in_options_of_generate(client: TestClient, stop: Any) -> None:
+    config = {"stop_strings": stop, "do_sample": False}
+    assert text_of(ask(client, "completions", generation_config=config)) == text_of(ask(client, "completions"))
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_length_by_default(client: TestClient, path: str) -> None:
     """As much as fits: more than that is refused if it is asked for."""
@@ -130,7 +137,25 @@ def test_length_by_default(client: TestClient, path: str) -> None:
         answer = ask(client, path, max_tokens=None, logit_bias=bias, **options)
         assert answer["usage"]["total_tokens"] == NUM_TOKENS
         assert answer["choices"][0]["finish_reason"] == "length"
-    assert "never fit" in refusal(client, path, PATHS[path] | {"max_tokens": NUM_TOKENS})
+
+
+@pytest.mark.parametrize(
+    "path, field, config",
+    [
+        ("chat/completions", "max_tokens", {}),
+        ("chat/completions", "max_completion_tokens", {"max_tokens": 5}),
+        ("completions", "max_tokens", {"generation_config": {"max_new_tokens": 5}}),
+        ("responses", "max_output_tokens", {}),
+        ("responses", "generation_config.max_new_tokens", {"max_output_tokens": None}),
+        ("completions", "generation_config.max_length", {"max_tokens": None}),
+    ],
+)
+def test_lengths_that_do_not_fit(client: TestClient, path: str, field: str, config: dict[str, Any]) -> None:
+    """The field that asks for them is named."""
+    outer, _, inner = field.rpartition(".")
+    wrong = {outer: {inner: 5000}} if outer else {inner: 5000}
+    reason = refusal(client, path, PATHS[path] | config | wrong)
+    assert f"`{field}=5000` with a prompt of " in reason and f"the {NUM_TOKENS} tokens that there is memory" in reason
 
 
 @pytest.mark.parametrize("body", ["{", "[1]", "", '"text"'])
@@ -214,6 +239,51 @@ def test_options_of_generate_that_are_wrong(client: TestClient, path: str, confi
     config = {"max_new_tokens": 6, "do_sample": False, **config}
     for given in (config, json.dumps(config)):
         assert f"`generation_config.{name}" in refusal(client, path, PATHS[path] | {"generation_config": given})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_refusals_by_the_engine(client: TestClient, path: str, error: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may cite all that the request has, of which no more than a beginning is told."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise error("x" * 1000)
+
+    monkeypatch.setattr(SpeculativeBatchingManager, "add_request", refuses)
+    assert 190 < refusal(client, path, PATHS[path]).count("x") <= 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "place", ["transformers.PreTrainedTokenizerFast.__call__", "hf_specdec.serving.app.ParsedAnswers.__init__"]
+)
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_errors_of_the_library_are_no_refusals(
+    client: TestClient, path: str, place: str, error: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error("x" * 1000)
+
+    monkeypatch.setattr(place, fails)
+    response = client.post(f"/v1/{path}", json=PATHS[path])
+    assert response.status_code == 500 and f"unexpected {error.__name__}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "template, reason",
+    [
+        ("{{ raise_exception(messages[0].content) }}", "xxx"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate"),
+        ("{{ messages[0].name.first }}", "has no attribute 'name'"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ [1].index(messages[0].content) }}", "xxx"),
+    ],
+)
+def test_what_a_template_cannot_show(template: str, reason: str) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 1000}]}
+    with client_over(chat_template=template) as (client, _):
+        told = refusal(client, "chat/completions", long)
+    assert told.startswith("The model's chat template says: ") and reason in told and told.count("x") <= 200
 
 
 @pytest.mark.parametrize("path", PATHS)

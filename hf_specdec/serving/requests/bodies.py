@@ -50,10 +50,9 @@ def _from_text(value: Any) -> Any:
 
 def _bias(value: Any, info: ValidationInfo) -> Any:
     try:
-        sequence_bias(value, None if info.context is None else info.context.vocab_size)
+        return sequence_bias(value, None if info.context is None else info.context.vocab_size)
     except (TypeError, ValueError) as error:
         raise told(str(error)) from error
-    return value
 
 
 def _template_variables(value: Any, info: ValidationInfo) -> Any:
@@ -108,8 +107,8 @@ FrequencyPenalty = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-
 Names = Annotated[dict[str, Text], BeforeValidator(_few), Field(max_length=MOST_NAMES)]
 
 
-LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Names of the most tokens of an answer, in the three APIs."""
+LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Names of the most tokens of an answer, in the three APIs; the first that a request has counts."""
 
 
 class StreamOptions(Open):
