@@ -101,6 +101,7 @@ def serve(
 
     from ..serving.app import build_app
     from ..serving.engine import EngineOptions, StartError, running_engine
+    from ..serving.garbage import never_search_again
     from ..serving.http_server import HttpServer
     from ..serving.termination import unwound_by_sigterm
 
@@ -138,6 +139,8 @@ def serve(
         with unwound_by_sigterm(), running_engine(options) as engine:
             name = model_name or target or loading.SMOLLM2
             app = build_app(engine, tokenizer, name, stall_seconds=stall_seconds, max_body_bytes=max_body_bytes)
-            HttpServer(uvicorn.Config(app, host=host, port=port), engine).run()
+            server = HttpServer(uvicorn.Config(app, host=host, port=port), engine)
+            never_search_again()
+            server.run()
     except StartError as error:
         raise typer.BadParameter(error.reason, param_hint=error.option) from error
