@@ -198,6 +198,8 @@ def test_the_description(client: TestClient) -> None:
     assert options["pad_token_id"]["anyOf"][0] == {"minimum": 0, "maximum": VOCAB - 1, "type": "integer"}
     assert options["num_beams"]["enum"] == [None, 1]
     assert "user" in schemas["Message"]["properties"]["role"]["enum"]
+    says, calls = schemas["Message"]["anyOf"]
+    assert says["required"] == ["content"] and calls["properties"]["role"] == {"const": "assistant"}
     assert not any("audio" in path for path in found["paths"])
 
 

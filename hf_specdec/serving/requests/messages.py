@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 from ..characters import shortened
 from .kinds import ListOf, Only, Open, Text, kind_of, told, wrong, wrong_field
@@ -37,12 +46,23 @@ def _arguments(value: Any) -> Any:
 
 
 Role = Annotated[Text, AfterValidator(_known_role), Field(json_schema_extra={"format": "role"})]
-Arguments = Annotated[str | dict[str, Any], BeforeValidator(_arguments)]
+_ObjectText = Annotated[str, Field(json_schema_extra={"format": "json-object"})]
+Arguments = Annotated[
+    str | dict[str, Any], BeforeValidator(_arguments, json_schema_input_type=_ObjectText | dict[str, Any])
+]
 
 
 class Part(Open):
     """A part of a message. Refusals of the model, which it may have, are left out."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["text"], "properties": {"text": {"type": "string"}}},
+                {"properties": {"type": {"const": "refusal"}}},
+            ]
+        }
+    )
     type: Annotated[Text, Field(json_schema_extra={"enum": [*TEXT_PARTS, "refusal"]})]
     text: Text | None = None
 
@@ -100,6 +120,17 @@ Calls = ListOf[
 class Message(Open):
     """A message of a conversation. Further fields change nothing."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+                {
+                    "required": ["tool_calls"],
+                    "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+                },
+            ]
+        }
+    )
     role: Role
     content: Content | None = None
     tool_calls: Calls | None = None
