@@ -69,6 +69,11 @@ class Served:
     most_tokens: int
     context: int | None = None
 
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text that there is memory for, and that the model has been made for."""
+        return min(self.most_tokens, self.context or self.most_tokens)
+
 
 @dataclass(frozen=True)
 class NotServed:
