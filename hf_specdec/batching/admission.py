@@ -12,8 +12,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
+from ..cache.blocks import BlockPool
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
+from ..engine.request import Request, RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..models.own_positions import preparation_of
@@ -21,9 +23,7 @@ from ..models.positions import num_positions
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
-from .blocks import BlockPool
 from .preparing import Preparations, Prepared
-from .request import Request, RequestOptions
 
 
 class Admission:

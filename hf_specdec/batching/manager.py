@@ -15,23 +15,23 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..building import is_building
+from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
+from ..engine.engine import Engine
+from ..engine.policy import LoadPolicy
+from ..engine.request import Request
+from ..engine.request import SpeculativeGenerationOutput as Output
 from ..forwards.chunks import busy_at
 from ..generation.model_refusals import check_foreign_hooks
 from ..models.modules import num_parameters_of
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks
 from .admission import Admission
-from .blocks import BlockPool
 from .copies import with_own_objects
-from .engine import Engine
 from .keeping import keep
 from .limits import Limits
 from .loop import STOPPED, RequestLoop
-from .policy import LoadPolicy
-from .request import Request
-from .request import SpeculativeGenerationOutput as Output
 from .state import ManagerState
 from .warming_up import warm_up
 

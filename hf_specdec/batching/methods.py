@@ -11,10 +11,10 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
+from ..engine.request import SpeculativeGenerationOutput
 from .arguments import with_overrides
 from .keeping import keep, let_go
 from .manager import SpeculativeBatchingManager
-from .request import SpeculativeGenerationOutput
 
 
 def _make_manager(

@@ -189,7 +189,7 @@ def test_a_tree_of_the_models_own_config(target: PreTrainedModel, draft: PreTrai
     outputs = model.generate_batch(prompts, assistant_model=draft, **call)
     for prompt, output in zip(prompts, outputs.values(), strict=True):
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=8)
-        assert output.speculation.num_draft_tokens == 2 * output.speculation.num_drafts > 0
+        assert 0 < output.speculation.num_draft_tokens <= 2 * output.speculation.num_drafts
     with pytest.raises(ValueError, match="`tree`='.*' without a draft"):
         model.generate_batch(prompts, **call)
     assert model.generation_config.tree == "[(0,), (1,)]"

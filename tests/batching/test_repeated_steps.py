@@ -20,17 +20,17 @@ from support.parity import IRREGULAR
 from transformers import StoppingCriteriaList
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching.auto_menu import MenuChoice
-from hf_specdec.batching.blocks import BlockPool
-from hf_specdec.batching.device_steps import DeviceSteps, Outcome
-from hf_specdec.batching.device_steps.drafts import CapturedDraftModel
-from hf_specdec.batching.device_steps.parts import StepPart
-from hf_specdec.batching.device_steps.repeats import Repeats
-from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
-from hf_specdec.batching.engine import Engine
-from hf_specdec.batching.paged_cache import PagedCache
+from hf_specdec.cache.blocks import BlockPool
+from hf_specdec.cache.paged_cache import PagedCache
+from hf_specdec.engine.captured import DeviceSteps, Outcome
+from hf_specdec.engine.captured.drafts import CapturedDraftModel
+from hf_specdec.engine.captured.parts import StepPart
+from hf_specdec.engine.captured.repeats import Repeats
+from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize, WalkKind
+from hf_specdec.engine.engine import Engine
 from hf_specdec.trees import DraftTree
 from hf_specdec.trees.auto import Plan
+from hf_specdec.trees.auto_menu import MenuChoice
 
 
 CHAIN = TokenTree.chain(2)

@@ -19,8 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.engine.sequences import Sequences
 from hf_specdec.models.positions import num_positions
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, Topology
 
 
@@ -230,12 +230,11 @@ def test_a_table_that_has_more_positions_than_it_says(monkeypatch: pytest.Monkey
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("with_kernel", [False, True])
 @pytest.mark.parametrize("draft", ["noisy", "longer draft", "head"])
-def test_captured_steps(draft: str, with_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nodes, catch-up rows and resting rows have positions that the table has."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    steps, target = install(monkeypatch, with_kernel), target_of("gpt2")
+    steps, target = install(monkeypatch, with_kernel=True), target_of("gpt2")
     speculates = {"assistant_model": noisy_copy(target, 0.1), "tree": IRREGULAR}
     if draft != "noisy":
         speculates = drafting(draft, target)

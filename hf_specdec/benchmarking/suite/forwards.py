@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ...attention import switched_to_tree_attention
 from ...cache import DeviceCache, TreeCache
 from ...compat import CACHE
-from ...device_steps.captures import MOST_SHAPES
+from ...compiling.layers import MOST_SHAPES
 from ...forwards.tree_forward import TreeForward
 from ...graphs import GraphStore
 from ...models.structure import keeping_one_logit

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ...device_steps.captures import MOST_SHAPES
+from ...compiling.layers import MOST_SHAPES
 from ..equality import Gate
 from . import heads, kernels, steps
 from .pair import Calibration, Pair, calibrate

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState
-from ...batching.request import FinishReason
+from ...engine.request import FinishReason
 
 
 # ------------------------------------------------------------------------------------------------------- to the engine
