@@ -34,7 +34,7 @@ class Admission:
         model (`PreTrainedModel`): the target.
         assistant_model: the draft model, head or drafter as the user gave it.
         drafter (`Drafter`): the drafter made from `assistant_model`.
-        generation_config (`GenerationConfig`, *optional*): the default options of requests.
+        generation_config (`GenerationConfig` or `BaseConfig`, *optional*): the default options of requests.
         config (`SpeculativeConfig`): how requests speculate.
 
     Raises:
@@ -46,7 +46,7 @@ class Admission:
         model: PreTrainedModel,
         assistant_model: Any,
         drafter: Drafter,
-        generation_config: GenerationConfig | None,
+        generation_config: GenerationConfig | BaseConfig | None,
         config: SpeculativeConfig,
     ):
         if is_sharded(model):
@@ -73,7 +73,7 @@ class Admission:
         self._defaults = BaseConfig.of(None)
         self.use_defaults(generation_config)
 
-    def use_defaults(self, generation_config: GenerationConfig | None) -> None:
+    def use_defaults(self, generation_config: GenerationConfig | BaseConfig | None) -> None:
         """
         Sets the default options of requests.
 
@@ -138,6 +138,7 @@ class Admission:
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)
+        options = base.overrides | options
         run = self.present_run() if run is None else run
         prepared = self._prepare(prompt, base, options, run)
         plan = self._plan(prepared, tree, seed, run)
