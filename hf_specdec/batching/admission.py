@@ -18,6 +18,7 @@ from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
+from ..models.prompt_masks import window_left_out
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
@@ -70,6 +71,7 @@ class Admission:
         self.num_embeddings = num_embeddings_of(model)
         known = num_positions(model)
         self.max_positions = None if known is None else known - (preparation_of(model).first_position or 0)
+        self._longest_prompt = window_left_out(model)
         self._defaults = BaseConfig.of(None)
         self.use_defaults(generation_config)
 
@@ -217,8 +219,17 @@ class Admission:
         return replace(own, verification="target")
 
     def _check_fits(self, request: Request) -> None:
-        """Raises a `ValueError` for a request whose text may become longer than positions or memory allow."""
+        """
+        Raises a `ValueError` for a request whose text may become longer than positions or memory allow, or whose
+        prompt the model itself would read without its sliding window.
+        """
         length = len(request.prompt)
+        if self._longest_prompt is not None and length > self._longest_prompt:
+            raise ValueError(
+                f"`assistant_model`: the target {type(self.model).__name__} reads a prompt without its sliding "
+                "window, which `generate_batch` and its manager do not. Use `generate`, or prompts of at most "
+                f"{self._longest_prompt} tokens, not {length}."
+            )
         asked = f"The prompt of {length} tokens with `max_new_tokens={request.max_length - length}`"
         if (
             self.max_positions is not None and request.max_length - 1 > self.max_positions

@@ -141,8 +141,8 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def overrides_in(options: dict[str, Any]) -> dict[str, Any]:
     """
-    Those of a call's options that ask for nothing which requests do not have. A manager all of whose requests are of
-    this call has them by default: else it would refuse what they override.
+    The options of a call that ask for nothing where requests have nothing. A manager all of whose requests are of this
+    call has them by default: else it would refuse what they override.
     """
     return {name: neutral for name, neutral in _NEUTRAL.items() if options.get(name, ...) in (None, neutral)}
 
