@@ -154,7 +154,15 @@ class Admission:
             prepared.clock,
         )
         with self._beside_steps():
-            request = Request(request_id, prompt, how, execution_device(self.model), streaming, record_timestamps)
+            request = Request(
+                request_id,
+                prompt,
+                how,
+                execution_device(self.model),
+                streaming,
+                record_timestamps,
+                self.max_positions,
+            )
         self._check_fits(request)
         return request
 
@@ -220,8 +228,8 @@ class Admission:
 
     def _check_fits(self, request: Request) -> None:
         """
-        Raises a `ValueError` for a request whose text may become longer than positions or memory allow, or whose
-        prompt the model itself would read without its sliding window.
+        Raises a `ValueError` for a request whose text may become longer than memory allows, or whose prompt is longer
+        than positions allow, or would be read by the model itself without its sliding window.
         """
         length = len(request.prompt)
         if self._longest_prompt is not None and length > self._longest_prompt:
@@ -230,15 +238,14 @@ class Admission:
                 "window, which `generate_batch` and its manager do not. Use `generate`, or prompts of at most "
                 f"{self._longest_prompt} tokens, not {length}."
             )
-        asked = f"The prompt of {length} tokens with `max_new_tokens={request.max_length - length}`"
-        if (
-            self.max_positions is not None and request.max_length - 1 > self.max_positions
-        ):  # the last token is not forwarded
+        if self.max_positions is not None and length > self.max_positions:
             raise ValueError(
-                f"{asked} is longer than the {self.max_positions} positions that the model knows. Ask for fewer."
+                f"`input_ids`: the prompt of {length} tokens is longer than the {self.max_positions} positions that "
+                "the model knows. Shorten it."
             )
         if self.pool is not None and self.pool.blocks_for(request.max_length) > self.pool.num_blocks:
             raise ValueError(
-                f"{asked} can never fit: there is memory for {self.pool.num_slots} tokens. Ask for fewer, or raise "
-                "`num_blocks` or `max_memory_percent`."
+                f"The prompt of {length} tokens with `max_new_tokens={request.max_length - length}` can never fit: "
+                f"there is memory for {self.pool.num_slots} tokens. Ask for fewer, or raise `num_blocks` or "
+                "`max_memory_percent`."
             )
