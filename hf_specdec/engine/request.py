@@ -99,6 +99,8 @@ class Request:
         device (`torch.device`): device on which processors and criteria get the tokens.
         streaming (`bool`): whether there is a result at every step.
         record_timestamps (`bool`): whether the time of every token is recorded.
+        max_positions (`int`, *optional*): positions that the target knows. A text that wants more tokens fails once it
+            is one token longer, as in plain `generate`, where the forward of that token fails.
     """
 
     def __init__(
@@ -109,13 +111,16 @@ class Request:
         device: torch.device,
         streaming: bool = False,
         record_timestamps: bool = False,
+        max_positions: int | None = None,
     ):
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)
         self._prompt_told = list(prompt)
         """The prompt in results: a copy, because users get it, shared by all results of the request."""
-        self.max_length = max_length_of(options.criteria, len(prompt)) or sys.maxsize
+        asked = max_length_of(options.criteria, len(prompt)) or sys.maxsize
+        self.max_length = asked if max_positions is None else min(asked, max_positions + 1)
+        self._fails_at_its_end = self.max_length < asked
         self.table = BlockTable()
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
@@ -167,7 +172,10 @@ class Request:
             stops |= criterion.ends_with(token)
         if self._criteria:
             stops |= bool(torch.as_tensor(self._criteria(self.history(self.length), None), device="cpu").all())
-        if stops or len(self.tokens) >= self.max_length:
+        is_full = len(self.tokens) >= self.max_length
+        if is_full and self._fails_at_its_end and not stops:
+            self.fail(IndexError(f"the target knows {self.max_length - 1} positions, and the text goes on"))
+        elif stops or is_full:
             self.finish_reason = "stop" if stops else "length"
             self.status = RequestStatus.FINISHED
         return self.is_over

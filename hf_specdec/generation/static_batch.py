@@ -25,13 +25,13 @@ from ..kernels import DTYPES, kernels_are_installed
 from ..metrics import SpeculationMetrics, set_last_metrics
 from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
+from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
 from ..models.structure import execution_device
 from ..sequences import Sequences
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from ..verification.device_warpers import Warpers
 from .engines import borrowed_engine
-from .model_refusals import check_batching
 from .recording import Recorder, SpeculativeGenerateOutput
 from .target import Target
 
@@ -125,10 +125,9 @@ class StaticBatch:
             return f"{type(self.model).__name__} does not attend by the kernel"
         if length_dependent_ropes(self.model.config.get_text_config(decoder=True)):
             return "the rotary embedding changes with the length of the text"
-        try:
-            check_batching(self.model)
-        except ValueError as error:
-            return str(error)
+        most = longest_in_chunks(self.model)
+        if most is not None and self.input_ids.shape[1] > most:
+            return "the target reads a prompt with another mask than what it writes"
         return None
 
     def _obstacle_of_inputs(self) -> str | None:

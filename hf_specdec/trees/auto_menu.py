@@ -10,13 +10,13 @@ than the tree in use.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 
 from .auto import AutoTree, Plan
-from .auto_tables import AcceptanceTable, likeliest_paths
-from .choice import Evidence
+from .auto_tables import AcceptanceTable, expected_length, likeliest_paths
+from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
-from .planned_choice import PlannedChoice
 from .token_tree import TokenTree
 from .whole_times import WholeTimes
 
@@ -53,9 +53,10 @@ class TreeMenu:
         self.trees = sorted(trees, key=lambda tree: (tree.num_nodes, tree.depth))
 
 
-class MenuChoice(PlannedChoice):
+class MenuChoice(TreeChoice):
     """
-    Chooses the tree of every step among the trees of a `TreeMenu`.
+    Chooses the tree of every step among the trees of a `TreeMenu`: after a few trial steps it follows a plan, until
+    another one promises more than `GAIN` times as much.
 
     Args:
         times (`WholeTimes`): measured times of whole steps on this machine, updated by every step.
@@ -63,6 +64,12 @@ class MenuChoice(PlannedChoice):
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
     """
 
+    REPLAN = 4
+    """Steps from one plan to the next."""
+    GAIN = 1.03
+    """Factor by which another tree must promise to be better than the planned one."""
+    PROBE = 16
+    """Fewest steps without a tree after which one carries a small tree, to see whether acceptance has changed."""
     WORTH = 1.05
     """
     Factor by which a tree must promise more tokens per second than no tree. Load slows steps with trees by more than
@@ -85,9 +92,15 @@ class MenuChoice(PlannedChoice):
     STEPS_OF_LOOK = 3
 
     def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable):
-        self.menu = TreeMenu(limits, times)
+        super().__init__(None)
+        self.times, self.acceptance, self.menu = times, acceptance, TreeMenu(limits, times)
         middling = min(self.menu.trees, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
-        super().__init__(times, acceptance, limits.max_depth, middling)
+        self._small = TokenTree.chain(min(2, limits.max_depth))
+        # Without known times, every kind of step is tried twice, because the first one includes warming up.
+        self._trials = (None, self._small, None, self._small, middling, middling)
+        self._to_try: list[TokenTree | None] = [] if times.are_known else list(self._trials)
+        self._planned: TokenTree | None = None
+        self._step = self._without = 0
         self._rounds = 1
         self._look_at, self._slow_look_at = self.LOOK, 0
         self._looks: dict[TokenTree | None, int] = {}
@@ -141,11 +154,13 @@ class MenuChoice(PlannedChoice):
             return self._to_try.pop(0)
         if self._planned not in (None, *self._allowed):
             self._planned = None
-        self._go_by_plan()
+        self._renew_plan()
+        self._count_step()
         if not self.times.has(None) or self._is_over_budget:
             return self._planned
         if self._without >= self.PROBE:
-            return self._probe()
+            self._without = 0
+            return self._small
         tree = self._planned
         if self._planned is not None and self.times.slowed > self.SLOWED and self._step >= self._slow_look_at:
             self._slow_look_at, tree = self._step + self.LOOK, None
@@ -156,10 +171,16 @@ class MenuChoice(PlannedChoice):
         return tree
 
     def _renew_plan(self) -> None:
-        before = self._planned
-        super()._renew_plan()
-        if self._planned != before:
-            self._looks.pop(self._planned, None)
+        if self._step % self.REPLAN or not self.times.has(None):
+            return
+        tree = self.plan().tree
+        if self.worth(tree) > self.GAIN * self.worth(self._planned):
+            self._planned = tree
+            self._looks.pop(tree, None)
+
+    def _count_step(self) -> None:
+        self._step += 1
+        self._without = self._without + 1 if self._planned is None else 0
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         assert not isinstance(self.tree, DynamicTree)
@@ -207,7 +228,21 @@ class MenuChoice(PlannedChoice):
         return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
 
     def worth(self, tree: TokenTree | None) -> float:
+        """Value by which trees, and no tree, are compared."""
         return self.rate(tree) / self._price(tree)
+
+    def rate(self, tree: TokenTree | None) -> float:
+        """Expected tokens per second of steps with `tree` (None: without a tree)."""
+        return self.rates([tree])[tree]
+
+    def rates(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
+        """Expected tokens per second with each of several trees; acceptance is computed once for all of them."""
+        return {tree: tokens / self.times.of(tree) for tree, tokens in self.expected_tokens(trees).items()}
+
+    def expected_tokens(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
+        """Expected tokens per row of a step with each of these trees."""
+        chances = self.acceptance.chances()
+        return {tree: expected_length(() if tree is None else tree.paths, chances) for tree in trees}
 
     def _price(self, tree: TokenTree | None) -> float:
         return 1.0 if tree is None else self.WORTH

@@ -213,6 +213,32 @@ def test_requests_as_long_as_the_table() -> None:
     assert [output.generated_tokens for output in outputs.values()] == [text]
 
 
+@pytest.mark.parametrize("draft", ["n-grams", "longer draft", "head", "itself"])
+@pytest.mark.parametrize("family", TABLES)
+def test_requests_that_go_past_the_table(family: str, draft: str) -> None:
+    """Each ends as alone in plain `generate`, with the tokens that its streamer has had; the others go on."""
+    target = target_of(family)
+    speculates = {"assistant_model": target, "tree": CHAIN} if draft == "itself" else drafting(draft, target)
+    texts = prompts(5, PROMPT)["input_ids"].tolist()
+    texts = [text[:length] for text, length in zip(texts, (12, 4, 16, 9, 15), strict=True)]
+    room = POSITIONS + 1 - len(texts[0])
+    end = int(target.generate(torch.tensor([texts[0]]), do_sample=False, max_new_tokens=room)[0, 14])
+    options = {"max_new_tokens": 20, "eos_token_id": end}
+    errors = []
+    with target.init_continuous_batching(**speculates, continuous_batching_config=limits()) as manager:
+        names = [manager.add_request(text, do_sample=False, **options) for text in texts]
+        for text, name in zip(texts, names, strict=True):
+            error, streamed, _ = outcome(target, {"input_ids": torch.tensor([text])}, **options)
+            output = manager.get_result(name, timeout=60)
+            assert output.generated_tokens == [token for column in streamed[1:] for token in column]
+            assert (output.error is None) == (error is None)
+            assert error is None or output.error.startswith("IndexError: the target knows 16 positions")
+            errors.append(error)
+        assert None in errors and set(errors) != {None}
+        with pytest.raises(ValueError, match="`input_ids`: the prompt of 17 tokens is longer than the 16 positions"):
+            manager.add_request([5] * 17, max_new_tokens=1)
+
+
 def test_a_rotary_embedding_by_the_name_of_a_table() -> None:
     target = target_of("llama")
     target.model.pos_emb = target.model.rotary_emb

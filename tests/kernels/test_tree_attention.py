@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "gpt_oss": ("gpt_oss", {}),
     "deepseek_v3": LATENT["deepseek_v3"],
+    "gemma4, large heads": (UNEQUAL["gemma4"][0], UNEQUAL["gemma4"][1] | {"global_head_dim": 520}),
 } | UNEQUAL
 
 
