@@ -113,7 +113,8 @@ class DeviceStep:
             end_tokens=rows.end_tokens if len(rows.end_tokens) else None,
             active=rows.active,
         )
-        is_spoiled = rows_with_nan(logits) & rows.active
+        highest = logits.amax(dim=-1)
+        is_spoiled = rows_with_nan(logits, highest) & rows.active
         accepted = torch.where(is_spoiled, -1, accepted)
         for compaction in self.compactions:
             compaction(lengths - 1, path, accepted)
@@ -122,7 +123,7 @@ class DeviceStep:
         if features is not None:
             features = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
         part.catch_up(bound, rows, lengths, features)
-        accepted = torch.where(is_spoiled, SPOILED, self.verdict.checked(logits, path, accepted))
+        accepted = torch.where(is_spoiled, SPOILED, self.verdict.checked(highest, path, accepted))
         report = [accepted[:, None], drafted[:, None], new]
         if self.drawing is not None:
             report.append(self.drawing.reported_overlaps(logits[:, 0], draft))
