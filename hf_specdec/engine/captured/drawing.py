@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from ...drafters.growth import Tempered
+from ...kernels import DTYPES
 from ...trees import DraftTree
-from ...verification.draft_temperature import overlaps
+from ...verification import DraftTemperature
 
 
 MOST_KEPT = 256
@@ -41,28 +43,40 @@ class Drawing:
 
         self.draft_temperature = draft_temperature
         self._temperature, self._top_k, self._top_p = temperature, top_k, top_p
+        self._grid = torch.tensor(DraftTemperature.GRID, device=draft_temperature.device)
         self._vocabulary = getattr(drafter, "target_ids", None)
         self.columns = None
         """Draft column of every target token, for `rejection_walk`; None without a draft vocabulary."""
         if self._vocabulary is not None:
             self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size)
 
-    def warp(self, logits: torch.Tensor) -> torch.Tensor:
+    @property
+    def warp(self) -> Tempered:
         """
-        The scores of q for a draft's logits `[batch, queries, draft vocab]`, in float32. Filters look at the
+        What makes the scores of q from a draft's logits `[batch, queries, draft vocab]`. Filters look at the
         `MOST_KEPT` best tokens alone: a larger top-k filters nothing, and top-p keeps no more than these, except ties
         with the last one. (Any q is exact, because the walk knows it; so no level has to sort its whole vocabulary.)
+        """
+        draft_temperature = self.draft_temperature.float()
+        if self._is_filtered:
+            # Last, as the host does: else the filters would keep other tokens at every draft temperature.
+            return Tempered(draft_temperature, self._filtered)
+        if self._temperature is None:
+            return Tempered(draft_temperature)
+        return Tempered(draft_temperature * self._temperature.float())
+
+    @property
+    def _is_filtered(self) -> bool:
+        return self._top_k is not None or self._top_p is not None
+
+    def _filtered(self, logits: torch.Tensor) -> torch.Tensor:
+        """
+        Scores `[batch, queries, draft vocab]`, float32, at the target's temperature, with -inf for tokens that top-k
+        or top-p of their row hides.
         """
         scores = logits.float()
         if self._temperature is not None:
             scores = scores / _per_row(self._temperature)
-        if self._top_k is not None or self._top_p is not None:
-            scores = self._filtered(scores)
-        # Last, as the host does: else the filters would keep other tokens at every draft temperature.
-        return scores / _per_row(self.draft_temperature)
-
-    def _filtered(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores `[batch, queries, draft vocab]` with -inf for tokens that top-k or top-p of their row hides."""
         best = scores.topk(min(MOST_KEPT, scores.shape[-1]), dim=-1).values
         total, hidden = scores.logsumexp(dim=-1, keepdim=True), torch.zeros_like(best, dtype=torch.bool)
         if self._top_k is not None:
@@ -81,16 +95,22 @@ class Drawing:
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
         Overlaps of p and q at the root, from which the host learns the draft_temperature: integers for a report,
-        `[batch, temperatures]` int64, see `overlaps`. `logits` are the target's at the root, `[batch, vocab]`; of the
-        target's warpers only the temperature is applied.
+        `[batch, temperatures]` int64, see `draft_overlaps`. `logits` are the target's at the root, `[batch, vocab]`;
+        of the target's warpers only the temperature is applied.
         """
+        from hf_specdec_kernels import draft_overlaps
+
         scores: Any = draft.scores
-        if self._temperature is not None:
-            logits = logits / self._temperature.float()[:, None]
-        p = logits.float().softmax(dim=-1)
-        if self._vocabulary is not None:
-            p = p[:, self._vocabulary]
-        return (overlaps(p, scores[:, 0] * self.draft_temperature.float()[:, None]) * _UNIT).long()
+        temperature = None if self._temperature is None else self._temperature.float()
+        found = draft_overlaps(
+            logits if logits.dtype in DTYPES else logits.float(),
+            scores[:, 0],
+            self._grid,
+            temperature=temperature,
+            draft_temperature=None if self._is_filtered else temperature,
+            vocabulary=self._vocabulary,
+        )
+        return (found * _UNIT).long()
 
 
 def _per_row(values: torch.Tensor) -> torch.Tensor:

@@ -85,8 +85,9 @@ class PromptStep(CapturedStep):
         logits = logits.gather(1, kept[:, :, None].expand(-1, 1, logits.shape[2]))
         roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
         path, accepted, next_tokens = self._walks.walk(logits, draft, roots)
-        accepted = self._walks.checked(logits, path, accepted)
-        is_nan = rows_with_nan(logits)
+        highest = logits.amax(dim=-1)
+        accepted = self._walks.checked(highest, path, accepted)
+        is_nan = rows_with_nan(logits, highest)
         self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
         return [self._report]
 

@@ -149,9 +149,10 @@ class InFlightStep(CapturedStep):
                     self._features.append(torch.empty_like(kept))
                 self._features[0].copy_(kept)
         new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
-        is_nan = rows_with_nan(logits)
+        highest = logits.amax(dim=-1)
+        is_nan = rows_with_nan(logits, highest)
         drafted = usable[:, 1:].expand(len(path), -1).sum(dim=1)
-        accepted = self._walks.checked(logits, path, accepted)
+        accepted = self._walks.checked(highest, path, accepted)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))

@@ -75,16 +75,17 @@ class Verdict:
             uniforms,
             draft_index=draft.score_index,
             draft_columns=self.drawing.columns,
+            draft_temperature=draft.temperature,
             **options,
         )
 
-    def checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+    def checked(self, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
         """
         The numbers of accepted nodes, `[batch]`; where a token was drawn from logits with NaN, +inf or nothing but
-        -inf, `NOTHING_TO_DRAW`.
+        -inf, `NOTHING_TO_DRAW`. `highest` (`[batch, nodes]`) are the largest logits of all nodes.
         """
         if not self.do_sample:
             return accepted
         visited = torch.arange(path.shape[1], device=path.device) <= accepted[:, None]
-        is_bad = ~logits.amax(dim=-1).gather(1, path).isfinite() & visited
-        return torch.where(is_bad.any(dim=1), NOTHING_TO_DRAW, accepted)
+        is_bad = ((highest - highest).gather(1, path) != 0) & visited  # what is not finite leaves NaN
+        return accepted.masked_fill(is_bad.any(dim=1), NOTHING_TO_DRAW)

@@ -70,12 +70,12 @@ class RowWalks:
             return Verdict("target", **values)
         return Verdict("rejection", drawing=self.drawing, **values)
 
-    def checked(self, logits: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; `[rows]` int64."""
+    def checked(self, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; see `Verdict`."""
         if self._kinds == {WalkKind.GREEDY}:
             return accepted
         draws = self._rows.kinds >= WalkKind.TARGET
-        return torch.where(draws, Verdict("target").checked(logits, path, accepted), accepted)
+        return torch.where(draws, Verdict("target").checked(highest, path, accepted), accepted)
 
 
 def kind_of(request: Request, draws_children: bool) -> WalkKind:
