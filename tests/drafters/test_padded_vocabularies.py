@@ -60,7 +60,6 @@ def test_greedy_texts(target: PreTrainedModel, size: int, tree: Any, batch_size:
     "size, tree, whole, with_kernel",
     [
         pytest.param(SMALLER, IRREGULAR, True, True, id="smaller, steps"),
-        pytest.param(SMALLER, DYNAMIC, True, False, id="smaller, steps with masks"),
         pytest.param(SMALLER, IRREGULAR, False, True, id="smaller, forwards"),
         pytest.param(LARGER, DYNAMIC, True, True, id="larger, steps"),
     ],

@@ -43,7 +43,7 @@ def test_against_naive(sizes: tuple[int, int, int], budget: int, num_chosen: int
 
 
 def test_equals_and_nothing_to_draw(device: torch.device) -> None:
-    """Of equals the first come first; a row without any token still has its nodes, none of which counts."""
+    """Equal ones keep their order; a row without any token still has its nodes, none of which counts."""
     inputs = arguments(3, 3, 4, device)
     inputs["path_log_q"][:], inputs["best"][:], inputs["drawn_log_q"][0] = -1.0, -2.0, -2.0
     inputs["best"][1], inputs["drawn_log_q"][1] = -torch.inf, -torch.inf

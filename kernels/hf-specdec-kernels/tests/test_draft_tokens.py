@@ -98,7 +98,7 @@ def test_rows_without_a_softmax_have_no_tokens(drawn: bool, block: int, device: 
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_equals(drawn: bool, block: int, device: torch.device) -> None:
-    """Of equal tokens the lowest is the best."""
+    """The lowest of equal tokens is the best."""
     compare(torch.randint(0, 3, (2, 2, 203)).float().to(device), 9, None, drawn)
 
 
