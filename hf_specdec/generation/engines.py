@@ -19,7 +19,6 @@ from ..drafters import Drafter
 from ..engine.engine import Engine
 from ..engine.policy import LoadPolicy
 from ..forwards.chunks import busy_at, chunk_size_for
-from ..graphs.stores import SHARE_OF_FREE_MEMORY
 from ..models.modules import num_parameters_of
 from ..trees import AutoTree, TreeSchedule
 
@@ -30,6 +29,8 @@ FEWEST_BLOCKS = 16
 """Blocks per row, one of them reserved, for which steps have room at least; further sizes are powers of two."""
 MOST_ENGINES = 4
 """Most engines that a target keeps, the least recently used dropped first."""
+SHARE_OF_FREE_MEMORY = 0.5
+"""Share of the free memory that the K/V of target and draft may take."""
 _ATTRIBUTE = "_engines_of_calls"
 
 _lock = threading.Lock()
@@ -153,8 +154,8 @@ def _new_engine(
     )
     engine.device_steps.prompts.draws_tokens = False  # a seed gives one text, whichever call captures
     engine.device_steps.mixes_rows = False
-    for part, cache in ((model, engine.target.cache), (drafter.models[0], engine.drafting.cache)):
-        if cache is not None:
+    for part, cache in ((model, engine.target.cache), (engine.drafting.models[0], engine.drafting.cache)):
+        if cache is not None:  # the draft's model runs in the target's dtype, perhaps as a copy
             cache.allocate(layer_sizes(part))
     return engine
 

@@ -16,6 +16,8 @@ from ..attention.kernel import attends_by_kernel, first_slots_of
 from ..compat import CACHE
 from ..config import SpeculationPlan
 from ..drafters import Drafter, DraftModelDrafter, EagleDrafter
+from ..drafters.heads import dtype_for
+from ..eagle import EagleHead
 from ..engine.distribution import NAN_LOGITS
 from ..engine.engine import Engine
 from ..engine.request import Request, RequestOptions
@@ -117,8 +119,9 @@ class StaticBatch:
             obstacle = obstacle_to_graphs(part, "auto")
             if obstacle is not None:
                 return f"{type(part).__name__} {obstacle}"
-            if part.dtype not in DTYPES:
-                return f"the kernels do not take {part.dtype}"
+            dtype = dtype_for(part, self.model) if isinstance(part, EagleHead) else part.dtype
+            if dtype not in DTYPES:
+                return f"the kernels do not take {dtype}"
             if execution_device(part) != self.input_ids.device:
                 return f"{type(part).__name__} is on another device than the prompt"
         if not attends_by_kernel(self.model, implementation_of(self.model), is_paged=True):

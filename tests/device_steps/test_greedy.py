@@ -130,6 +130,13 @@ def test_heads_with_padding_and_draft_vocabularies(draft_vocab_size: int | None,
     both(target, steps, IRREGULAR, **prompts(3, 11, padding=True), assistant_model=head, max_new_tokens=25)
 
 
+def test_heads_of_another_dtype(steps: Steps) -> None:
+    """A head runs in the target's dtype, as a copy, and so does its cache."""
+    target = tiny_model(dtype=torch.float32)
+    head = tiny_head(target).double()
+    both(target, steps, IRREGULAR, **prompts(1, 11), assistant_model=head, max_new_tokens=12)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 4, 7])
 def test_short_texts(max_new_tokens: int, steps: Steps) -> None:

@@ -32,7 +32,7 @@ def test_against_naive(dtype: torch.dtype, device: torch.device) -> None:
     logits, noise = torch.randn(2, 2, 203, device=device).to(dtype)
     rows = torch.tensor([0.7, 1.3], device=device)
     found = compare(logits, logits + noise, rows, 1.0 / rows)
-    assert found.min() > 0.1 and found.max() < 0.9
+    assert found.min() > 0.01 and found.max() < 0.9
 
 
 def test_a_draft_vocabulary_and_filtered_tokens(device: torch.device) -> None:
