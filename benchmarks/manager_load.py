@@ -44,14 +44,14 @@ from typing import Any
 import torch
 from load_figures import Timing, add_row, new_table, summary
 from rich.console import Console
+from suite.pair import Pair
+from suite.sizes import LLAMA_8B
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, loading
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
-from hf_specdec.benchmarking.suite.pair import Pair
-from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
 from hf_specdec.serving.engine.process import let_steps_go_first
 from hf_specdec.trees.text import parse_tree
 
