@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from ..checks import check_device, check_dtype, check_shape
+from .._ops import ops, register
+from ..checks import check, check_dtype, check_shape
 from .naive import draft_tokens_naive
 
 
@@ -51,14 +51,8 @@ def draft_tokens(
     batch, queries, vocab = logits.shape
     if not 0 < count <= min(LARGEST_COUNT, vocab):
         raise ValueError(f"`count` is {count}; it must be from 1 to {min(LARGEST_COUNT, vocab)}.")
-    if temperature is not None:
-        check_shape("temperature", temperature, batch)
-        check_dtype("temperature", temperature, (torch.float32,))
-        check_device("temperature", temperature, logits.device)
-    if noise is not None:
-        check_shape("noise", noise, batch, queries, vocab)
-        check_dtype("noise", noise, (torch.float32,))
-        check_device("noise", noise, logits.device)
+    check("temperature", temperature, logits.device, (torch.float32,), batch)
+    check("noise", noise, logits.device, (torch.float32,), batch, queries, vocab)
     for name, tensor in (("logits", logits), ("noise", noise)):
         if tensor is not None and vocab > 1 and tensor.stride(2) != 1:
             raise ValueError(
@@ -68,39 +62,11 @@ def draft_tokens(
     if out is None:
         out = logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32)
     for name, tensor, dtype in (("out[0]", out[0], torch.int64), ("out[1]", out[1], torch.float32)):
-        check_shape(name, tensor, *shape)
-        check_dtype(name, tensor, (dtype,))
-        check_device(name, tensor, logits.device)
+        check(name, tensor, logits.device, (dtype,), *shape)
         if not tensor.is_contiguous():
             raise ValueError(f"`{name}` has strides {tensor.stride()}; it must be contiguous.")
     ops.draft_tokens(logits, count, temperature, noise, *out)
     return out
 
 
-@torch.library.custom_op(
-    add_op_namespace_prefix("draft_tokens"), mutates_args=("tokens", "log_probabilities"), device_types="cpu"
-)
-def _draft_tokens(
-    logits: torch.Tensor,
-    count: int,
-    temperature: torch.Tensor | None,
-    noise: torch.Tensor | None,
-    tokens: torch.Tensor,
-    log_probabilities: torch.Tensor,
-) -> None:
-    found = draft_tokens_naive(logits, count, temperature, noise)
-    tokens.copy_(found[0])
-    log_probabilities.copy_(found[1])
-
-
-@_draft_tokens.register_kernel("cuda")
-def _(*args) -> None:
-    from .triton import launch_draft_tokens  # triton is only needed where it runs
-
-    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
-        launch_draft_tokens(*args)
-
-
-@_draft_tokens.register_fake
-def _(*args) -> None:
-    return None
+register(draft_tokens_naive, results=("tokens", "log_probabilities"))

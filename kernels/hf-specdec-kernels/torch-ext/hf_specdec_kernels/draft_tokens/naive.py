@@ -11,7 +11,7 @@ def draft_tokens_naive(
     temperature: torch.Tensor | None = None,
     noise: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference implementation of `hf_specdec_kernels.draft_tokens`, with the arguments described there."""
+    """See `hf_specdec_kernels.draft_tokens`."""
     scores = logits.float()
     if temperature is not None:
         scores = scores / temperature[:, None, None]

@@ -79,18 +79,8 @@ def _best_of_parts_kernel(
         keys = tl.where(held == token, float("-inf"), keys)
 
 
-def launch_draft_tokens(
-    logits: torch.Tensor,
-    count: int,
-    temperature: torch.Tensor | None,
-    noise: torch.Tensor | None,
-    tokens: torch.Tensor,
-    log_probabilities: torch.Tensor,
-) -> None:
-    """
-    Launches the kernels, which write to `tokens` and `log_probabilities`; the other arguments are those of
-    `hf_specdec_kernels.draft_tokens`.
-    """
+def launch_draft_tokens(logits, count, temperature, noise, tokens, log_probabilities) -> None:
+    """See `hf_specdec_kernels.draft_tokens`; writes to the last two."""
     batch, queries, vocab = logits.shape
     if batch * queries == 0:
         return
