@@ -34,10 +34,10 @@ from rich.table import Table
 
 from hf_specdec import NgramDraft, SpeculativeConfig, graphs, kernels, loading
 from hf_specdec.batching import Limits
-from hf_specdec.batching.device_steps.captured import CapturedStep
-from hf_specdec.batching.device_steps.prompts import PromptStep
-from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.benchmarking.environment import environment
+from hf_specdec.engine.captured.captured import CapturedStep
+from hf_specdec.engine.captured.prompts import PromptStep
+from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.serving.engine.process import let_steps_go_first
 
 

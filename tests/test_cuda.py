@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from support.goldens import trained_prompts, trained_target
 from support.heads import GOLDENS, trained_head
 from support.merges import noted_merges
-from support.models import FAMILIES, noisy_copy, prompts, tiny_model
+from support.models import FAMILIES, UNEQUAL, noisy_copy, prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
@@ -58,6 +58,21 @@ def test_graphs(family: str, batch_size: int, dtype: torch.dtype) -> None:
             )
             assert hf_specdec.last_metrics().num_accepted_tokens > 0
             assert torch.equal(plain, output)
+
+
+def test_graphs_of_layers_with_large_heads() -> None:
+    """Heads of 520 dimensions beside those of 8, which the kernel takes."""
+    family, values = UNEQUAL["gemma4"]
+    target, draft = pair(0.05, family, dtype=torch.float32, **values | {"global_head_dim": 520})
+    inputs = {name: value.cuda() for name, value in prompts(1, 9).items()}
+    config = hf_specdec.SpeculativeConfig(tree=TREES[0], cuda_graphs=True)
+    options = {"max_new_tokens": 30, "do_sample": False}
+    plain = target.generate(**inputs, **options)
+    assert torch.equal(plain, target.generate(**inputs, **options, assistant_model=draft, speculative_config=config))
+    (output,) = target.generate_batch(
+        inputs["input_ids"].tolist(), **options, assistant_model=draft, speculative_config=config
+    ).values()
+    assert output.generated_tokens == plain[0, 9:].tolist()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -88,7 +88,7 @@ def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.Mon
     if kind == "sampled":
         call |= {"do_sample": True, "temperature": 1e-7, "top_k": 0}
     plain = target.generate(**call)
-    steps: Steps = install(monkeypatch, with_kernel=False)
+    steps: Steps = install(monkeypatch, with_kernel=True)
     assert torch.equal(target.generate(**call, assistant_model=draft, tree=TREE), plain)
     assert steps.replays > 0
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_specdec.attention import switched_to_tree_attention
 from hf_specdec.cache import DeviceCache, TreeCache
 from hf_specdec.compat import CACHE
-from hf_specdec.device_steps.captures import MOST_SHAPES
+from hf_specdec.compiling.layers import MOST_SHAPES
 from hf_specdec.forwards.tree_forward import TreeForward
 from hf_specdec.graphs import GraphStore
 from hf_specdec.models.structure import keeping_one_logit

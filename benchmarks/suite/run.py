@@ -14,7 +14,7 @@ import torch
 from transformers.utils import logging
 
 from hf_specdec.benchmarking.equality import Gate
-from hf_specdec.device_steps.captures import MOST_SHAPES
+from hf_specdec.compiling.layers import MOST_SHAPES
 
 from . import heads, kernels, steps
 from .pair import Calibration, Pair, calibrate

@@ -36,11 +36,9 @@ def is_known(model: PreTrainedModel, implementation: str, is_paged: bool = False
 
 
 def _is_known(model: PreTrainedModel, implementation: str, is_paged: bool) -> bool:
-    from hf_specdec_kernels.tree_attention import LARGEST_HEAD_DIM
-
     layers = layers_of(model)
     calls = [] if layers is None else layers.calls
-    if not calls or any(max(call.key[1], call.value[1]) > LARGEST_HEAD_DIM for call in calls):
+    if not calls:
         return False
     if is_paged and not all(call.reads_cache for call in calls):
         return False

@@ -1,8 +1,8 @@
 """In-flight batching with speculation: many requests that start and end independently of each other."""
 
+from ..engine.request import SpeculativeGenerationOutput
 from .limits import Limits
 from .manager import SpeculativeBatchingManager
-from .request import SpeculativeGenerationOutput
 from .state import ManagerState
 
 

@@ -12,18 +12,19 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria
 
+from ..cache.blocks import BlockPool
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
+from ..engine.request import Request, RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
+from ..models.prompt_masks import window_left_out
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
-from .blocks import BlockPool
 from .preparing import Preparations, Prepared
-from .request import Request, RequestOptions
 
 
 class Admission:
@@ -34,7 +35,7 @@ class Admission:
         model (`PreTrainedModel`): the target.
         assistant_model: the draft model, head or drafter as the user gave it.
         drafter (`Drafter`): the drafter made from `assistant_model`.
-        generation_config (`GenerationConfig`, *optional*): the default options of requests.
+        generation_config (`GenerationConfig` or `BaseConfig`, *optional*): the default options of requests.
         config (`SpeculativeConfig`): how requests speculate.
 
     Raises:
@@ -46,7 +47,7 @@ class Admission:
         model: PreTrainedModel,
         assistant_model: Any,
         drafter: Drafter,
-        generation_config: GenerationConfig | None,
+        generation_config: GenerationConfig | BaseConfig | None,
         config: SpeculativeConfig,
     ):
         if is_sharded(model):
@@ -70,10 +71,11 @@ class Admission:
         self.num_embeddings = num_embeddings_of(model)
         known = num_positions(model)
         self.max_positions = None if known is None else known - (preparation_of(model).first_position or 0)
+        self._longest_prompt = window_left_out(model)
         self._defaults = BaseConfig.of(None)
         self.use_defaults(generation_config)
 
-    def use_defaults(self, generation_config: GenerationConfig | None) -> None:
+    def use_defaults(self, generation_config: GenerationConfig | BaseConfig | None) -> None:
         """
         Sets the default options of requests.
 
@@ -138,6 +140,7 @@ class Admission:
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)
+        options = base.overrides | options
         run = self.present_run() if run is None else run
         prepared = self._prepare(prompt, base, options, run)
         plan = self._plan(prepared, tree, seed, run)
@@ -151,7 +154,15 @@ class Admission:
             prepared.clock,
         )
         with self._beside_steps():
-            request = Request(request_id, prompt, how, execution_device(self.model), streaming, record_timestamps)
+            request = Request(
+                request_id,
+                prompt,
+                how,
+                execution_device(self.model),
+                streaming,
+                record_timestamps,
+                self.max_positions,
+            )
         self._check_fits(request)
         return request
 
@@ -216,17 +227,25 @@ class Admission:
         return replace(own, verification="target")
 
     def _check_fits(self, request: Request) -> None:
-        """Raises a `ValueError` for a request whose text may become longer than positions or memory allow."""
+        """
+        Raises a `ValueError` for a request whose text may become longer than memory allows, or whose prompt is longer
+        than positions allow, or would be read by the model itself without its sliding window.
+        """
         length = len(request.prompt)
-        asked = f"The prompt of {length} tokens with `max_new_tokens={request.max_length - length}`"
-        if (
-            self.max_positions is not None and request.max_length - 1 > self.max_positions
-        ):  # the last token is not forwarded
+        if self._longest_prompt is not None and length > self._longest_prompt:
             raise ValueError(
-                f"{asked} is longer than the {self.max_positions} positions that the model knows. Ask for fewer."
+                f"`assistant_model`: the target {type(self.model).__name__} reads a prompt without its sliding "
+                "window, which `generate_batch` and its manager do not. Use `generate`, or prompts of at most "
+                f"{self._longest_prompt} tokens, not {length}."
+            )
+        if self.max_positions is not None and length > self.max_positions:
+            raise ValueError(
+                f"`input_ids`: the prompt of {length} tokens is longer than the {self.max_positions} positions that "
+                "the model knows. Shorten it."
             )
         if self.pool is not None and self.pool.blocks_for(request.max_length) > self.pool.num_blocks:
             raise ValueError(
-                f"{asked} can never fit: there is memory for {self.pool.num_slots} tokens. Ask for fewer, or raise "
-                "`num_blocks` or `max_memory_percent`."
+                f"The prompt of {length} tokens with `max_new_tokens={request.max_length - length}` can never fit: "
+                f"there is memory for {self.pool.num_slots} tokens. Ask for fewer, or raise `num_blocks` or "
+                "`max_memory_percent`."
             )

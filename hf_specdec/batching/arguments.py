@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.configuration_utils import GenerationMode
 
-from ..generation.inherited import is_inherited, remedy, set_aside_idle_options
+from ..generation.inherited import OF_OTHER_MODES, remedy, set_aside_idle_options
 
 
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "tokenizer")
@@ -23,10 +22,10 @@ _OUTPUTS = (
     "output_attentions",
     "output_hidden_states",
 )
-_NEUTRAL = dict.fromkeys(_OUTPUTS, False) | {"num_return_sequences": 1, "penalty_alpha": 0.0, "num_beams": 1}
+_NEUTRAL = dict.fromkeys(_OUTPUTS, False) | {"num_return_sequences": 1} | OF_OTHER_MODES
 """Options that requests do not have, each with the value that asks for nothing."""
-_ONLY_NONE = ("force_words_ids", "constraints", "dola_layers")
-"""Options of which only None asks for nothing; to requests, None is an option that was not given."""
+_NOT_GIVEN_IF_NONE = (*_OBJECTS, "max_new_tokens", "eos_token_id")
+"""Options of which None is the default, as in transformers' manager: the request's config says what they are."""
 _KNOWN_OPTIONS = frozenset(vars(GenerationConfig())) - {"tree", "speculative_config"} | frozenset(_OBJECTS)
 
 
@@ -39,19 +38,23 @@ class BaseConfig:
         config (`GenerationConfig`, *optional*): options from which `generate` prepares a plain call: without
             speculation, and without an `eos_token_id` of -1.
         ends (`bool`): whether end tokens end the texts: not with `eos_token_id=-1`, as with transformers' manager.
+        overrides (`dict`): options beside the config, which override it and the model's own even where they are None.
     """
 
     config: GenerationConfig | None
     ends: bool
+    overrides: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, generation_config: GenerationConfig | None) -> BaseConfig:
+    def of(cls, generation_config: GenerationConfig | BaseConfig | None) -> BaseConfig:
         """
-        Takes a copy of a user's config.
+        Takes a copy of a user's config. A `BaseConfig` is returned unchanged.
 
         Raises:
             TypeError: if it is not a `GenerationConfig`.
         """
+        if isinstance(generation_config, BaseConfig):
+            return generation_config
         if generation_config is None:
             return cls(None, True)
         if not isinstance(generation_config, GenerationConfig):
@@ -108,7 +111,8 @@ def checked_prompt(input_ids: Iterable[int], num_tokens: int) -> list[int]:
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """
-    The options that are not None.
+    The options that were given: as to `generate`, None is a value that overrides the model's own, but for
+    `_NOT_GIVEN_IF_NONE`.
 
     Raises:
         ValueError, TypeError: for an unknown option, or a value of the wrong type.
@@ -128,33 +132,25 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("logits_processor", "stopping_criteria"):
         if options.get(name) is not None and not isinstance(options[name], (list, tuple)):
             raise TypeError(f"`{name}` must be a list, but is {type(options[name]).__name__}. Put it into one.")
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def with_overrides(
-    model: PreTrainedModel, generation_config: GenerationConfig | None, options: dict[str, Any]
-) -> GenerationConfig | None:
-    """
-    The config of a manager whose requests all have these `options`: with those in it that override what the model's
-    own `generation_config` asks for and requests do not have. (A manager refuses defaults that it cannot serve.)
-    """
-    overrides = {
-        name: options[name]
-        for name in _NEUTRAL
-        if options.get(name) is not None and getattr(model.generation_config, name, None) is not None
+    return {
+        name: _NEUTRAL.get(name) if value is None else value  # of some, None makes `generate` fail
+        for name, value in options.items()
+        if value is not None or name not in _NOT_GIVEN_IF_NONE
     }
-    if not overrides or not isinstance(generation_config, GenerationConfig | None):
-        return generation_config
-    config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
-    for name, value in overrides.items():
-        setattr(config, name, value)
-    return config
+
+
+def overrides_in(options: dict[str, Any]) -> dict[str, Any]:
+    """
+    The options of a call that ask for nothing where requests have nothing. A manager all of whose requests are of this
+    call has them by default: else it would refuse what they override.
+    """
+    return {name: neutral for name, neutral in _NEUTRAL.items() if options.get(name, ...) in (None, neutral)}
 
 
 def check_config(model: PreTrainedModel, config: GenerationConfig) -> None:
     """
-    Raises a `ValueError` or `TypeError` for a prepared config that asks for what requests do not have. Options of the
-    model's own `generation_config` that change no text are set aside.
+    Raises a `ValueError` or `TypeError` for a prepared config that asks for what `generate` has, but not requests.
+    Options of the model's own `generation_config` that change no text are set aside.
     """
     set_aside_idle_options(model, config)
     _check_lengths(vars(config))
@@ -165,18 +161,6 @@ def check_config(model: PreTrainedModel, config: GenerationConfig) -> None:
     if (config.num_return_sequences or 1) > 1:
         do = remedy(model, config, "num_return_sequences", 1, "Add as many requests, each with a `seed` of its own.")
         raise ValueError(f"`num_return_sequences={config.num_return_sequences}`: a request has one text. {do}")
-    mode = config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        do = "Leave the option that asks for it out (`num_beams`, `penalty_alpha`, …)."
-        for name in ("penalty_alpha", "num_beams"):
-            do = remedy(model, config, name, _NEUTRAL[name], do)
-        for name in _ONLY_NONE:
-            if is_inherited(model, config, name, None):
-                do = f"It comes from the model's `generation_config`: set `model.generation_config.{name} = None`."
-        raise ValueError(
-            f"The generation mode '{mode.value}' is not for requests that share their steps: they are decoded "
-            f"greedily or sampled. {do}"
-        )
 
 
 def _check_lengths(options: dict[str, Any]) -> None:

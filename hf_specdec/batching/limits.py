@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
+from ..cache.blocks import NUM_RESERVED
 from ..compat import block_size_of
-from ..forwards.chunks import busy_at
-from .blocks import NUM_RESERVED
+from ..forwards.chunks import chunk_size_for
 from .memory import DEFAULT_SHARES, bytes_per_request, bytes_per_token, free_memory
 
-
-FEWEST_TOKENS, MOST_TOKENS = 2048, 8192
-"""Bounds of the default number of prompt tokens per step on a GPU (`Limits.chunk_size`)."""
 
 _KEPT = frozenset(
     {
@@ -94,15 +91,12 @@ class Limits:
     ) -> Limits:
         """
         Limits from transformers' `ContinuousBatchingConfig`; `Limits` are returned unchanged. The default
-        `chunk_size` is 256 on a CPU; elsewhere it is the number of prompt tokens that a current GPU forwards in about
-        50 ms with a model of `num_parameters`, within `FEWEST_TOKENS` and `MOST_TOKENS`: a forward of a small model
-        takes as long as its kernel launches, however few the tokens.
+        `chunk_size` is 256 on a CPU, and `chunk_size_for` a model of `num_parameters` elsewhere.
 
         Raises:
             ValueError: for an option of the config that is unknown or not supported with speculation.
         """
-        quick = 2 * busy_at(num_parameters)
-        defaults = cls(chunk_size=256 if device.type == "cpu" else min(max(quick, FEWEST_TOKENS), MOST_TOKENS))
+        defaults = cls(chunk_size=256 if device.type == "cpu" else chunk_size_for(num_parameters))
         if config is None or isinstance(config, Limits):
             return config or defaults
         _check(config)

@@ -13,10 +13,10 @@ from contextlib import ExitStack, nullcontext, suppress
 import torch
 from transformers.utils import logging
 
-from .engine import Engine
+from ..engine.engine import Engine
+from ..engine.request import Request, RequestStatus
+from ..engine.request import SpeculativeGenerationOutput as Output
 from .pauses import Pauses
-from .request import Request, RequestStatus
-from .request import SpeculativeGenerationOutput as Output
 from .results import Results
 
 

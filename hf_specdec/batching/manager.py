@@ -15,23 +15,24 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..building import is_building
+from ..cache.blocks import BlockPool
 from ..config import SpeculativeConfig
 from ..drafters import as_drafter
+from ..engine.engine import Engine
+from ..engine.policy import LoadPolicy
+from ..engine.request import Request
+from ..engine.request import SpeculativeGenerationOutput as Output
 from ..forwards.chunks import busy_at
 from ..generation.model_refusals import check_foreign_hooks
 from ..models.modules import num_parameters_of
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks
 from .admission import Admission
-from .blocks import BlockPool
+from .arguments import BaseConfig
 from .copies import with_own_objects
-from .engine import Engine
 from .keeping import keep
 from .limits import Limits
 from .loop import STOPPED, RequestLoop
-from .policy import LoadPolicy
-from .request import Request
-from .request import SpeculativeGenerationOutput as Output
 from .state import ManagerState
 from .warming_up import warm_up
 
@@ -50,7 +51,7 @@ class SpeculativeBatchingManager:
 
     Args:
         model (`PreTrainedModel`): the target.
-        generation_config (`GenerationConfig`, *optional*): the default options of requests.
+        generation_config (`GenerationConfig` or `BaseConfig`, *optional*): the default options of requests.
         continuous_batching_config (`ContinuousBatchingConfig` or `Limits`, *optional*): limits of memory, batch size,
             prompt tokens per step and queue length.
         assistant_model: the draft model, head or drafter, as in `generate`.
@@ -63,7 +64,7 @@ class SpeculativeBatchingManager:
     def __init__(
         self,
         model: PreTrainedModel,
-        generation_config: GenerationConfig | None = None,
+        generation_config: GenerationConfig | BaseConfig | None = None,
         continuous_batching_config: ContinuousBatchingConfig | Limits | None = None,
         *,
         assistant_model: Any,
@@ -244,7 +245,7 @@ class SpeculativeBatchingManager:
         places = [(model.dtype, execution_device(model)) for model in models]
         return [num_embeddings_of(self.model), *places]
 
-    def renew(self, generation_config: GenerationConfig | None) -> None:
+    def renew(self, generation_config: GenerationConfig | BaseConfig | None) -> None:
         """
         Prepares a kept manager for another call: sets its default options, and drops results that were not read and
         draft temperatures that earlier calls have learnt, so that a seed reproduces the call.
@@ -296,6 +297,7 @@ class SpeculativeBatchingManager:
             generation_config (`GenerationConfig`, *optional*): replaces the manager's.
             options: generation options of this request (`do_sample`, `temperature`, `stop_strings`, …), and
                 `logits_processor`, `stopping_criteria`, `prefix_allowed_tokens_fn` and `tokenizer`, as in `generate`.
+                None overrides what the configs say, as there, but for `max_new_tokens` and `eos_token_id`.
 
         Returns:
             `str`: the request's name.

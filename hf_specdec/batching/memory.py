@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import sizes
+from ..cache.waiting_features import WaitingFeatures
 from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
 from ..models.structure import execution_device
-from .waiting_features import WaitingFeatures
 
 
 DEFAULT_SHARES = {"cpu": 0.25}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
-from .arguments import with_overrides
+from ..engine.request import SpeculativeGenerationOutput
+from .arguments import BaseConfig, overrides_in
 from .keeping import keep, let_go
 from .manager import SpeculativeBatchingManager
-from .request import SpeculativeGenerationOutput
 
 
 def _make_manager(
@@ -35,6 +36,28 @@ def _make_manager(
     Raises:
         ValueError, TypeError: without a draft, or for a target, draft or option that cannot be served.
     """
+    return _manager_for(
+        model,
+        generation_config,
+        continuous_batching_config,
+        {},
+        assistant_model=assistant_model,
+        tree=tree,
+        speculative_config=speculative_config,
+    )
+
+
+def _manager_for(
+    model: PreTrainedModel,
+    generation_config: GenerationConfig | None,
+    continuous_batching_config: ContinuousBatchingConfig | None,
+    overrides: dict[str, Any],
+    *,
+    assistant_model: Any,
+    tree: Any,
+    speculative_config: Any,
+) -> SpeculativeBatchingManager:
+    """See `_make_manager`; `overrides` are default options beside the `generation_config`, see `BaseConfig`."""
     if not isinstance(generation_config, GenerationConfig | None):
         raise TypeError(
             f"`generation_config` must be a GenerationConfig, but is {type(generation_config).__name__}: "
@@ -53,11 +76,12 @@ def _make_manager(
             f"`{name}`={getattr(call, name)!r} without a draft: pass `assistant_model=` a draft model, a head or "
             f"`hf_specdec.NgramDraft()`, or leave `{name}` out."
         )
+    defaults = replace(BaseConfig.of(generation_config), overrides=overrides)
     kept = let_go(model)  # removed first, so that no other thread takes it
     if kept is not None:
         try:
             if kept.serves(assistant_model, config, continuous_batching_config):
-                kept.renew(generation_config)
+                kept.renew(defaults)
                 return kept
         except BaseException:
             keep(kept)  # a refused call changes nothing
@@ -67,7 +91,7 @@ def _make_manager(
         _destroy_kept_manager(model)
     return SpeculativeBatchingManager(
         model,
-        generation_config,
+        defaults,
         continuous_batching_config,
         assistant_model=assistant_model,
         speculative_config=config,
@@ -121,10 +145,11 @@ def _generate_batch(
         ValueError, TypeError: for a call that cannot be served, before anything runs.
         RuntimeError: if a step fails.
     """
-    manager = _make_manager(
+    manager = _manager_for(
         model,
-        with_overrides(model, generation_config, options),
+        generation_config,
         continuous_batching_config,
+        overrides_in(options),
         assistant_model=assistant_model,
         tree=tree,
         speculative_config=speculative_config,

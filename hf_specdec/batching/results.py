@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from .request import SpeculativeGenerationOutput as Output
+from ..engine.request import SpeculativeGenerationOutput as Output
 
 
 class Results:

@@ -9,7 +9,7 @@ from ..metrics import SpeculationMetrics
 
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from ..engine.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from ..engine.request import Request
+from ..engine.scheduler import MOST_ROWS
+from ..graphs.paged import SIZES
 from ..trees import DynamicTree, TokenTree
-from .graphs import SIZES
-from .request import Request
-from .scheduler import MOST_ROWS
 
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from ..engine.engine import Engine
 
 STEPS = 4
 """Steps run per `Case`: the first is captured, the others are timed."""

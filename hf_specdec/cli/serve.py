@@ -11,6 +11,7 @@ import typer
 
 from .. import loading
 from ..config import SpeculativeConfig
+from ..serving.defaults import MOST_BODY_BYTES, STALL_SECONDS
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption, DraftOption, DtypeOption, TargetArgument, TreeOption
@@ -82,10 +83,10 @@ def serve(
     max_queue_size: Annotated[int, typer.Option(min=0, help="Most requests that wait; 0: any number.")] = 0,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Most bytes of a request's body; longer ones are answered with 413.")
-    ] = 4 * 2**20,
+    ] = MOST_BODY_BYTES,
     stall_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
-    ] = 60.0,
+    ] = STALL_SECONDS,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
@@ -100,6 +101,7 @@ def serve(
 
     from ..serving.app import build_app
     from ..serving.engine import EngineOptions, StartError, running_engine
+    from ..serving.garbage import never_search_again
     from ..serving.http_server import HttpServer
     from ..serving.termination import unwound_by_sigterm
 
@@ -137,6 +139,8 @@ def serve(
         with unwound_by_sigterm(), running_engine(options) as engine:
             name = model_name or target or loading.SMOLLM2
             app = build_app(engine, tokenizer, name, stall_seconds=stall_seconds, max_body_bytes=max_body_bytes)
-            HttpServer(uvicorn.Config(app, host=host, port=port), engine).run()
+            server = HttpServer(uvicorn.Config(app, host=host, port=port), engine)
+            never_search_again()
+            server.run()
     except StartError as error:
         raise typer.BadParameter(error.reason, param_hint=error.option) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from .merged_linears import merge_linears
 
 
 COMPILER = "inductor"
+MOST_SHAPES = 2**14
+"""Most input shapes for which a model is compiled."""
 
 _compiling = threading.Lock()
 """Lock held while layers run compiled, so that their `forward`s are restored before another thread replaces them."""
@@ -33,9 +35,19 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], **options: An
         return compiler(merge_linears(module), inputs, **options)
 
 
+def any_number_of_shapes() -> AbstractContextManager[None]:
+    """Context in which models are compiled for any number of shapes: each is captured, and seldom comes again."""
+    return torch._dynamo.config.patch(recompile_limit=MOST_SHAPES, accumulated_recompile_limit=MOST_SHAPES)
+
+
 def compiled_whole(model: PreTrainedModel) -> Any:
     """The model compiled as a whole, anew for every input shape; compiling takes up to a minute per shape."""
     return torch.compile(model, backend=compile_graph, fullgraph=True, dynamic=False)
+
+
+def compiled_function(function: Callable) -> Callable:
+    """A function of tensors as a few kernels, compiled anew for every shape."""
+    return torch.compile(function, backend=compile_graph, fullgraph=True, dynamic=False)
 
 
 @contextmanager

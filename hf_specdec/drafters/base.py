@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..config import SpeculationPlan
-from ..engine.sequences import Sequences
+from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
 from ..verification import BatchNoise, PositionNoise
 from ..verification.draft_temperature import DraftTemperature

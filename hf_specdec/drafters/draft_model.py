@@ -8,13 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
-from ..engine.sequences import Rows, Sequences
 from ..forwards.chunks import LONGEST_FORWARD
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
 from ..forwards.vocabulary import ForwardOfShared, SharedVocabulary
 from ..models.positions import num_positions, said_positions
 from ..models.structure import execution_device, keeping_one_logit
+from ..sequences import Rows, Sequences
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow

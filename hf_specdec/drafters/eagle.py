@@ -12,12 +12,12 @@ from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLog
 
 from ..cache import TreeCache
 from ..eagle import EagleHead
-from ..engine.sequences import Rows, Sequences
 from ..forwards.chunks import LONGEST_FORWARD, WIDTHS
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphStore
 from ..models.structure import decoder_layers, execution_device
+from ..sequences import Rows, Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, grow

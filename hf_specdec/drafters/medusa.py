@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from ..engine.sequences import Rows, Sequences
 from ..medusa import MedusaHeads
 from ..models.structure import execution_device
+from ..sequences import Rows, Sequences
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .growth import LevelNodes, best_tokens, grow_dynamic

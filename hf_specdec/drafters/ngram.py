@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..engine.sequences import Sequences
+from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Topology
 from .base import Drafter, DraftRequest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from ..engine.sequences import Sequences
+from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
 from .base import Drafter, DraftRequest
 

@@ -18,6 +18,18 @@ MOST_PADDED = 512
 """Most tokens of short prompts, over all rows and with padding, in one padded chunk: it computes the logits of all."""
 
 
+FEWEST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 2048, 8192
+"""Bounds of the default number of prompt tokens per step on a GPU; see `chunk_size_for`."""
+
+
+def chunk_size_for(num_parameters: int) -> int:
+    """
+    Prompt tokens that a current GPU forwards in about 50 ms with a model of this size, within bounds: a forward of a
+    small model takes as long as its kernel launches, however few the tokens.
+    """
+    return min(max(2 * busy_at(num_parameters), FEWEST_CHUNK_TOKENS), MOST_CHUNK_TOKENS)
+
+
 def busy_at(num_parameters: int) -> int:
     """Tokens from which on a forward of a model of this size takes the device longer than the host to launch it."""
     return TOKENS_TIMES_PARAMETERS // max(num_parameters, 1)

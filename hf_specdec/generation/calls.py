@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,9 +11,12 @@ from transformers import PreTrainedModel
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..graphs import obstacle_to_graphs
+from ..models.structure import execution_device
+from ..random_generators import draws_undone_on_error
 from .loop import speculative_decoding
 from .recording import SpeculativeGenerateOutput
 from .refusals import check_inputs
+from .static_batch import StaticBatch
 
 
 def decode(
@@ -33,4 +37,37 @@ def decode(
     if plan.cuda_graphs is True:
         for part in (model, *drafter.models):
             obstacle_to_graphs(part, wanted=True)
-    return speculative_decoding(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)
+    call["model_kwargs"] = model_kwargs
+    with draws_undone_on_error(*map(execution_device, (model, *drafter.models))):
+        batch = StaticBatch(model, input_ids, drafter, plan, **call)
+        obstacle = batch.obstacle()
+        outputs = batch.run() if obstacle is None else None
+        if outputs is not None:
+            return outputs
+        if obstacle is not None and plan.compile:
+            warnings.warn(
+                f"`compile=True` has no effect: the steps of this call do not run whole on a CUDA device, since "
+                f"{obstacle}.",
+                stacklevel=2,
+            )
+        if batch.num_streamed:
+            call["streamer"] = _RestOfStream(call["streamer"], batch.num_streamed)
+        return speculative_decoding(model, input_ids, drafter, plan, **call)
+
+
+class _RestOfStream:
+    """A streamer that has had the first columns of a call, which begins again."""
+
+    def __init__(self, streamer: Any, num_had: int):
+        self._streamer, self._num_had = streamer, num_had
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Passes a column on, unless it is one of the first."""
+        if self._num_had:
+            self._num_had -= 1
+        else:
+            self._streamer.put(tokens)
+
+    def end(self) -> None:
+        """Ends the stream."""
+        self._streamer.end()

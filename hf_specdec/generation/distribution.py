@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from transformers import LogitsProcessorList
 
-from ..engine.sequences import Sequences
+from ..sequences import Sequences
 from ..verification import PositionNoise, Walk, choose, copies_per_row, draw_by_position
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from ..verification.processor_kinds import READS_SCORES_ONLY

@@ -22,6 +22,14 @@ OF_ASSISTED_GENERATION = (
 """Options that tune transformers' own assisted generation."""
 OTHER_DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 """Options that ask transformers for other drafts."""
+OF_OTHER_MODES = {
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+}
+"""Options that ask for a mode other than greedy decoding and sampling, each with the value that does not."""
 _OF_CACHES = ("cache_implementation", "cache_config", "use_cache")
 _WITHOUT = {"use_cache": True, "use_mtp": False}
 """Values that ask for nothing, where it is not None."""
@@ -80,9 +88,10 @@ def is_inherited(model: PreTrainedModel, generation_config: GenerationConfig, na
 
 def remedy(model: PreTrainedModel, generation_config: GenerationConfig, name: str, neutral: Any, else_do: str) -> str:
     """
-    What to do about an option that cannot be served: to override it in the call with `neutral`, if it comes from the
-    model's own `generation_config`; `else_do`, if the call names it.
+    What to do about an option that cannot be served: to override it in the call with `neutral`, or there, if it comes
+    from the model's own `generation_config`; `else_do`, if the call names it.
     """
     if not is_inherited(model, generation_config, name, neutral):
         return else_do
-    return f"It comes from the model's `generation_config`: pass `{name}={neutral!r}` in the call to override it."
+    own = f"`{name}={neutral!r}`"
+    return f"It comes from the model's `generation_config`: pass {own} in the call to override it, or set it there."

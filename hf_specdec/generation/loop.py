@@ -12,15 +12,13 @@ from transformers.utils import ModelOutput
 from ..attention import supports_switching, switched_to_tree_attention
 from ..compat import CACHE
 from ..config import SpeculationPlan
-from ..device_steps import run_device_steps
 from ..drafters import Drafter, DraftRequest
-from ..engine.sequences import Sequences
+from ..engine.stopping import end_tokens_of, max_length_of
 from ..forwards.outputs import returning_named_outputs
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
-from ..models.structure import execution_device
-from ..random_generators import draws_undone_on_error
 from ..ranks import Ranks
+from ..sequences import Sequences
 from ..trees import DraftTree, choice_of
 from ..verification import (
     DraftBackoff,
@@ -34,7 +32,7 @@ from ..verification import (
 )
 from .distribution import TargetDistribution
 from .recording import Recorder, SpeculativeGenerateOutput
-from .stopping import ColumnJudge, end_tokens_of, max_length_of
+from .stopping import ColumnJudge
 from .target import Target
 
 
@@ -106,7 +104,6 @@ class SpeculativeCall:
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()
-            run_device_steps(self)
             while model._has_unfinished_sequences(self.judge.all_finished, self.synced_gpus, self.sequences.device):
                 if self.judge.all_finished:
                     self.give_up_drafts()
@@ -274,18 +271,16 @@ def speculative_decoding(
     Generates as `model.generate` would without an assistant, only faster. The arguments are those of
     `SpeculativeCall`.
 
-    On an exception, Ctrl-C included, the model's attention implementation and the random state are as they were, and a
-    cache that was handed in is untouched.
+    On an exception, Ctrl-C included, the model's attention implementation is as it was, and a cache that was handed in
+    is untouched.
     """
     drafter = drafter.for_call(model)
     with ExitStack() as stack:
-        stack.enter_context(draws_undone_on_error(*map(execution_device, (model, *drafter.models))))
         for part in (model, *drafter.models):
             stack.enter_context(returning_named_outputs(part))
         for switched in filter(supports_switching, (model, *drafter.models)):
             stack.enter_context(switched_to_tree_attention(switched))
-        compiled_tree = plan.tree if plan.compile else None
-        loans = stack.enter_context(graph_loans(plan.cuda_graphs, compiled_tree, drafter.models))
+        loans = stack.enter_context(graph_loans(plan.cuda_graphs))
         return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
 
 

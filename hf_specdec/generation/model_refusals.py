@@ -14,7 +14,8 @@ from ..forwards.vocabulary import SharedVocabulary
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
-from ..models.structure import bidirectional_layers, forward_parameters, makes_window_masks
+from ..models.prompt_masks import looks_ahead
+from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
 
 
@@ -74,19 +75,12 @@ def check_batching(model: PreTrainedModel) -> None:
     Checks a target of requests that share steps, whose prompts are read in chunks.
 
     Raises:
-        ValueError: for a model whose own prefill has another mask than its later forwards.
+        ValueError: for a model whose own prefill attends to later tokens.
     """
-    name = type(model).__name__
-    text_config = model.config.get_text_config(decoder=True)
-    if bidirectional_layers(model):
+    if looks_ahead(model):
         raise ValueError(
-            f"`assistant_model`: the target {name} attends in both directions while it reads a prompt, which "
-            "`generate_batch` and its manager do not. Use `generate`."
-        )
-    if getattr(text_config, "sliding_window", None) and not makes_window_masks(model):
-        raise ValueError(
-            f"`assistant_model`: the target {name} reads a prompt without its sliding window, which `generate_batch` "
-            "and its manager do not. Use `generate`."
+            f"`assistant_model`: the target {type(model).__name__} attends in both directions while it reads a "
+            "prompt, which `generate_batch` and its manager do not. Use `generate`."
         )
 
 
@@ -180,11 +174,6 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
                 f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
                 "`generate` without `assistant_model`."
             )
-    if getattr(text_config, "is_decoder", True) is False and bidirectional_layers(model):
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} attends in both directions. Load it with `is_decoder=True`, or "
-            "call `generate` without `assistant_model`."
-        )
 
 
 def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:

@@ -10,6 +10,7 @@ from transformers.utils import ModelOutput
 from ..forwards.chunks import MOST_PADDED, WIDTHS, busy_at, next_chunk
 from ..forwards.node_inputs import causal_chain
 from ..models.modules import num_parameters_of
+from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
 
 
@@ -25,7 +26,7 @@ def can_prefill_in_chunks(target: Target) -> bool:
     """
     sequences, storage, forward = target.sequences, target.cache.storage, target.forward
     positions = target.model_kwargs.get("position_ids")
-    length = sequences.prompt_length
+    length, most = sequences.prompt_length, longest_in_chunks(target.model)
     return (
         storage is not None
         and storage.works
@@ -41,6 +42,7 @@ def can_prefill_in_chunks(target: Target) -> bool:
         and not length_dependent_ropes(target.model.config.get_text_config(decoder=True))
         and sequences.batch_size * length < busy_at(num_parameters_of(target.model))
         and (positions is None or _are_counted(positions, length))
+        and (most is None or length <= most)
     )
 
 

@@ -14,12 +14,15 @@ from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.vocabulary import is_padded_otherwise
 from ..models.rope import length_dependent_ropes
-from .inherited import OF_ASSISTED_GENERATION, OTHER_DRAFTS, default_of, remedy, set_aside_idle_options
+from .inherited import (
+    OF_ASSISTED_GENERATION,
+    OF_OTHER_MODES,
+    OTHER_DRAFTS,
+    default_of,
+    remedy,
+    set_aside_idle_options,
+)
 from .model_refusals import check_draft, check_foreign_hooks, check_target
-
-
-_OF_OTHER_MODES = {"penalty_alpha": 0.0, "constraints": None, "force_words_ids": None}
-"""Further options that ask for a generation mode other than greedy decoding and sampling: the value that does not."""
 
 
 def check_call(
@@ -162,7 +165,7 @@ def _check_mode(model: PreTrainedModel, generation_config: GenerationConfig) -> 
     mode = generation_config.get_generation_mode()  # without the assistant
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
         do = "Leave the option that asks for that mode out (`penalty_alpha`, `dola_layers`, `constraints`, …)."
-        for name, neutral in _OF_OTHER_MODES.items():
+        for name, neutral in OF_OTHER_MODES.items():
             do = remedy(model, generation_config, name, neutral, do)
         raise ValueError(
             f"`assistant_model` with the generation mode '{mode.value}': trees are verified for greedy "

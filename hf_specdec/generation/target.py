@@ -14,7 +14,6 @@ from transformers.utils import ModelOutput
 from ..attention import implementation_of
 from ..cache import TreeCache
 from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
-from ..engine.sequences import Sequences
 from ..forwards.features import Features, watch_features
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
@@ -22,6 +21,7 @@ from ..graphs import GraphLoans
 from ..models.own_positions import preparation_of
 from ..models.positions import may_refuse, num_positions, said_positions
 from ..models.structure import keeping_one_logit, shares_kv
+from ..sequences import Sequences
 from ..trees import DraftTree
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
 
@@ -276,6 +276,14 @@ class Target:
         self.cache.keep(paths)
 
     # -------------------------------------------------------------------------------------------- the cache at the end
+
+    def hand_back_from(self, length: int) -> None:
+        """As `hand_back`, for K/V that were computed elsewhere and copied into the cache."""
+        lengths = self.cache.lengths
+        self.cache.set_lengths([self.sequences.prompt_length] * len(lengths))
+        self._begin_steps()
+        self.cache.set_lengths(lengths)
+        self.hand_back(length, may_forward=True)
 
     def hand_back(self, length: int, may_forward: bool) -> None:
         """

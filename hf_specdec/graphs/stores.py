@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +25,8 @@ from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_captur
 
 
 if TYPE_CHECKING:
-    from ..device_steps.step import DeviceStep
     from ..forwards.node_inputs import NodeInputs
     from ..forwards.tree_forward import TreeForward
-    from ..trees import Tree
 
 SMALLEST_CAPACITY = 512
 MOST_CAPTURED_QUERIES = 256
@@ -57,11 +55,6 @@ class GraphStore:
         self._graphs: dict[Any, CapturedForward] = {}
         self._seen: set[Any] = set()
         self._pool = GraphPool()
-        self.steps: dict[Any, DeviceStep] = {}
-        """Whole steps of this target, each with some draft, captured over this memory."""
-        self.compiles_steps = True
-        self.captures_no_steps_with: weakref.WeakSet[GraphStore] = weakref.WeakSet()
-        """Stores of drafts with which a step could not be captured."""
         self._last_used: torch.cuda.Event | None = None
 
     def take(self, device: torch.device) -> None:
@@ -86,16 +79,10 @@ class GraphStore:
         if held is None or [(tuple(states.shape), states.dtype) for states in held] != wanted:
             self._graphs.clear()
             self._pool.leave()
-            self.steps.clear()
             held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
             torch._foreach_zero_(list(held))  # another text may have left NaN there
         return held
-
-    def drafts_compiled_with(self, tree: Tree) -> list[GraphStore]:
-        """The drafts' stores of the compiled steps for `tree` over this memory."""
-        found = (step.of_draft() for step in self.steps.values() if step.is_compiled and step.tree == tree)
-        return [store for store in found if store is not None]
 
     def held(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The keys and values of a layer, as the last call left them; None before the first."""
@@ -150,20 +137,6 @@ class _Shelf:
     stores: dict[_Key, GraphStore] = field(default_factory=dict)
     lent: set[_Key] = field(default_factory=set)
 
-    def idle_of_at_least(self, wanted: _Key, prefers: Callable[[GraphStore], bool]) -> _Key | None:
-        """
-        The smallest usable store at hand, of this capacity or more and else alike, if possible one that the caller
-        prefers; None if there is none.
-        """
-        rows, capacity, mode = wanted
-        fit = [
-            (not prefers(store), key)
-            for key, store in self.stores.items()
-            if (key[0], key[2]) == (rows, mode) and key[1] >= capacity and key not in self.lent
-            if store.works and store.compiles_steps
-        ]
-        return min(fit)[1] if fit else None
-
 
 _lock = threading.Lock()
 _shelves: weakref.WeakKeyDictionary[nn.Module, _Shelf] = weakref.WeakKeyDictionary()
@@ -175,18 +148,10 @@ class GraphLoans:
 
     Args:
         wanted (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`; "auto": where the model can be captured.
-        compiled_tree (`Tree`, *optional*): the tree of a call that compiles its steps. Such a call takes larger stores
-            than it needs, too: those with a compiled step for this tree, or else the smallest that are there.
-        drafts (`Sequence[PreTrainedModel]`, *optional*): the models that draft in this call.
     """
 
-    def __init__(
-        self,
-        wanted: bool | Literal["auto"],
-        compiled_tree: Tree | None = None,
-        drafts: Sequence[PreTrainedModel] = (),
-    ):
-        self.wanted, self.compiled_tree, self.drafts = wanted, compiled_tree, drafts
+    def __init__(self, wanted: bool | Literal["auto"]):
+        self.wanted = wanted
         self._lent: list[tuple[_Shelf, _Key, GraphStore, torch.device]] = []
 
     def store(self, model: PreTrainedModel, batch_size: int, num_slots: int) -> GraphStore | None:
@@ -204,14 +169,11 @@ class GraphLoans:
         num_slots += NODES_PER_WORD  # padding nodes after those of a step, to which no query attends
         capacity = max(SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
         # Tensors made in inference mode cannot be used outside of it.
-        smallest, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
+        key, fingerprint = (batch_size, capacity, torch.is_inference_mode_enabled()), fingerprint_of(model)
         with _lock:
             shelf = _shelves.get(model)
             if shelf is None or shelf.fingerprint != fingerprint:
                 shelf = _shelves[model] = _Shelf(fingerprint)
-            key = smallest
-            if self.compiled_tree is not None:
-                key = shelf.idle_of_at_least(smallest, self._has_compiled_step) or smallest
             if key in shelf.lent:
                 return None
             if key not in shelf.stores and not _has_memory(model, batch_size, capacity):
@@ -226,19 +188,6 @@ class GraphLoans:
         store.take(model.device)
         return store
 
-    def _has_compiled_step(self, store: GraphStore) -> bool:
-        """
-        Whether a step like this call's was compiled over this store, as that of the target, which is lent first, or of
-        the draft beside it.
-        """
-        tree: Any = self.compiled_tree
-        if self._lent:
-            return store in self._lent[0][2].drafts_compiled_with(tree)
-        shelves = [_shelves[draft] for draft in self.drafts if draft in _shelves]
-        return any(
-            of_draft in shelf.stores.values() for of_draft in store.drafts_compiled_with(tree) for shelf in shelves
-        )
-
     def give_back(self) -> None:
         """Gives the stores back, for other calls."""
         lent, self._lent = self._lent, []
@@ -252,11 +201,9 @@ class GraphLoans:
 
 
 @contextmanager
-def graph_loans(
-    wanted: bool | Literal["auto"], compiled_tree: Tree | None = None, drafts: Sequence[PreTrainedModel] = ()
-) -> Iterator[GraphLoans]:
+def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
     """Context with the loans of one call, see `GraphLoans`, given back at its end."""
-    loans = GraphLoans(wanted, compiled_tree, drafts)
+    loans = GraphLoans(wanted)
     try:
         yield loans
     finally:

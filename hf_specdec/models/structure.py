@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-
-from .modules import modules_of
 
 
 def forward_parameters(model: PreTrainedModel) -> set[str]:
@@ -36,29 +33,6 @@ def config_of_layer(config: PreTrainedConfig, layer: int = 0) -> PreTrainedConfi
 def shares_kv(model: PreTrainedModel) -> bool:
     """Whether the model's last layers reuse the K/V of earlier layers, as in Gemma 3n and 4."""
     return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", None))
-
-
-def bidirectional_layers(model: PreTrainedModel) -> list[str]:
-    """Names of the decoder's self-attention layers that may attend to later tokens, too, as in a prompt's prefix."""
-    configs = {id(model.config), id(model.config.get_text_config(decoder=True))}
-    return [
-        name
-        for name, module in model.named_modules()
-        if getattr(module, "is_causal", None) is False
-        and hasattr(module, "layer_idx")
-        and id(getattr(module, "config", None)) in configs
-        and "cross" not in name.lower()
-    ]
-
-
-def makes_window_masks(model: PreTrainedModel) -> bool:
-    """Whether the modules that define the decoder's layers make masks with sliding windows."""
-    layers = {type(module).__module__ for module in modules_of(model) if hasattr(module, "layer_idx")}
-    return any(
-        hasattr(sys.modules.get(name), maker)
-        for name in layers
-        for maker in ("create_sliding_window_causal_mask", "create_masks_for_generate")
-    )
 
 
 def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:

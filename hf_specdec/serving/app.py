@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from jinja2 import TemplateError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
@@ -20,15 +19,16 @@ from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
 
 from .answers import ParsedAnswers, is_cut
-from .body_limits import MOST_BODY_BYTES, BodyLimit
+from .body_limits import BodyLimit
 from .characters import cut, shortened
+from .defaults import MOST_BODY_BYTES, STALL_SECONDS
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
 from .error_answers import add_error_handlers, error_answer
-from .errors import RequestFailed, RequestRefused, unexpected
+from .errors import RequestRefused, refusing
 from .generation import SpeculativeState, asked_for
-from .health import STALL_SECONDS, add_health
+from .health import add_health
 from .metrics import registry_of
 from .requests import (
     BODIES,
@@ -42,19 +42,13 @@ from .requests import (
     options_of,
     reserved_names,
     roles_of,
-    sequence_bias,
 )
 from .routes import add_body_routes, body_of, replace_route
-from .stop_strings import check_number_and_length, checked_stop_strings
 from .stream_ends import event, until_done, until_failed
 from .streams import QuickChunks
 from .text_limits import TextLimit
 from .tokenising import PromptMaker, TokenisedElsewhere, begun
 from .work_pool import WorkPool
-
-
-MOST_OF_A_REASON = 200
-"""Most characters of a reason for a refusal that may consist of what the request has."""
 
 
 class OneModel(ModelManager):
@@ -68,7 +62,6 @@ class OneModel(ModelManager):
     """
 
     def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
-        most_tokens = min(model.most_tokens, model.context or model.most_tokens)
         self._loaded = model, tokenizer
         self.facts = Facts(
             model.config.get_text_config().vocab_size,
@@ -77,7 +70,7 @@ class OneModel(ModelManager):
             has_end=model.generation_config.eos_token_id is not None,
         )
         """What checks of requests have to know."""
-        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, most_tokens))
+        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, model.longest_text))
         """Stands for the tokenizer where handlers make prompts."""
         self.work = WorkPool()
         """Does the work on large requests."""
@@ -123,16 +116,9 @@ class _OwnRequests:
         handler: Any = super()  # of the handler with this mixin
         given = {name: value for name, value in body.items() if value is not None}  # null: default
         body = await self.model_manager.work.run(self._checked, given)
-        try:
-            response = await begun(await handler.handle_request(body, request_id), self.model_manager.work)
-            for request in asked_for.get() or ():
-                await request.begun()
-        except RequestRefused:
-            raise
-        except TemplateError as error:  # a chat template's own check, which may cite all that it was given
-            raise RequestRefused(cut(str(error), MOST_OF_A_REASON)) from error
-        except (ValueError, TypeError) as error:
-            raise RequestRefused(cut(str(error), 3 * MOST_OF_A_REASON)) from error
+        response = await begun(await handler.handle_request(body, request_id), self.model_manager.work)
+        for request in asked_for.get() or ():
+            await request.begun()
         if isinstance(response, StreamingResponse):
             response.body_iterator = self._ended(response.body_iterator)
         return response
@@ -155,6 +141,8 @@ class _OwnRequests:
             body = body | {"generation_config": json.dumps(options_of(options))}
             if options.seed is not None:
                 body["seed"] = options.seed
+        if body.get("logit_bias") is not None:
+            body = body | {"logit_bias": found.logit_bias}
         return body
 
     def _build_generation_config(
@@ -167,32 +155,28 @@ class _OwnRequests:
         if others.get("stop") in ("", []):
             del others["stop"]
         handler: Any = super()  # of the handler with this mixin
-        config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
+        with refusing(ValueError, TypeError):  # of a `GenerationConfig`, which checks its options
+            config = handler._build_generation_config(others, model_generation_config, use_cb=use_cb)
         config.use_cache = True
         if all(body.get(name) is None for name in (*LENGTHS, "generation_config")):
             config.max_new_tokens = config.max_length = None  # what fits
         config.seed = body.get("seed")
-        bias = sequence_bias(body.get("logit_bias"), self.model_manager.facts.vocab_size)
-        if bias is not None:
-            config.sequence_bias = bias
+        config.length_field = next((name for name in LENGTHS if body.get(name) is not None), None)
+        if body.get("logit_bias"):
+            config.sequence_bias = body["logit_bias"]
         if config.stop_strings is None:
             config.stop_strings = model_generation_config.stop_strings
-        elif config.stop_strings != model_generation_config.stop_strings:
-            config.stop_strings = checked_stop_strings(config.stop_strings)
-            check_number_and_length(config.stop_strings)
+        elif config.stop_strings == "":
+            config.stop_strings = []
         if body.get("temperature") or body.get("top_p") is not None:
             config.do_sample = body.get("temperature") != 0
         return config
 
     async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
-        answers = ParsedAnswers(tokenizer, _config_in(args))
         handler: Any = super()  # of the handler with this mixin
-        try:
-            return await handler._non_streaming(request_id, model, answers, *args, **options)
-        except RequestRefused:
-            raise
-        except (ValueError, TypeError) as error:  # of the answer, which the request is not at fault for
-            raise RequestFailed(unexpected(error), is_its_own=False) from error
+        return await handler._non_streaming(
+            request_id, model, ParsedAnswers(tokenizer, _config_in(args)), *args, **options
+        )
 
 
 def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:

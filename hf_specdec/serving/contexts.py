@@ -7,6 +7,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ..models.rope import ropes_of
+from .errors import RequestRefused
 
 
 def context_of(config: PreTrainedConfig) -> int | None:
@@ -31,28 +32,34 @@ def _reach(rope: dict[str, Any], trained: int) -> int:
     return int(trained * factor) if kind == "linear" else trained
 
 
-def check_length(prompt_length: int, config: GenerationConfig, context: int | None) -> None:
+def check_length(prompt_length: int, config: GenerationConfig, context: int | None, most_tokens: int) -> None:
     """
-    Checks that a text stays within the model's context.
+    Checks that a text stays within the model's context and the memory.
 
     Args:
         prompt_length (`int`): tokens of the prompt.
-        config (`GenerationConfig`): options, with the length.
+        config (`GenerationConfig`): options, with the length. `length_field` of it (`str`, *optional*) is the field of
+            the request that has the length.
         context (`int`, *optional*): see `context_of`.
+        most_tokens (`int`): most tokens that there is memory for.
 
     Raises:
-        ValueError: if the text may become longer.
+        RequestRefused: if the text may become longer.
     """
     new = config.max_new_tokens
     length = (config.max_length or 0) if new is None else prompt_length + new
-    if context is None or max(length, prompt_length) <= context:
-        return
-    if prompt_length >= context:
-        raise ValueError(
-            f"The prompt has {prompt_length} tokens, but the model's context is {context}, the answer included. "
-            "Shorten it."
+    if context is not None and context <= most_tokens:
+        most, bound = context, f"the model's context of {context}"
+    else:
+        most, bound = most_tokens, f"the {most_tokens} tokens that there is memory for"
+    if prompt_length >= most:
+        raise RequestRefused(
+            f"The prompt has {prompt_length} tokens, and with an answer does not fit into {bound}. Shorten it."
         )
-    raise ValueError(
-        f"`max_tokens={length - prompt_length}` with a prompt of {prompt_length} tokens is longer than the model's "
-        f"context of {context}. Ask for {context - prompt_length} at most, or shorten the prompt."
-    )
+    if length > most:
+        name, value = ("max_length", length) if new is None else ("max_new_tokens", new)
+        field = getattr(config, "length_field", None) or f"generation_config.{name}"
+        raise RequestRefused(
+            f"`{field}={value}` with a prompt of {prompt_length} tokens does not fit into {bound}. Ask for "
+            f"{value - length + most} at most, or shorten the prompt."
+        )

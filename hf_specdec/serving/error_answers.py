@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from transformers.cli.serving.utils import CBWorkerDeadError
 
 from .engine.client import EngineClient
-from .errors import RequestFailed, RequestRefused, error_object
+from .errors import RequestFailed, RequestRefused, error_object, without_details
 
 
 def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
@@ -27,9 +27,7 @@ def add_error_handlers(app: FastAPI, engine: EngineClient) -> None:
     def failed(request: Request, error: Exception) -> JSONResponse:
         if engine.fatal_error is not None:
             return error_answer(503, "engine_error", str(engine.fatal_error))
-        return error_answer(
-            500, "server_error", f"An unexpected {type(error).__name__}, of which the server's log tells more."
-        )
+        return error_answer(500, "server_error", without_details(error))
 
     handlers: dict[type[Exception], Any] = {
         RequestRefused: _refused,

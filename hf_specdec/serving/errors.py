@@ -9,10 +9,13 @@ from typing import Any
 from transformers.cli.serving.utils import CBWorkerDeadError
 from transformers.utils import logging
 
-from .characters import escaped
+from .characters import cut, escaped
 
 
 logger = logging.get_logger(__name__)
+
+MOST_OF_A_REASON = 200
+"""Most characters of a message that is not ours, and may consist of what the request has."""
 
 
 class RequestRefused(ValueError):
@@ -25,12 +28,19 @@ class RequestRefused(ValueError):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """A context in which errors of value or type are the request's fault: `RequestRefused`."""
+def refusing(*kinds: type[Exception], says: str = "") -> Iterator[None]:
+    """
+    A context in which errors of some kinds are the request's fault: `RequestRefused`. Their messages are cut, since
+    they may cite all that the request has.
+
+    Args:
+        kinds (`type`): the kinds of errors.
+        says (`str`): what comes before their messages.
+    """
     try:
         yield
-    except (ValueError, TypeError) as error:
-        raise RequestRefused(str(error)) from error
+    except kinds as error:
+        raise RequestRefused(says + cut(str(error), MOST_OF_A_REASON)) from error
 
 
 class RequestFailed(Exception):
@@ -50,6 +60,11 @@ class RequestFailed(Exception):
 def unexpected(error: BaseException) -> str:
     """What clients are told of an error that is no fault of theirs. The log gets all of it."""
     logger.error("An unexpected error in a request.", exc_info=error)
+    return without_details(error)
+
+
+def without_details(error: BaseException) -> str:
+    """An error in words that tell nothing of the server."""
     return f"An unexpected {type(error).__name__}, of which the server's log tells more."
 
 

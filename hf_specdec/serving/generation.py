@@ -17,9 +17,10 @@ from transformers.cli.serving.utils import (
 
 from ..batching import SpeculativeGenerationOutput
 from .answers import AnswerPieces, AnswerStream
+from .characters import cut
 from .contexts import check_length
 from .engine.client import EngineClient, Handler
-from .errors import RequestFailed, refusing
+from .errors import MOST_OF_A_REASON, RequestFailed, RequestRefused, refusing
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue, RaisingQueue
 
@@ -94,14 +95,12 @@ class Generation(BaseGenerateManager):
     async def _whole(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        with refusing():
-            request, frontend = self._request(inputs, gen_config, request_id), CBGenerateManager()
+        request, frontend = self._request(inputs, gen_config, request_id), CBGenerateManager()
         frontend._cb = request
         try:
             return await frontend.generate_non_streaming(model, processor, inputs, gen_config, request.request_id)
         except RuntimeError:
-            with refusing():
-                await request.begun()  # raises if the request was refused, or has failed
+            await request.begun()  # raises if the request was refused, or has failed
             raise
 
     def _request(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> OneRequest:
@@ -109,12 +108,11 @@ class Generation(BaseGenerateManager):
         if self._engine.fatal_error is not None:
             raise CBWorkerDeadError(str(self._engine.fatal_error))
         if not length:
-            raise ValueError("The prompt has no tokens. Give text in `prompt`, `messages` or `input`.")
+            raise RequestRefused("The prompt has no tokens. Give text in `prompt`, `messages` or `input`.")
         if gen_config.max_new_tokens is None and gen_config.max_length is None:
             wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
-            most = min(model.most_tokens, model.context or model.most_tokens)
-            gen_config.max_new_tokens = max(min(wanted, most - length), 1)
-        check_length(length, gen_config, model.context)
+            gen_config.max_new_tokens = max(min(wanted, model.longest_text - length), 1)
+        check_length(length, gen_config, model.context, model.most_tokens)
         request = OneRequest(self._engine, gen_config, request_id)
         asked = asked_for.get()
         if asked is not None:
@@ -150,17 +148,18 @@ class OneRequest:
         Waits until the engine has admitted the request.
 
         Raises:
-            ValueError, TypeError, queue.Full: if the engine refuses the request.
+            RequestRefused, queue.Full: if the engine refuses the request.
         """
         if self._admission is not None:
-            await self._admission
+            with refusing(ValueError, TypeError):
+                await self._admission
 
     async def begun(self) -> None:
         """
         Waits until the request has a token, or is over.
 
         Raises:
-            ValueError, TypeError, queue.Full: if the request is refused.
+            RequestRefused, queue.Full: if the request is refused.
             CBWorkerDeadError: if the engine has ended.
             RequestFailed: if the request has ended with another error.
         """
@@ -177,7 +176,9 @@ class OneRequest:
             return None
         if self._engine.fatal_error is not None:
             return CBWorkerDeadError(self._error)
-        return RequestFailed(self._error, self._fails_by_its_options)
+        if self._fails_by_its_options:
+            return RequestFailed(cut(self._error, MOST_OF_A_REASON), is_its_own=True)
+        return RequestFailed(self._error, is_its_own=False)
 
     def cancel(self) -> None:
         """Cancels the request in the engine; does nothing if it is over."""

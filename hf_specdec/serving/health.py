@@ -11,10 +11,6 @@ from .engine.client import EngineClient
 from .error_answers import SECONDS_TO_RETRY
 
 
-STALL_SECONDS = 60.0
-"""Seconds without the end of a forward after which an engine with work is unhealthy, by default."""
-
-
 def add_health(app: FastAPI, engine: EngineClient, stall_seconds: float) -> None:
     """
     Replaces the route `/health`. It answers in the event loop, so that no other request can keep it waiting for a

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..generation.stopping import TokenCriterion
+from ..engine.stopping import TokenCriterion
 from .characters import shortened
 from .streams import MergedQueue
 from .text_pieces import REPLACEMENT, TextPieces

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from .errors import RequestRefused
+
 
 _SAMPLES = (" ", "\n", "\t", "\u0378", "\u200b", "e\u0301", "\ufb03", "语")
 """Characters of which tokenizers are known that drop them, or merge any number of them into one token."""
@@ -41,11 +43,11 @@ class TextLimit:
         Checks that a text may fit.
 
         Raises:
-            ValueError: if it has too many tokens, whichever they are.
+            RequestRefused: if it has too many tokens, whichever they are.
         """
         most, length = self.most_bytes, len(text.encode(errors="replace"))
         if most is not None and length > most:
-            raise ValueError(
+            raise RequestRefused(
                 f"The prompt has {length} bytes, but {self.most_tokens} tokens are the most that fit, and have "
                 f"{self.most_tokens * (self.longest_token or 0)} bytes at most. Shorten it."
             )

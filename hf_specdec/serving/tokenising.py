@@ -8,11 +8,17 @@ from functools import partial
 from typing import Any
 
 from fastapi.responses import Response
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from .errors import refusing
 from .text_limits import TextLimit
 from .tokenizers import LikeTokenizer
 from .work_pool import WorkPool
+
+
+_OF_TEMPLATES = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of a chat template: its own checks, and what its expressions meet in a request."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class PromptMaker(LikeTokenizer):
         return _Prompt(partial(self._tokens, render, add_special_tokens=False))
 
     def _tokens(self, render: Callable[[], str], **options: Any) -> Any:
-        text = render()
+        with refusing(*_OF_TEMPLATES, says="The model's chat template says: "):
+            text = render()
         self._limit.check(text)
         return self._own(text, **options)
 

@@ -104,6 +104,8 @@ class DraftTree:
         vocabulary (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the target's token for every column of
             `scores`, where the draft's vocabulary is smaller than the target's.
         vocab_size (`int`, *optional*): size of the target's vocabulary, where there is a `vocabulary`.
+        temperature (`torch.Tensor` of shape `[batch]`, float32, *optional*): by what the `scores` are still to be
+            divided.
     """
 
     tokens: torch.Tensor
@@ -113,6 +115,7 @@ class DraftTree:
     score_index: torch.Tensor | list[list[int]] | None = field(default=None, repr=False)
     vocabulary: torch.Tensor | None = None
     vocab_size: int | None = None
+    temperature: torch.Tensor | None = None
 
     @classmethod
     def empty(cls, batch_size: int, device: torch.device) -> DraftTree:
@@ -177,6 +180,8 @@ class DraftTree:
                 "its place in `scores`."
             )
         scores = self.scores[row, place]
+        if self.temperature is not None:
+            scores = scores.float() / self.temperature[row]
         if self.vocabulary is None or self.vocab_size is None:
             return scores
         return scores.new_full((self.vocab_size,), -torch.inf).scatter(0, self.vocabulary, scores)
@@ -204,6 +209,7 @@ class DraftTree:
             self.score_index,
             None if self.vocabulary is None else self.vocabulary.to(device),
             self.vocab_size,
+            None if self.temperature is None else self.temperature.to(device),
         )
 
     def within(self, room: list[int]) -> DraftTree:

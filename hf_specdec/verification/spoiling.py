@@ -8,16 +8,18 @@ from typing import ClassVar
 import torch
 
 
-def rows_with_nan(logits: torch.Tensor) -> torch.Tensor:
+def rows_with_nan(logits: torch.Tensor, highest: torch.Tensor | None = None) -> torch.Tensor:
     """
     Rows of `logits` (`[batch, nodes, vocab]`) that hold NaN at any node, `[batch]` bool.
 
     The forward of a token may overflow, most likely in float16. In plain `generate` that matters only if the token is
     part of the text; in a tree forward it matters for every node of the row, accepted or not: attention hides a node
     from the others by a weight of zero, and 0 · NaN is NaN. So nothing is taken from a row with drafts whose logits
-    hold NaN, and it goes without drafts for a while (`DraftBackoff`), as in plain `generate`.
+    hold NaN, and it goes without drafts for a while (`DraftBackoff`), as in plain `generate`. `highest` (`[batch,
+    nodes]`) are the largest logits of all nodes, where they are known.
     """
-    return logits.amax(dim=-1).isnan().any(dim=1)  # the largest is NaN where any is
+    highest = logits.amax(dim=-1) if highest is None else highest
+    return highest.isnan().any(dim=1)  # the largest is NaN where any is
 
 
 @dataclass

@@ -9,8 +9,8 @@ from support.batches import assert_nothing_left, manager_of, runs_of_steps
 from transformers import PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.batching.auto_menu import TreeMenu
-from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.trees.auto_menu import TreeMenu
 
 
 @pytest.fixture

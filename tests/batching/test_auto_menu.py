@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hf_specdec.batching.auto_menu import MenuChoice, TreeMenu
-from hf_specdec.batching.whole_times import WholeTimes
 from hf_specdec.trees import DraftTree, Topology
 from hf_specdec.trees.auto import AutoTree
+from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
 from hf_specdec.trees.auto_tables import AcceptanceTable
 from hf_specdec.trees.token_tree import TokenTree
+from hf_specdec.trees.whole_times import WholeTimes
 
 
 LIMITS = AutoTree()

@@ -19,10 +19,10 @@ from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.batching.device_steps.prompts import PromptStep
-from hf_specdec.batching.graphs import PagedGraphs
 from hf_specdec.compiling import layers
 from hf_specdec.compiling.layers import compiled_layers
+from hf_specdec.engine.captured.prompts import PromptStep
+from hf_specdec.graphs.paged import PagedGraphs
 
 
 @pytest.fixture

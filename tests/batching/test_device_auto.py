@@ -16,10 +16,10 @@ from support.heads import trained_head
 from support.models import noisy_copy, tiny_model
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.batching.auto_menu import MenuChoice, TreeMenu
-from hf_specdec.batching.device_steps import runner
-from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.engine.captured import runner
+from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto import AutoTree, Plan
+from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")

@@ -9,9 +9,9 @@ import torch
 from support.models import tiny_model
 
 from hf_specdec import NgramDraft
-from hf_specdec.batching.blocks import BlockPool
-from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
-from hf_specdec.batching.request import Request
+from hf_specdec.cache.blocks import BlockPool
+from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize, WalkKind
+from hf_specdec.engine.request import Request
 
 
 @pytest.mark.parametrize("lag", [1, 4])

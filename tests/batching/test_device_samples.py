@@ -17,10 +17,10 @@ from support.parity import IRREGULAR
 from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, TREE, a_draft, a_head, the_target
 
 from hf_specdec import DynamicTree, SpeculativeConfig
-from hf_specdec.batching import distribution
-from hf_specdec.batching.device_steps import rows
-from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import growth
+from hf_specdec.engine import distribution
+from hf_specdec.engine.captured import rows
+from hf_specdec.engine.captured.step import InFlightStep
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")

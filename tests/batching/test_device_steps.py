@@ -17,10 +17,10 @@ from support.sampling import a_head, the_target
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching.device_steps import stored
-from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.drafters import DraftModelDrafter
 from hf_specdec.drafters.growth import LevelNodes
+from hf_specdec.engine.captured import stored
+from hf_specdec.engine.captured.step import InFlightStep
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -59,7 +59,7 @@ def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None
         text_alone(target, prompt, max_new_tokens=40) for prompt in prompts
     ]
     assert len(runs) >= manager.engine.num_steps - 4 > 4
-    assert tree is None or sum(step.draft.drafter is not None for step in runs) > 2
+    assert tree is None or sum(step.kind.tree is not None for step in runs) > 2
     assert_nothing_left(manager)
 
 

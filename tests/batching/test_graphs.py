@@ -20,8 +20,8 @@ from support.parity import IRREGULAR
 
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, graphs, kernels
 from hf_specdec.attention import supports_switching
-from hf_specdec.batching import blocks, paged_cache
-from hf_specdec.batching import graphs as paged_graphs
+from hf_specdec.cache import blocks, paged_cache
+from hf_specdec.graphs import paged as paged_graphs
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")

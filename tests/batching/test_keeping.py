@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import Limits, SpeculativeBatchingManager
 from hf_specdec.batching.keeping import keep, let_go
-from hf_specdec.batching.paged_cache import PagedCache
+from hf_specdec.cache.paged_cache import PagedCache
 
 
 TREE = "[(0,), (1,), (0, 0)]"

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from hf_specdec import NgramDraft
 from hf_specdec.batching import Limits
 from hf_specdec.batching import limits as limits_module
-from hf_specdec.batching.blocks import NUM_RESERVED
 from hf_specdec.batching.memory import available_host_memory, free_memory
+from hf_specdec.cache.blocks import NUM_RESERVED
 
 
 @pytest.mark.parametrize(

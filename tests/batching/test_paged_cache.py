@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_specdec.batching.blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
-from hf_specdec.batching.paged_cache import PagedCache
+from hf_specdec.cache.blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
+from hf_specdec.cache.paged_cache import PagedCache
 
 
 HEADS, DIM, LAYERS, BLOCKS, SIZE = 2, 3, 2, 12, 4

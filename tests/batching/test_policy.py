@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.batching.device_steps.step import InFlightStep
-from hf_specdec.batching.drafting import EagleDrafting
-from hf_specdec.batching.policy import LoadPolicy
-from hf_specdec.batching.waiting_features import WaitingFeatures
+from hf_specdec.cache.waiting_features import WaitingFeatures
+from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.drafting import EagleDrafting
+from hf_specdec.engine.policy import LoadPolicy
 
 
 SHORT, LONG = 12, 90

@@ -15,11 +15,11 @@ from support.parity import IRREGULAR
 
 from hf_specdec import MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig
 from hf_specdec.attention import supports_switching
-from hf_specdec.batching.device_steps.prompts import DevicePrompts, PromptStep
-from hf_specdec.batching.engine import Engine
-from hf_specdec.batching.graphs import PagedForward, PagedGraphs
-from hf_specdec.batching.target import InFlightTarget
+from hf_specdec.engine.captured.prompts import DevicePrompts, PromptStep
+from hf_specdec.engine.engine import Engine
+from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards.chunks import next_chunk, padded_chunk
+from hf_specdec.graphs.paged import PagedForward, PagedGraphs
 
 
 WIDTHS = (4, 16)
@@ -333,8 +333,8 @@ def test_a_wrong_chain_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_see_all(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(1, length, length, dtype=torch.bool), torch.arange(length)[None]
 
-    for module in ("target", "device_steps.prompts"):
-        monkeypatch.setattr(f"hf_specdec.batching.{module}.causal_chain", all_see_all)
+    for module in ("target", "captured.prompts"):
+        monkeypatch.setattr(f"hf_specdec.engine.{module}.causal_chain", all_see_all)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((20, 21, 22, 23))
     outputs = target.generate_batch(
         prompts,

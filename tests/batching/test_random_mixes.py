@@ -17,9 +17,9 @@ from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree
-from hf_specdec.batching.device_steps import stored
-from hf_specdec.batching.device_steps.step import InFlightStep
-from hf_specdec.batching.graphs import PagedGraphs
+from hf_specdec.engine.captured import stored
+from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.graphs.paged import PagedGraphs
 
 
 TREES: list[Any] = [

@@ -20,17 +20,17 @@ from support.parity import IRREGULAR
 from transformers import StoppingCriteriaList
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching.auto_menu import MenuChoice
-from hf_specdec.batching.blocks import BlockPool
-from hf_specdec.batching.device_steps import DeviceSteps, Outcome
-from hf_specdec.batching.device_steps.drafts import CapturedDraftModel
-from hf_specdec.batching.device_steps.parts import StepPart
-from hf_specdec.batching.device_steps.repeats import Repeats
-from hf_specdec.batching.device_steps.rows import InFlightRows, RowValues, StepSize, WalkKind
-from hf_specdec.batching.engine import Engine
-from hf_specdec.batching.paged_cache import PagedCache
+from hf_specdec.cache.blocks import BlockPool
+from hf_specdec.cache.paged_cache import PagedCache
+from hf_specdec.engine.captured import DeviceSteps, Outcome
+from hf_specdec.engine.captured.drafts import CapturedDraftModel
+from hf_specdec.engine.captured.parts import StepPart
+from hf_specdec.engine.captured.repeats import Repeats
+from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize, WalkKind
+from hf_specdec.engine.engine import Engine
 from hf_specdec.trees import DraftTree
 from hf_specdec.trees.auto import Plan
+from hf_specdec.trees.auto_menu import MenuChoice
 
 
 CHAIN = TokenTree.chain(2)
@@ -249,7 +249,8 @@ def test_a_new_request_does_not_wait_for_others_to_end(
     assert any(has_news for has_news, _ in asked) and len(repeats) > 10
 
 
-def test_texts_after_their_last_position(repeats: list[Repeats]) -> None:
+@pytest.mark.parametrize("more", [0, 1, 2, 9])
+def test_texts_after_their_last_position(repeats: list[Repeats], more: int) -> None:
     """A model with learned positions knows none after the last, where a run on the way may stand."""
     target = tiny_model("gpt2", dtype=torch.float32)
     most, prompts = target.config.n_positions, ragged_prompts((9, 6))
@@ -257,12 +258,12 @@ def test_texts_after_their_last_position(repeats: list[Repeats]) -> None:
         prompts,
         assistant_model=noisy_copy(target, 0.02),
         tree=TokenTree.chain(3),
-        max_length=most,
+        max_length=most + more,
         continuous_batching_config=limits(400),
     )
     for prompt, output in zip(prompts, outputs.values(), strict=True):
-        assert output.error is None
-        assert output.generated_tokens == text_alone(target, prompt, max_length=most)
+        assert (output.error is None) == (more < 2)
+        assert output.generated_tokens == text_alone(target, prompt, max_length=most + min(more, 1))
     assert repeats
 
 

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_specdec import NgramDraft, SpeculativeConfig
 from hf_specdec.batching import SpeculativeBatchingManager, preparing
-from hf_specdec.generation.stopping import TokenCriterion
+from hf_specdec.engine.stopping import TokenCriterion
 
 
 PROMPTS = ragged_prompts((9, 14, 5, 21))

@@ -23,8 +23,9 @@ from support.sampling import (
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.batching import SpeculativeBatchingManager, distribution, sharing
-from hf_specdec.batching.drafting import joining
+from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.engine import distribution, sharing
+from hf_specdec.engine.drafting import joining
 
 
 CHAIN = TokenTree.chain(2)

@@ -16,7 +16,7 @@ from support.heads import tiny_head
 from support.models import noisy_copy, tiny_model
 
 from hf_specdec import NgramDraft, SpeculativeConfig
-from hf_specdec.batching.request import Request
+from hf_specdec.engine.request import Request
 
 
 LONGEST = 30

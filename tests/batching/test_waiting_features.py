@@ -13,11 +13,11 @@ from support.graphs import install_stand_in
 from support.heads import trained_head
 
 from hf_specdec import SpeculativeConfig
-from hf_specdec.batching.device_steps import stored
-from hf_specdec.batching.device_steps.runner import DeviceSteps
-from hf_specdec.batching.device_steps.step import InFlightStep
 from hf_specdec.batching.memory import bytes_per_request
-from hf_specdec.batching.waiting_features import WaitingFeatures
+from hf_specdec.cache.waiting_features import WaitingFeatures
+from hf_specdec.engine.captured import stored
+from hf_specdec.engine.captured.runner import DeviceSteps
+from hf_specdec.engine.captured.step import InFlightStep
 
 
 @pytest.mark.parametrize(

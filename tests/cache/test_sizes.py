@@ -13,8 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft
-from hf_specdec.batching.blocks import NUM_RESERVED
 from hf_specdec.batching.memory import bytes_per_token
+from hf_specdec.cache.blocks import NUM_RESERVED
 from hf_specdec.cache.sizes import layer_sizes, num_cached_layers
 from hf_specdec.models import probe
 

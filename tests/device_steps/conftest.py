@@ -8,6 +8,6 @@ from support.device_steps import Steps, install
 
 @pytest.fixture
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """With masks; where a test is `BY_ATTENTION`, with the attention kernel in its plain version, too."""
+    """With the attention kernel in its plain version."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    return install(monkeypatch, with_kernel=getattr(request, "param", False))
+    return install(monkeypatch, with_kernel=getattr(request, "param", True))

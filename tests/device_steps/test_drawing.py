@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_specdec.device_steps import drawing
-from hf_specdec.device_steps.drawing import Drawing
+from hf_specdec.engine.captured import drawing
+from hf_specdec.engine.captured.drawing import Drawing
 
 
 pytest.importorskip("triton", reason="the kernels need triton")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +12,7 @@ from support.parity import IRREGULAR
 
 import hf_specdec
 from hf_specdec import graphs
-from hf_specdec.device_steps import captures
-from hf_specdec.device_steps.step import DeviceStep
+from hf_specdec.generation import engines
 
 
 GREEDY = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
@@ -30,34 +26,6 @@ def test_end_tokens_that_are_none(end: Any, steps: Steps) -> None:
     plain = target.generate(**call)
     assert torch.equal(target.generate(**call, assistant_model=draft, tree=IRREGULAR), plain)
     assert 0 < steps.replays <= 20
-
-
-@pytest.mark.usefixtures("steps")
-def test_captured_steps_go_with_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the draft lives on, with its own memory."""
-    made: list[Any] = []
-    Store = graphs.GraphStore
-    monkeypatch.setattr(graphs.stores, "GraphStore", lambda capacity: made.append(Store(capacity)) or made[-1])
-
-    def forgets(run: Callable[[], Any], device: torch.device) -> Any:  # as a real graph does
-        run()
-        return (lambda: ends(made[0])), []
-
-    def ends(store: Any) -> None:
-        for step in store.steps.values():
-            step.rows.report[:] = -1
-            step.rows.report[:, :3] = torch.tensor([0, 0, 5])
-
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", forgets)
-    monkeypatch.setattr(captures, "DeviceStep", DeviceStep)  # the one that counts knows the target
-    target = tiny_model(dtype=torch.float32)
-    draft = noisy_copy(target, 0.05)
-    target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
-    step = weakref.ref(next(iter(made[0].steps.values())))
-    del target
-    made.clear()
-    gc.collect()
-    assert step() is None
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -76,14 +44,17 @@ def test_autocast(inside: bool, steps: Steps) -> None:
 
 
 def test_memory_that_is_held_is_lent_again(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a store takes of the device's memory is not free any more when the next call asks for it."""
+    """What an engine takes of the device's memory is not free any more when the next call asks for it."""
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.05)
     for has_memory in (True, False):
         before = steps.replays
-        monkeypatch.setattr(graphs.stores, "_has_memory", lambda *size, has_memory=has_memory: has_memory)
+        monkeypatch.setattr(engines, "_has_memory", lambda *size, has_memory=has_memory: has_memory)
         target.generate(**prompts(1, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
         assert steps.replays > before
+    before = steps.replays
+    text = target.generate(**prompts(2, 9), **GREEDY, assistant_model=draft, tree=IRREGULAR)
+    assert torch.equal(text, target.generate(**prompts(2, 9), **GREEDY)) and steps.replays == before
 
 
 def test_texts_longer_than_the_draft_knows(steps: Steps) -> None:

@@ -218,6 +218,6 @@ def test_caches_over_two_turns(steps: Steps) -> None:
 def test_a_text_that_outgrew_its_capture_is_captured_anew(steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.05)
-    for max_new_tokens in (12, 150):
+    for max_new_tokens in (12, 550):
         both(target, steps, IRREGULAR, **prompts(1, 9), assistant_model=draft, max_new_tokens=max_new_tokens)
     assert steps.captures == 2

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_specdec import DynamicTree, attention, graphs
-from hf_specdec.device_steps import captures
 from hf_specdec.drafters import growth
+from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.forwards import node_inputs
 from hf_specdec.trees import draft_tree
 
@@ -55,19 +55,18 @@ def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monke
     inputs = Inputs()
     record = graphs.RECORDERS["cpu"]
 
-    def watched(run: Callable[[], Any], device: torch.device) -> Any:
+    def watched(run: Callable[[], Any], device: torch.device, pool: Any = None) -> Any:
         with inputs:
             run()
-        return record(run, device)
+        return record(run, device, pool)
 
-    class Watched(captures.DeviceStep):
-        def capture(self, *args: Any) -> None:
-            super().capture(*args[:-1], watched)
-            self.replay, report = (lambda: report.copy_(ended)), self.rows.report
-            ended = torch.full_like(report, -1)  # the function is gone, as that of a real graph is
-            ended[:, 0], ended[:, 1], ended[:, 2] = 0, 0, 5
+    capture = InFlightStep.capture
 
-    monkeypatch.setattr(captures, "DeviceStep", Watched)
+    def gone(self: InFlightStep, *args: Any) -> None:
+        capture(self, watched, None)
+        self._replay = lambda: None  # the function is gone, as that of a real graph is
+
+    monkeypatch.setattr(InFlightStep, "capture", gone)
     target = tiny_model(dtype=torch.float32)
     vocabulary = {"draft_vocab_size": 20} if "vocabulary" in kind or "borrows" in kind else {}
     if kind == "model":

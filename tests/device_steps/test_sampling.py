@@ -16,9 +16,10 @@ from support.sampling import LIMITS, SETTINGS, TREE, a_draft, a_head, expected_t
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from hf_specdec import SpeculativeConfig
-from hf_specdec.device_steps.drawing import Drawing
-from hf_specdec.device_steps.verdicts import Verdict
 from hf_specdec.drafters import growth
+from hf_specdec.engine.captured.drawing import Drawing
+from hf_specdec.engine.captured.rows import InFlightRows
+from hf_specdec.engine.captured.verdicts import Verdict
 from hf_specdec.trees import DraftTree
 from hf_specdec.verification import DraftTemperature
 
@@ -71,7 +72,14 @@ def test_one_random_number_for_all_nodes_does_not_fit(steps: Steps, monkeypatch:
 
 
 def test_warpers_of_another_call_do_not_fit(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Verdict, "load", lambda self, warpers: None)
+    load = InFlightRows._load_tables
+
+    def at_one(self: InFlightRows, requests: Any) -> bool:
+        has_changed = load(self, requests)
+        self._host["temperature"][:] = 1.0
+        return has_changed
+
+    monkeypatch.setattr(InFlightRows, "_load_tables", at_one)
     assert sampled("noisy", "temperature").p_value < 1e-6
 
 
@@ -169,4 +177,4 @@ def test_nothing_to_draw_from(batch_size: int, steps: Steps) -> None:
         with pytest.raises(RuntimeError, match="probability tensor contains either"):
             target.generate(**inputs, **options, **drafting)
         assert not drafting or torch.equal(state, torch.get_rng_state())
-    assert steps.captures == 1
+    assert steps.replays > 0

@@ -18,6 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig, graphs
+from hf_specdec.engine.captured.step import InFlightStep
 
 
 class Halved(LogitsProcessor):
@@ -38,8 +39,6 @@ class Never(StoppingCriteria):
         {"stopping_criteria": StoppingCriteriaList([Never()])},
         {"max_time": 100.0},
         {"return_dict_in_generate": True, "output_scores": True},
-        {"speculative_config": SpeculativeConfig(tree=IRREGULAR, disable_by_batch_size=3)},
-        {"speculative_config": SpeculativeConfig(tree="auto")},
         {"do_sample": True, "min_p": 0.1},
         {"assistant_model": hf_specdec.NgramDraft()},
     ],
@@ -48,10 +47,33 @@ class Never(StoppingCriteria):
 def test_others_run_step_by_step(options: dict[str, Any], steps: Steps) -> None:
     target = tiny_model(dtype=torch.float32)
     call = prompts(1, 9) | {"max_new_tokens": 12, "do_sample": False, "assistant_model": noisy_copy(target, 0.05)}
-    if "speculative_config" not in options:
-        call["tree"] = IRREGULAR
-    target.generate(**(call | options))
+    target.generate(**(call | options), tree=IRREGULAR)
     assert steps.captures == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tree": "auto"},
+        {"tree": [(0, IRREGULAR), (14, None), (20, "[(0,)]")]},
+        {"tree": IRREGULAR, "disable_by_batch_size": 1},
+        {"tree": IRREGULAR, "disable_by_batch_size": 0},
+    ],
+    ids=["auto", "schedule", "few rows", "no rows"],
+)
+def test_trees_that_change(config: dict[str, Any], batch_size: int, steps: Steps) -> None:
+    """Steps are whole whatever chose their tree, or none."""
+    target = tiny_model(dtype=torch.float32)
+    draft, call = noisy_copy(target, 0.05), prompts(batch_size, 9, padding=batch_size > 1) | {"do_sample": False}
+    end = int(target.generate(**call, max_new_tokens=20)[0, 16])
+    call |= {"max_new_tokens": 40, "eos_token_id": end, "pad_token_id": 0}
+    for _ in range(2):
+        before = steps.replays
+        text = target.generate(**call, assistant_model=draft, speculative_config=SpeculativeConfig(**config))
+        assert torch.equal(text, target.generate(**call))
+        lengths = [len(row) for row in hf_specdec.last_metrics().accepted_per_step]
+        assert steps.replays - before >= max(lengths)
 
 
 def test_a_step_that_cannot_be_captured(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,20 +81,16 @@ def test_a_step_that_cannot_be_captured(steps: Steps, monkeypatch: pytest.Monkey
     target, inputs = tiny_model(dtype=torch.float32), prompts(1, 9)
     draft = noisy_copy(target, 0.05)
     plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
+    capture = InFlightStep.capture
 
-    works, tries = graphs.RECORDERS["cpu"], []
-
-    def fails_at_first(run: Callable[[], Any], device: torch.device, pool: Any = None) -> Any:
-        tries.append(run)
-        if len(tries) > 1:
-            return works(run, device, pool)
-        run()
+    def fails(self: InFlightStep, *args: Any) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
-    monkeypatch.setitem(graphs.RECORDERS, "cpu", fails_at_first)
+    monkeypatch.setattr(InFlightStep, "capture", fails)
     options = {"assistant_model": draft, "tree": IRREGULAR, "max_new_tokens": 20, "do_sample": False}
     with pytest.warns(UserWarning, match="could not be captured"):
         assert torch.equal(target.generate(**inputs, **options), plain)
+    monkeypatch.setattr(InFlightStep, "capture", capture)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(target.generate(**inputs, **options), plain)
@@ -86,31 +104,22 @@ def test_a_step_that_cannot_be_captured(steps: Steps, monkeypatch: pytest.Monkey
 def test_captured_steps_go_with_their_models(kind: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Real graphs hold memory, and no Python: here the record forgets the function after it ran. Without the draft its
-    steps go, without the target all.
+    engine goes, without the target all.
     """
 
-    def forgets(run: Callable[[], Any], device: torch.device) -> Any:
-        run()
-        return lambda: rows_end(), []
-
-    def rows_end() -> None:
-        for step in store.steps.values():
-            step.rows.report.fill_(-1)
-            step.rows.report[:, 1] = 0
-            step.rows.report[:, 0], step.rows.report[:, 2] = 0, 5
+    def forgets(run: Callable[[], Any], device: torch.device, pool: Any = None) -> Any:
+        tensors = [tensor.clone() for tensor in run()]
+        return lambda: None, tensors
 
     monkeypatch.setitem(graphs.RECORDERS, "cpu", forgets)
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.05) if kind == "model" else tiny_head(target)
-    store = graphs.GraphStore(512)
-    monkeypatch.setattr(graphs.stores, "GraphStore", lambda capacity: store if not store._layers else Other(capacity))
-    Other = type("Other", (type(store),), {})
     target.generate(**prompts(1, 9), max_new_tokens=8, do_sample=False, assistant_model=draft, tree=IRREGULAR)
-    assert len(store.steps) == 1
+    assert steps.captures == 1 and len(vars(target)["_engines_of_calls"]) == 1
     gone = weakref.ref(draft), weakref.ref(target)
     del draft
     gc.collect()
-    assert gone[0]() is None and not store.steps
+    assert gone[0]() is None and not vars(target)["_engines_of_calls"]
     del target
     gc.collect()
     assert gone[1]() is None

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec import Drafter, DraftTree, DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.drafters import DraftModelDrafter, DraftRequest
-from hf_specdec.engine.sequences import Sequences
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import Topology
 
 

@@ -11,8 +11,8 @@ from support.exact import SIGNIFICANCE, combine, fit, fit_counts
 from support.tables import TableModel, ordered_draws
 
 from hf_specdec.drafters.growth import draw_without_replacement
-from hf_specdec.drafters.growth.budgeted import _share_out
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
+from hf_specdec_kernels.budgets import share_out_naive
 
 
 VOCAB = 6
@@ -139,8 +139,11 @@ def _children(drafts: DraftTree, row: int, node: int) -> tuple[int, ...]:
 def test_budgets_go_to_the_largest_gains(seed: int):
     generator = torch.Generator().manual_seed(seed)
     gains = torch.randn(3, 4, 5, generator=generator).sort(dim=-1, descending=True).values
+    nodes, valid = torch.arange(4).expand(3, -1), torch.ones(3, 4, dtype=torch.bool)
     for budget in (1, 7, 20):
-        counts = _share_out(gains, budget)
+        drawn = torch.zeros_like(gains).long()
+        parents = share_out_naive(nodes, torch.zeros(3, 4), valid, gains, drawn, gains, budget, 1, 1)[2]
+        counts = (parents[:, None] == torch.arange(4)[:, None]).sum(dim=2)
         assert (counts.sum(dim=1) == budget).all()
         for row in range(3):
             taken = [gains[row, node, rank] for node in range(4) for rank in range(counts[row, node])]

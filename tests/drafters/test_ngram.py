@@ -18,7 +18,7 @@ import hf_specdec
 from hf_specdec import DraftTree, DynamicTree, NgramDraft, TokenTree
 from hf_specdec.config import SpeculationPlan
 from hf_specdec.drafters import Drafter, DraftRequest
-from hf_specdec.engine.sequences import Sequences
+from hf_specdec.sequences import Sequences
 
 
 VOCAB = 50

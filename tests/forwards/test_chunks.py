@@ -11,14 +11,17 @@ from support.goldens import trained_prompts, trained_target
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
+from sweep.building import tiny_model as model_of
+from sweep.registry import all_pairs
 from transformers import DynamicCache
 
 import hf_specdec
 from hf_specdec.attention import supports_switching
-from hf_specdec.compat import CACHE
+from hf_specdec.compat import CACHE, NO_TREES
 from hf_specdec.forwards import tree_forward
 from hf_specdec.generation import prefill
 from hf_specdec.generation import target as of_target
+from hf_specdec.generation.static_batch import StaticBatch
 
 
 WIDTHS = (4, 16)
@@ -29,6 +32,8 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Narrow graphs, for prompts of tests."""
     pytest.importorskip("triton", reason="the kernels need triton")
     monkeypatch.setattr(prefill, "WIDTHS", WIDTHS)
+    # Calls whose steps the host runs: the others read prompts as requests do (tests/batching/test_prompts.py).
+    monkeypatch.setattr(StaticBatch, "obstacle", lambda call: "not here")
     install(monkeypatch, with_kernel=True)
 
 
@@ -145,6 +150,22 @@ def test_rotary_embeddings_that_change_with_the_length(length: int, read: list[i
     inputs, options = prompts(1, length), {"do_sample": False, "max_new_tokens": 8}
     ours = target.generate(**inputs, **options, assistant_model=noisy_copy(target, 0.05), tree=IRREGULAR)
     assert ours.tolist() == target.generate(**inputs, **options).tolist() and read == []
+
+
+@pytest.mark.parametrize("model_type, changes", [("bert", {"is_decoder": False}), ("moshi", {"sliding_window": 16})])
+def test_prompts_that_models_read_their_own_way(model_type: str, changes: dict[str, Any], read: list[int]) -> None:
+    """In both directions, or without the window that forwards behind a cache have."""
+    if model_type in NO_TREES:
+        pytest.skip("refused")
+    pair = next(pair for pair in all_pairs() if pair.model_type == model_type)
+    target = model_of(pair, sharpness=8.0, dtype=torch.float32, **changes)
+    for length in (5, 17, 30):
+        inputs, options = prompts(1, length), {"do_sample": False, "max_new_tokens": 8}
+        ours = target.generate(
+            **inputs, **options, assistant_model=model_of(pair, dtype=torch.float32), tree=IRREGULAR
+        )
+        assert ours.tolist() == target.generate(**inputs, **options).tolist()
+    assert read == ([5] if model_type == "moshi" else [])
 
 
 def test_a_target_that_passes_its_cache_by_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from support.sampling import a_draft, a_head, fit_samples
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.config import SpeculationPlan
 from hf_specdec.drafters import Drafter
-from hf_specdec.engine.sequences import Sequences
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import AutoTree, DraftTree, Topology
 from hf_specdec.trees.step_times import StepTimes
 from hf_specdec.verification import PositionNoise, draw_by_position

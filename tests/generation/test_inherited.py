@@ -110,7 +110,7 @@ CHANGING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_options_that_change_the_text(draft: PreTrainedModel, plain: list[int], name: str) -> None:
-    """Refused, with their origin and with the override, which works."""
+    """Refused, with their origin and with the override, which works, and so does None, in a running manager, too."""
     own, override = CHANGING[name]
     model = with_own(own)
     call = {"assistant_model": draft, "tree": "chain:2", **GREEDY}
@@ -122,11 +122,58 @@ def test_options_that_change_the_text(draft: PreTrainedModel, plain: list[int], 
     assert model.generate(**inputs(), **call, **override)[0, len(PROMPT) :].tolist() == plain
     with pytest.raises(ValueError) as caught:
         model.generate_batch([PROMPT], **call)
-    if override[name] is None:  # to a request None is an option that was not given
-        said[1] = f"`model.generation_config.{name} = None`"
-        model.generation_config.update(**override)
     assert all(words in str(caught.value) for words in (name, *said))
     assert texts(model, draft, **override) == [plain, plain]
+    with pytest.raises(ValueError, match=said[1]):
+        model.init_continuous_batching(assistant_model=draft, tree="chain:2")
+    config = GenerationConfig(**GREEDY, tree="chain:2")
+    (of_batch,) = model.generate_batch([PROMPT], config, assistant_model=draft, **{name: None}).values()
+    assert of_batch.generated_tokens == plain
+    manager = tiny_model().init_continuous_batching(assistant_model=draft, tree="chain:2")
+    for option, value in own.items():
+        setattr(manager.model.generation_config, option, value)
+    with manager:
+        with pytest.raises(ValueError, match=said[1]):
+            manager.add_request(PROMPT, **GREEDY)
+        request = manager.add_request(PROMPT, **GREEDY, **{name: None})
+        assert manager.get_result(request, timeout=60).generated_tokens == plain
+
+
+OVERRIDDEN: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 5.0},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "suppress_tokens": {"suppress_tokens": list(range(40))},
+    "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": list(range(40))},
+    "do_sample": {"do_sample": True, "temperature": 9.0},
+    "max_time": {"max_time": 0.0},
+    "stop_strings": {"stop_strings": ["a"]},
+    "use_cache": {"use_cache": False},
+    "cache_implementation": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_none_overrides(draft: PreTrainedModel, plain: list[int], name: str) -> None:
+    """As in plain `generate`, whether the model's own config says something else, or one that the call is given."""
+    own, greedy = OVERRIDDEN[name], GREEDY | {name: None}
+    model = with_own(own)
+    expected = model.generate(**inputs(), **greedy)[0, len(PROMPT) :].tolist()
+    assert expected == plain or name == "min_new_tokens"
+    assert texts(model, draft, **{name: None}) == [expected, expected]
+    if name in ("use_cache", "cache_implementation"):
+        return
+    config = GenerationConfig(**GREEDY | own, tree="chain:2")
+    outputs = tiny_model().generate_batch([PROMPT], config, assistant_model=draft, **{name: None})
+    assert [output.generated_tokens for output in outputs.values()] == [expected]
+
+
+def test_lengths_and_ends_that_are_none(target: PreTrainedModel, draft: PreTrainedModel, plain: list[int]) -> None:
+    """In requests they are defaults, as in transformers' manager, which the config fills in."""
+    config = GenerationConfig(do_sample=False, max_new_tokens=12, eos_token_id=plain[6], tree="chain:2")
+    ended = plain[: plain.index(plain[6]) + 1]
+    call = {"max_new_tokens": None, "eos_token_id": None, "logits_processor": None}
+    outputs = target.generate_batch([PROMPT], config, assistant_model=draft, **call)
+    assert [output.generated_tokens for output in outputs.values()] == [ended]
 
 
 def test_outputs_that_requests_do_not_have(draft: PreTrainedModel) -> None:

@@ -19,8 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
-from hf_specdec.engine.sequences import Sequences
 from hf_specdec.models.positions import num_positions
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, Topology
 
 
@@ -213,6 +213,32 @@ def test_requests_as_long_as_the_table() -> None:
     assert [output.generated_tokens for output in outputs.values()] == [text]
 
 
+@pytest.mark.parametrize("draft", ["n-grams", "longer draft", "head", "itself"])
+@pytest.mark.parametrize("family", TABLES)
+def test_requests_that_go_past_the_table(family: str, draft: str) -> None:
+    """Each ends as alone in plain `generate`, with the tokens that its streamer has had; the others go on."""
+    target = target_of(family)
+    speculates = {"assistant_model": target, "tree": CHAIN} if draft == "itself" else drafting(draft, target)
+    texts = prompts(5, PROMPT)["input_ids"].tolist()
+    texts = [text[:length] for text, length in zip(texts, (12, 4, 16, 9, 15), strict=True)]
+    room = POSITIONS + 1 - len(texts[0])
+    end = int(target.generate(torch.tensor([texts[0]]), do_sample=False, max_new_tokens=room)[0, 14])
+    options = {"max_new_tokens": 20, "eos_token_id": end}
+    errors = []
+    with target.init_continuous_batching(**speculates, continuous_batching_config=limits()) as manager:
+        names = [manager.add_request(text, do_sample=False, **options) for text in texts]
+        for text, name in zip(texts, names, strict=True):
+            error, streamed, _ = outcome(target, {"input_ids": torch.tensor([text])}, **options)
+            output = manager.get_result(name, timeout=60)
+            assert output.generated_tokens == [token for column in streamed[1:] for token in column]
+            assert (output.error is None) == (error is None)
+            assert error is None or output.error.startswith("IndexError: the target knows 16 positions")
+            errors.append(error)
+        assert None in errors and set(errors) != {None}
+        with pytest.raises(ValueError, match="`input_ids`: the prompt of 17 tokens is longer than the 16 positions"):
+            manager.add_request([5] * 17, max_new_tokens=1)
+
+
 def test_a_rotary_embedding_by_the_name_of_a_table() -> None:
     target = target_of("llama")
     target.model.pos_emb = target.model.rotary_emb
@@ -230,12 +256,11 @@ def test_a_table_that_has_more_positions_than_it_says(monkeypatch: pytest.Monkey
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("with_kernel", [False, True])
 @pytest.mark.parametrize("draft", ["noisy", "longer draft", "head"])
-def test_captured_steps(draft: str, with_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nodes, catch-up rows and resting rows have positions that the table has."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    steps, target = install(monkeypatch, with_kernel), target_of("gpt2")
+    steps, target = install(monkeypatch, with_kernel=True), target_of("gpt2")
     speculates = {"assistant_model": noisy_copy(target, 0.1), "tree": IRREGULAR}
     if draft != "noisy":
         speculates = drafting(draft, target)

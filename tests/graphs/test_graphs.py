@@ -11,7 +11,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,14 +20,13 @@ from support.graphs import ReadFromOutside, StandIn, install_stand_in, make_up_c
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 from support.parity import rows_and_trees
-from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec import graphs
 from hf_specdec.attention import supports_switching
 from hf_specdec.attention.kernel import first_slots_of
 from hf_specdec.forwards.features import watch_features
-from hf_specdec.generation import loop
+from hf_specdec.generation.static_batch import StaticBatch
 
 
 TREE = hf_specdec.TokenTree.from_branching((2, 2, 1))
@@ -43,7 +41,7 @@ def graphed(tree: Any) -> dict[str, Any]:
 @pytest.fixture
 def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """With masks; where a test is `BY_ATTENTION`, with the kernel, too, of which the CPU has a plain version."""
-    monkeypatch.setattr(loop, "run_device_steps", lambda call: False)  # has tests of its own
+    monkeypatch.setattr(StaticBatch, "obstacle", lambda call: "has tests of its own")
     return install_stand_in(monkeypatch, with_kernel=getattr(request, "param", False))
 
 
@@ -243,38 +241,6 @@ def test_few_stores_are_kept(stand_in: StandIn) -> None:
     stores = graphs.stores._shelves[target].stores
     assert len(stores) == graphs.stores.STORES_PER_MODEL and not graphs.stores._shelves[target].lent
     assert all((batch_size, 128, False) in stores for batch_size in (1, 2, 3))  # the ones used last
-
-
-def test_who_takes_a_larger_store(stand_in: StandIn) -> None:
-    """Calls that compile: stores that are idle and work, first of all those of a compiled step like theirs."""
-    target, draft, stranger = tiny_model(), tiny_model(seed=1), tiny_model(seed=2)
-    tree, other = hf_specdec.TokenTree.parse("[(0,)]"), hf_specdec.TokenTree.parse("[(0,), (1,)]")
-
-    def stores(num_slots: int, compiled_tree: Any, model: PreTrainedModel = draft) -> tuple[Any, Any]:
-        """The target's store and the draft's."""
-        with graphs.graph_loans(True, compiled_tree, [model]) as loans:
-            return loans.store(target, 1, num_slots), loans.store(model, 1, num_slots)
-
-    large, small, of_stranger = stores(900, None), stores(20, None), stores(20, None, stranger)
-    assert large[0].capacity > small[0].capacity and large[0] is stores(900, tree)[0]
-    assert stores(20, tree) == small  # the smallest that is there
-    for of_target, of_draft, compiled in ((*small, False), (*large, True), (small[0], of_stranger[1], True)):
-        of_target.steps[len(of_target.steps)] = SimpleNamespace(
-            is_compiled=compiled, tree=tree, of_draft=weakref.ref(of_draft)
-        )
-    assert stores(20, tree) == stores(900, tree) == large
-    assert stores(20, other) == stores(20, None) == small and stores(20, tree, stranger) == of_stranger
-    with graphs.graph_loans(True) as loans:
-        loans.store(target, 1, 900)
-        assert stores(20, tree) == small
-        assert loans.store(draft, 1, 900) is large[1]
-    large[0].works = False
-    assert stores(20, tree) == small
-    large[0].works, large[0].compiles_steps = True, False
-    assert stores(20, tree) == small
-    large[0].compiles_steps = True
-    large[0].steps.clear()
-    assert stores(20, tree) == small
 
 
 def test_other_weights_are_captured_anew(stand_in: StandIn) -> None:

@@ -105,6 +105,26 @@ CALLS = {
     "target_walk": drawn_arguments,
     "rejection_walk": lambda **changes: drawn_arguments(draft_logits=torch.randn(2, 4, 11)) | changes,
     "draft_tokens": lambda **changes: {"logits": torch.randn(2, 3, 11), "count": 4} | changes,
+    "draw_children": lambda **changes: (
+        {"logits": torch.randn(2, 3, 11), "count": 4, "seeds": torch.tensor([1, 2]), "with_best": True} | changes
+    ),
+    "draft_overlaps": lambda **changes: (
+        {"logits": torch.randn(2, 11), "draft_logits": torch.randn(2, 11), "grid": torch.tensor([0.5, 1.0])} | changes
+    ),
+    "share_out": lambda **changes: (
+        {
+            "numbers": torch.tensor([[4, 6], [5, 6]]),
+            "path_log_q": -torch.rand(2, 2),
+            "valid": torch.ones(2, 2, dtype=torch.bool),
+            "best": -torch.rand(2, 2, 3),
+            "drawn": torch.randint(0, 9, (2, 2, 3)),
+            "drawn_log_q": -torch.rand(2, 2, 3),
+            "budget": 4,
+            "num_chosen": 2,
+            "first_node": 7,
+        }
+        | changes
+    ),
     "kv_compaction": compaction_arguments,
     "merged_linear": lambda **changes: (
         {
@@ -181,7 +201,9 @@ BAD = {
         {"out": hf_specdec_kernels.Walks(*(torch.zeros(2, 2, dtype=torch.long) for _ in range(3)))},
     ),
     "`count` is 12; it must be from 1 to 11": ("draft_tokens", {"count": 12}),
-    "`noise` has shape [2, 11]; it must be [2, 3, 11]": ("draft_tokens", {"noise": torch.rand(2, 11)}),
+    "`seeds` has shape [3]; it must be [2]": ("draw_children", {"seeds": torch.tensor([1, 2, 3])}),
+    "`num_chosen` is 5 and `budget` 4": ("share_out", {"num_chosen": 5}),
+    "`draft_logits` has shape [2, 7]; it must be [2, 11]": ("draft_overlaps", {"draft_logits": torch.rand(2, 7)}),
     "`weights` has 0 tensors; pass 1 to 3": ("merged_linear", {"weights": []}),
     "`weights[1]` has shape [4, 7]; it must be [any, 8]": (
         "merged_linear",

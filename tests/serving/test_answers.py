@@ -85,7 +85,8 @@ class Script:
         for told in range(3, count, 3) if streaming else ():
             loop.call_soon(self._tell, name, told, RequestStatus.DECODING, None)
         ended = RequestStatus.FINISHED if self._error is None else RequestStatus.FAILED
-        loop.call_later(0.01, self._tell, name, count, ended, self._error)
+        seconds = 0.01 if self._error is None else 0.3  # an error must not be known before the stream begins
+        loop.call_later(seconds, self._tell, name, count, ended, self._error)
         admission = loop.create_future()
         admission.set_result(None)
         return admission

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.batches import limits
 from support.models import VOCAB, tiny_model
-from support.servers import engine_over
+from support.servers import client_over
 from support.tokenizer import tiny_tokenizer
 from transformers import ForcedEOSTokenLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
@@ -24,38 +22,16 @@ import openai  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 from openai.types.responses import Response, ResponseErrorEvent, ResponseFailedEvent  # noqa: E402
 
-from hf_specdec.serving.app import build_app  # noqa: E402
+from hf_specdec.batching import SpeculativeBatchingManager  # noqa: E402
 from hf_specdec.serving.stop_strings import StopStringSearch  # noqa: E402
 
 
-TEMPLATE = (
-    "{% for tool in tools or () %}{{ tool.function.name }}{% endfor %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ raise_exception('no system message, please') }}{% endif %}"
-    "{{ message.content }}{% endfor %}"
-)
 CHAT = {"messages": [{"role": "user", "content": "abc xyz"}], "max_tokens": 6, "temperature": 0}
 COMPLETION = {"prompt": "abc xyz", "max_tokens": 6, "temperature": 0}
 RESPONSE = {"input": "abc xyz", "max_output_tokens": 6, "temperature": 0}
 PATHS = {"chat/completions": CHAT, "completions": COMPLETION, "responses": RESPONSE}
 NUM_TOKENS = 4 * 200
 """For which there is memory."""
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    with (
-        tiny_model(max_position_embeddings=4096).init_continuous_batching(
-            assistant_model=NgramDraft(), **options
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "some/tiny"), raise_server_exceptions=False) as client,
-    ):
-        yield client
-        assert not engine._open and not engine._handlers
 
 
 def ask(client: TestClient, path: str, **options: Any) -> Any:
@@ -147,6 +123,12 @@ def test_why_it_ends(client: TestClient, path: str) -> None:
     assert reason(max_tokens=None, generation_config=json.dumps({"max_length": 12}))[0] == "length"
 
 
+@pytest.mark.parametrize("stop", ["", []])
+def test_no_stop_strings_in_options_of_generate(client: TestClient, stop: Any) -> None:
+    config = {"stop_strings": stop, "do_sample": False}
+    assert text_of(ask(client, "completions", generation_config=config)) == text_of(ask(client, "completions"))
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_length_by_default(client: TestClient, path: str) -> None:
     """As much as fits: more than that is refused if it is asked for."""
@@ -155,7 +137,25 @@ def test_length_by_default(client: TestClient, path: str) -> None:
         answer = ask(client, path, max_tokens=None, logit_bias=bias, **options)
         assert answer["usage"]["total_tokens"] == NUM_TOKENS
         assert answer["choices"][0]["finish_reason"] == "length"
-    assert "never fit" in refusal(client, path, PATHS[path] | {"max_tokens": NUM_TOKENS})
+
+
+@pytest.mark.parametrize(
+    "path, field, config",
+    [
+        ("chat/completions", "max_tokens", {}),
+        ("chat/completions", "max_completion_tokens", {"max_tokens": 5}),
+        ("completions", "max_tokens", {"generation_config": {"max_new_tokens": 5}}),
+        ("responses", "max_output_tokens", {}),
+        ("responses", "generation_config.max_new_tokens", {"max_output_tokens": None}),
+        ("completions", "generation_config.max_length", {"max_tokens": None}),
+    ],
+)
+def test_lengths_that_do_not_fit(client: TestClient, path: str, field: str, config: dict[str, Any]) -> None:
+    """The field that asks for them is named."""
+    outer, _, inner = field.rpartition(".")
+    wrong = {outer: {inner: 5000}} if outer else {inner: 5000}
+    reason = refusal(client, path, PATHS[path] | config | wrong)
+    assert f"`{field}=5000` with a prompt of " in reason and f"the {NUM_TOKENS} tokens that there is memory" in reason
 
 
 @pytest.mark.parametrize("body", ["{", "[1]", "", '"text"'])
@@ -198,6 +198,8 @@ def test_the_description(client: TestClient) -> None:
     assert options["pad_token_id"]["anyOf"][0] == {"minimum": 0, "maximum": VOCAB - 1, "type": "integer"}
     assert options["num_beams"]["enum"] == [None, 1]
     assert "user" in schemas["Message"]["properties"]["role"]["enum"]
+    says, calls = schemas["Message"]["anyOf"]
+    assert says["required"] == ["content"] and calls["properties"]["role"] == {"const": "assistant"}
     assert not any("audio" in path for path in found["paths"])
 
 
@@ -239,6 +241,51 @@ def test_options_of_generate_that_are_wrong(client: TestClient, path: str, confi
     config = {"max_new_tokens": 6, "do_sample": False, **config}
     for given in (config, json.dumps(config)):
         assert f"`generation_config.{name}" in refusal(client, path, PATHS[path] | {"generation_config": given})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_refusals_by_the_engine(client: TestClient, path: str, error: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may cite all that the request has, of which no more than a beginning is told."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise error("x" * 1000)
+
+    monkeypatch.setattr(SpeculativeBatchingManager, "add_request", refuses)
+    assert 190 < refusal(client, path, PATHS[path]).count("x") <= 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "place", ["transformers.PreTrainedTokenizerFast.__call__", "hf_specdec.serving.app.ParsedAnswers.__init__"]
+)
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_errors_of_the_library_are_no_refusals(
+    client: TestClient, path: str, place: str, error: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error("x" * 1000)
+
+    monkeypatch.setattr(place, fails)
+    response = client.post(f"/v1/{path}", json=PATHS[path])
+    assert response.status_code == 500 and f"unexpected {error.__name__}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "template, reason",
+    [
+        ("{{ raise_exception(messages[0].content) }}", "xxx"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate"),
+        ("{{ messages[0].name.first }}", "has no attribute 'name'"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ [1].index(messages[0].content) }}", "xxx"),
+    ],
+)
+def test_what_a_template_cannot_show(template: str, reason: str) -> None:
+    long = {"messages": [{"role": "user", "content": "x" * 1000}]}
+    with client_over(chat_template=template) as (client, _):
+        told = refusal(client, "chat/completions", long)
+    assert told.startswith("The model's chat template says: ") and reason in told and told.count("x") <= 200
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -584,15 +631,8 @@ def test_tools(client: TestClient, path: str) -> None:
 
 
 def test_an_engine_that_has_ended() -> None:
-    tokenizer = tiny_tokenizer()
     model = tiny_model()
-    with (
-        model.init_continuous_batching(
-            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
-    ):
+    with client_over(model) as (client, _):
         assert client.get("/metrics").status_code == 200
         with model.register_forward_pre_hook(_fail):
             assert_refused_by_all(client, "The engine has ended. MemoryError: out of it")
@@ -600,14 +640,7 @@ def test_an_engine_that_has_ended() -> None:
 
 
 def test_a_server_that_ends() -> None:
-    tokenizer = tiny_tokenizer()
-    with (
-        tiny_model().init_continuous_batching(
-            assistant_model=NgramDraft(), tree="[(0,)]", continuous_batching_config=limits()
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
-    ):
+    with client_over(tiny_model()) as (client, engine):
         engine.fail_open()
         assert_refused_by_all(client, "The server is shutting down.")
 

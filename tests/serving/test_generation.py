@@ -20,8 +20,10 @@ pytest.importorskip("fastapi")
 
 from hf_specdec import NgramDraft  # noqa: E402
 from hf_specdec.batching import SpeculativeBatchingManager  # noqa: E402
+from hf_specdec.serving import generation  # noqa: E402
 from hf_specdec.serving.disconnects import CancelOnDisconnect  # noqa: E402
 from hf_specdec.serving.engine import EngineClient  # noqa: E402
+from hf_specdec.serving.errors import RequestRefused  # noqa: E402
 from hf_specdec.serving.generation import Generation, asked_for  # noqa: E402
 
 
@@ -50,8 +52,8 @@ def config_of(length: int) -> GenerationConfig:
 
 async def answer(engine: EngineClient, prompt: list[int], length: int, name: str) -> list[int]:
     inputs, tokenizer = {"input_ids": prompt}, tiny_tokenizer()
-    generation = Generation(engine)
-    _, _, tokens = await generation.generate_non_streaming(engine.model, tokenizer, inputs, config_of(length), name)
+    call = engine.model, tokenizer, inputs, config_of(length), name
+    _, _, tokens = await Generation(engine).generate_non_streaming(*call)
     return tokens
 
 
@@ -76,7 +78,13 @@ def test_clients_may_give_the_same_id(both: Both) -> None:
     assert [first, second, third] == [len(text) for text in texts]
 
 
-def test_a_refused_request_leaves_no_handler(both: Both) -> None:
+@pytest.fixture
+def unchecked_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are left to the engine to be refused."""
+    monkeypatch.setattr(generation, "check_length", lambda *_: None)
+
+
+def test_a_refused_request_leaves_no_handler(both: Both, unchecked_lengths: None) -> None:
     for number in range(3):
         with pytest.raises(ValueError, match="never fit"):
             asyncio.run(answer(both.engine, [5, 6, 7], 10**6, f"request-{number}"))
@@ -99,11 +107,12 @@ def test_texts_stay_within_the_context() -> None:
         with engine_over(manager, tokenizer) as engine:
             for config in ({}, {"max_new_tokens": 253}, {"max_length": 256}):
                 assert asyncio.run(length_of(engine, **config)) == 256
-            for config in ({"max_new_tokens": 254}, {"max_length": 257}):
-                with pytest.raises(ValueError, match="`max_tokens=254` .*context of 256. Ask for 253 at most"):
-                    asyncio.run(length_of(engine, **config))
+            for name, value in (("max_new_tokens", 253), ("max_length", 256)):
+                told = f"`generation_config.{name}={value + 1}` .*context of 256. Ask for {value} at most"
+                with pytest.raises(RequestRefused, match=told):
+                    asyncio.run(length_of(engine, **{name: value + 1}))
             inputs["input_ids"] = [5] * 256
-            with pytest.raises(ValueError, match="prompt has 256 tokens, but the model's context is 256"):
+            with pytest.raises(RequestRefused, match="prompt has 256 tokens, .* the model's context of 256"):
                 asyncio.run(length_of(engine))
 
 
@@ -152,7 +161,9 @@ def test_what_a_client_that_leaves_has_asked_for_is_ended(both: Both, when: str)
 
 
 @pytest.mark.parametrize("length", [700, 10**6], ids=["taken", "refused"])
-def test_a_request_cancelled_before_its_first_token(both: Both, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_cancelled_before_its_first_token(
+    both: Both, length: int, unchecked_lengths: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_request, may_go_on = both.manager.add_request, threading.Event()
 
     def slow(*args: Any, **options: Any) -> str:

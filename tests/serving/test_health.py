@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.batches import limits
-from support.models import tiny_model
-from support.servers import engine_over
-from support.tokenizer import tiny_tokenizer
+from support.servers import client_over
 
 from hf_specdec import NgramDraft
 from hf_specdec.building import building
@@ -25,21 +22,13 @@ for package in ("fastapi", "prometheus_client"):
 
 from fastapi.testclient import TestClient  # noqa: E402
 
-from hf_specdec.serving.app import build_app  # noqa: E402
-
 
 STALL_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    tokenizer, options = tiny_tokenizer(), {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        tiny_model().init_continuous_batching(assistant_model=NgramDraft(), **options) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny", stall_seconds=STALL_SECONDS)) as client,
-    ):
+    with pytest.MonkeyPatch.context() as patch, client_over(stall_seconds=STALL_SECONDS) as (client, _):
         patch.setattr(engine_server, "SECONDS_BETWEEN_LOOKS", 0.05)
         yield client
 

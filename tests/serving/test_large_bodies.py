@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.batches import limits
-from support.models import tiny_model
-from support.servers import engine_over
+from support.servers import client_over
 from support.tokenizer import tiny_tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
-from hf_specdec import NgramDraft
 from hf_specdec.smollm2 import smollm2_folder
 
 
@@ -25,9 +23,11 @@ for package in ("fastapi", "prometheus_client"):
 
 from fastapi.testclient import TestClient  # noqa: E402
 
-from hf_specdec.serving import work_pool  # noqa: E402
+from hf_specdec.serving import body_limits, work_pool  # noqa: E402
 from hf_specdec.serving.app import build_app  # noqa: E402
 from hf_specdec.serving.body_limits import BodyLimit  # noqa: E402
+from hf_specdec.serving.defaults import MOST_BODY_BYTES  # noqa: E402
+from hf_specdec.serving.engine.messages import Served  # noqa: E402
 from hf_specdec.serving.errors import RequestRefused  # noqa: E402
 from hf_specdec.serving.requests import counting  # noqa: E402
 from hf_specdec.serving.requests.counting import check_number_of_values  # noqa: E402
@@ -41,15 +41,8 @@ NUM_TOKENS = 4 * 200
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    tokenizer, options = tiny_tokenizer(), {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content | trim }}{% endfor %}"
-    with (
-        tiny_model(max_position_embeddings=4096).init_continuous_batching(
-            assistant_model=NgramDraft(), **options
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny", max_body_bytes=MOST_BYTES)) as client,
-    ):
+    template = "{% for message in messages %}{{ message.content | trim }}{% endfor %}"
+    with client_over(chat_template=template, max_body_bytes=MOST_BYTES) as (client, _):
         yield client
 
 
@@ -93,6 +86,66 @@ def test_a_body_is_not_read_on() -> None:
     assert asyncio.run(run([])) == (413, 3)
 
 
+@pytest.mark.parametrize("size", [1000, body_limits.ALWAYS_READ + 1])
+def test_many_bodies_at_once(size: int) -> None:
+    """
+    Only so many large ones are held, be they read or waiting for their answers: others are answered with 503 until one
+    is over, is answered, or its client leaves. Small ones are always read.
+    """
+    most, count = 2 * body_limits.ALWAYS_READ, 100
+    held = asyncio.Semaphore(0)
+    goes_on, begins = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert len((await receive())["body"]) == size
+        held.release()
+        await begins.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await goes_on.wait()
+
+    limit = BodyLimit(app, most)
+
+    async def ask(*messages: dict[str, Any], end: asyncio.Event | None = None) -> Any:
+        left, sent = [*messages], []
+
+        async def receive() -> dict[str, Any]:
+            if not left and end is not None:
+                await end.wait()
+                return {"type": "http.disconnect"}
+            return left.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await limit({"type": "http", "headers": []}, receive, send)
+        return sent[0] if sent else None
+
+    async def run() -> None:
+        whole = {"type": "http.request", "body": b"x" * size, "more_body": False}
+        part, leave = whole | {"more_body": True}, asyncio.Event()
+        reading = [asyncio.ensure_future(ask(part, end=leave)) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        waiting = [asyncio.ensure_future(ask(whole)) for _ in range(count)]
+        await asyncio.sleep(0.1)
+        refused = [one.result() for one in waiting if one.done()]
+        if size < body_limits.ALWAYS_READ:
+            assert not refused and limit._held == (count + 10) * size
+        else:
+            assert len(refused) == count + 10 - body_limits.MOST_BODIES * most // size
+            assert all(one["status"] == 503 and b"retry-after" in dict(one["headers"]) for one in refused)
+            assert limit._held <= body_limits.MOST_BODIES * most
+        leave.set()
+        await asyncio.gather(*reading)
+        assert limit._held == (count - len(refused)) * size
+        begins.set()
+        await asyncio.sleep(0.01)
+        assert limit._held == 0
+        goes_on.set()
+        assert {one["status"] for one in await asyncio.gather(*waiting)} <= {200, 503}
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_the_number_of_values(monkeypatch: pytest.MonkeyPatch, client: TestClient) -> None:
     """Of what is in strings none counts, whatever is escaped in them."""
     monkeypatch.setattr(counting, "MOST_VALUES", 20)
@@ -124,6 +177,48 @@ def test_the_longest_legal_prompt() -> None:
     limit.check(text + " " * longest)
     with pytest.raises(ValueError, match=f"has {8193 * longest + 1} bytes, but 8192 tokens are the most"):
         limit.check(text + " " * (longest + 1))
+
+
+class FullEngine:
+    """An engine for texts of 8192 tokens that has no place; notes the prompts that reach it."""
+
+    fatal_error = None
+
+    def __init__(self, vocab_size: int):
+        self.model = Served(LlamaConfig(vocab_size=vocab_size), GenerationConfig(eos_token_id=2), 8192, 8192)
+        self.background_thread_status, self.prompts = self, []
+
+    def add_request(self, input_ids: list[int], *_: Any, **__: Any) -> None:
+        self.prompts.append(input_ids)
+        raise queue.Full("no place")
+
+    def register_result_handler(self, *_: Any) -> None: ...
+    def unregister_result_handler(self, *_: Any) -> None: ...
+    def cancel_request(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_longest_legal_prompt_over_http(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the engine. What is longer by more than a token is not tokenised, and above the limit not read."""
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder())
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    engine, longest = FullEngine(len(tokenizer)), longest_entry(tokenizer)
+    token = next(token for token in tokenizer.get_vocab().values() if len(tokenizer.decode([token])) == longest)
+    text = tokenizer.decode([token])
+    client = TestClient(build_app(engine, tokenizer, "some/model"))  # type: ignore[arg-type]
+
+    def status(text: str) -> set[int]:
+        bodies = {"completions": {"prompt": text, "max_tokens": 1}, "responses": {"input": text}}
+        bodies["chat/completions"] = {"messages": [{"role": "user", "content": text}]}
+        return {
+            client.post(f"/v1/{path}", json=body | {"stream": stream}).status_code for path, body in bodies.items()
+        }
+
+    assert status(text * 8191) == {503}
+    assert engine.prompts == [[token] * 8191] * 3
+    monkeypatch.setattr(type(tokenizer), "__call__", None)
+    assert status(text * 8193 + "a") == {400} and status("a" * MOST_BODY_BYTES) == {413}
+    assert len(engine.prompts) == 3
 
 
 def test_prompts_beyond_the_limit_are_not_tokenised(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,20 @@ def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     config = found[0].speculative_config
     assert config == SpeculativeConfig(tree="auto", compile=True, disable_by_batch_size=3)
     assert (found[0].target, found[0].max_requests, found[0].device) == (str(TINY_TARGET), 5, "cpu")
+
+
+def test_a_server_is_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it begins to answer, all that it has loaded is left out: a search would hold up everybody."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("uvicorn")
+    done: list[str] = []
+    monkeypatch.setattr(engine, "running_engine", lambda _: nullcontext(None))
+    monkeypatch.setattr("hf_specdec.serving.app.build_app", lambda *_, **__: done.append("build"))
+    monkeypatch.setattr("hf_specdec.serving.garbage.never_search_again", lambda: done.append("freeze"))
+    monkeypatch.setattr("hf_specdec.serving.http_server.HttpServer.run", lambda _: done.append("run"))
+    result = CliRunner().invoke(build_app(), ["serve", str(TINY_TARGET), "--device", "cpu"])
+    assert result.exit_code == 0 and done == ["build", "freeze", "run"], result.output
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from transformers import ContinuousBatchingConfig, PreTrainedModel
 
 from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
-from hf_specdec.batching.device_steps.step import InFlightStep
+from hf_specdec.engine.captured.step import InFlightStep
 
 from .goldens import trained_prompts, trained_target
 from .models import prompts

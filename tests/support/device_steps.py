@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from hf_specdec.device_steps import captures
+from hf_specdec.engine.captured.step import InFlightStep
 
 from .graphs import install_stand_in
 
 
-BY_ATTENTION = pytest.mark.parametrize("steps", [False, True], ids=["masks", "kernel"], indirect=True)
-"""For tests of what attention takes part in: captured steps attend by masks or by the kernel."""
+BY_ATTENTION = pytest.mark.parametrize("steps", [True], ids=["kernel"], indirect=True)
 
 
 @dataclass
 class Steps:
-    """How many steps were captured, and how often they were replayed."""
+    """How many decoding steps were captured, and how often they were launched."""
 
     captures: int = 0
     replays: int = 0
@@ -29,26 +27,16 @@ def install(monkeypatch: pytest.MonkeyPatch, with_kernel: bool) -> Steps:
     """Lets whole steps run on the CPU, and counts them."""
     install_stand_in(monkeypatch, with_kernel, counts=False)
     found = Steps()
+    capture, launch = InFlightStep.capture, InFlightStep.launch
 
-    class Counted(captures.DeviceStep):
-        def capture(self, target: Any, *rest: Any) -> None:
-            super().capture(target, *rest)
-            found.captures += 1
-            replay: Callable[[], None] = self.replay
+    def counted_capture(self: InFlightStep, *args: Any) -> None:
+        capture(self, *args)
+        found.captures += 1
 
-            def counted() -> None:
-                found.replays += 1
-                replay()
+    def counted_launch(self: InFlightStep) -> None:
+        found.replays += 1
+        launch(self)
 
-            self.replay = counted
-            self.captured_for = target
-
-        def load(self, target: Any, *rest: Any) -> None:
-            """A graph keeps what hooks gave at its capture; the stand-in, which runs them, asks the live ones."""
-            super().load(target, *rest)
-            if target.features is not None and hasattr(self, "captured_for"):
-                self.captured_for.features = target.features
-                target.features._listens = lambda: True
-
-    monkeypatch.setattr(captures, "DeviceStep", Counted)
+    monkeypatch.setattr(InFlightStep, "capture", counted_capture)
+    monkeypatch.setattr(InFlightStep, "launch", counted_launch)
     return found

@@ -11,8 +11,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_specdec import DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
 from hf_specdec.drafters import EagleDrafter
-from hf_specdec.engine.sequences import Sequences
 from hf_specdec.forwards.features import watch_features
+from hf_specdec.sequences import Sequences
 
 from .goldens import TINY_TARGET
 

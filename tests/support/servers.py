@@ -17,10 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_specdec import NgramDraft
 from hf_specdec.serving.engine import EngineClient, EngineServer
+
+from .batches import limits
+from .models import tiny_model
+from .tokenizer import tiny_tokenizer
 
 
 SECONDS_TO_START = 120
+CONTENTS = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""A chat template that shows the model no more than what messages say."""
 
 
 @contextmanager
@@ -36,6 +43,36 @@ def engine_over(manager: Any, tokenizer: Any) -> Iterator[EngineClient]:
         client.close()
         serving.join()
         theirs.close()
+
+
+@contextmanager
+def client_over(
+    model: Any = None, chat_template: str = CONTENTS, name: str = "tiny", **options: Any
+) -> Iterator[tuple[Any, EngineClient]]:
+    """
+    A client of the server's application in this process, over a tiny model, and the client of its engine. Failures are
+    answered, as over a connection. At the end no request may be open.
+
+    Args:
+        model (`PreTrainedModel`, *optional*): the target; by default one with a context of 4096 tokens.
+        chat_template (`str`): of the tokenizer.
+        name (`str`): of the model.
+        options: of `build_app`.
+    """
+    from fastapi.testclient import TestClient
+
+    from hf_specdec.serving.app import build_app
+
+    tokenizer, target = tiny_tokenizer(), tiny_model(max_position_embeddings=4096) if model is None else model
+    tokenizer.chat_template = chat_template
+    batching: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
+    with (
+        target.init_continuous_batching(assistant_model=NgramDraft(), **batching) as manager,
+        engine_over(manager, tokenizer) as engine,
+        TestClient(build_app(engine, tokenizer, name, **options), raise_server_exceptions=False) as client,
+    ):
+        yield client, engine
+        assert not engine._open and not engine._handlers
 
 
 @contextmanager

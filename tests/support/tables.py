@@ -14,9 +14,9 @@ import torch
 from transformers import LogitsProcessorList
 
 from hf_specdec.drafters import growth
-from hf_specdec.engine.sequences import Sequences
 from hf_specdec.generation.distribution import TargetDistribution
 from hf_specdec.generation.recording import Recorder
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree, Topology
 from hf_specdec.verification import Walk, rejection, target
 

@@ -11,7 +11,7 @@ from hf_specdec.compat import NO_TREES
 
 from .building import tiny_model
 from .images import with_images
-from .modes import ROWS, Outcome, Runner, prompts
+from .modes import PROMPT, ROWS, Outcome, Runner, prompts
 from .registry import Pair, all_pairs
 
 
@@ -33,7 +33,7 @@ def assert_refused(outcome: Outcome, reason: str) -> None:
     assert reason in outcome.detail
 
 
-@pytest.mark.parametrize("mode", ["tree", "padded batch"])
+@pytest.mark.parametrize("mode", ["tree", "padded batch", "generate_batch"])
 @pytest.mark.parametrize("model_type", ["exaone4_5", "hyperclovax_vision_v2", "kosmos-2.5"])
 def test_positions_that_generate_drops(model_type: str, mode: str) -> None:
     assert runner_of(model_type).outcome(mode).kind == "exact"
@@ -81,10 +81,27 @@ def test_cross_attention_of_an_inner_model() -> None:
     assert_refused(Runner(model, lambda rows: inputs).outcome("n-grams"), "`encoder_hidden_states`")
 
 
-@pytest.mark.parametrize("mode", ["tree", "generate_batch"])
-def test_encoders_as_language_models(mode: str) -> None:
-    runner = Runner(tiny_model(pair_of("bert"), is_decoder=False))
-    assert_refused(runner.outcome(mode), "`is_decoder=True`")
+def test_encoders_as_language_models() -> None:
+    """Their prompts attend in both directions, which `generate` leaves to them."""
+    runner = Runner(tiny_model(pair_of("bert"), sharpness=8.0, is_decoder=False))
+    outcomes = runner.outcomes(("chain", "tree", "padded batch", "n-grams"))
+    assert {outcome.kind for outcome in outcomes.values()} == {"exact"}
+    assert_refused(runner.outcome("generate_batch"), "in both directions")
+
+
+def test_prompts_in_both_directions_under_sdpa_alone() -> None:
+    """Eager attention has a causal mask for every prompt."""
+    model = tiny_model(pair_of("paligemma"), seed=1, dtype=torch.float32)
+    model.set_attn_implementation("eager")
+    outcomes = Runner(model).outcomes(("generate_batch", "generate_batch, n-grams"))
+    assert {outcome.kind for outcome in outcomes.values()} == {"exact"}
+
+
+@pytest.mark.skipif("moshi" in NO_TREES, reason="refused")
+def test_prompts_within_a_window_that_they_are_read_without() -> None:
+    """The text may come past it."""
+    runner = Runner(tiny_model(pair_of("moshi"), sliding_window=PROMPT))
+    assert runner.outcome("generate_batch").kind == runner.outcome("generate_batch, n-grams").kind == "exact"
 
 
 @pytest.mark.skipif(bool(NO_TREES), reason="cannot be built with this release")

@@ -23,9 +23,9 @@ from support.tables import (
 from transformers import LogitsProcessorList
 
 from hf_specdec.drafters.growth import draw_without_replacement
-from hf_specdec.engine.sequences import Sequences
 from hf_specdec.generation.distribution import TargetDistribution
 from hf_specdec.generation.recording import Recorder
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, TokenTree, Topology
 from hf_specdec.verification import walk_by_rejection
 

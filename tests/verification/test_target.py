@@ -13,9 +13,9 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_specdec.engine.sequences import Sequences
 from hf_specdec.generation.distribution import TargetDistribution
 from hf_specdec.generation.recording import Recorder
+from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
 from hf_specdec.verification import Walk, choose, walk_by_rejection, walk_target
 

@@ -164,7 +164,7 @@ def _put_in(way: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Rule, Draws]:
         return TESTS[way].rule, ordered_draws
     if way in DRAWS:
         draw, law = DRAWS[way]
-        monkeypatch.setattr(growth.static, "draw_without_replacement", draw)
+        monkeypatch.setattr(growth.drawing, "draw_without_replacement", draw)
         return recursive_rejection, law
     return recursive_rejection, ordered_draws
 

@@ -18,7 +18,7 @@ import torch
 from ...trees import DraftTree, DynamicTree, TokenTree
 from .best_tokens import BestTokens, best_tokens
 from .budgeted import grow_budgeted
-from .drawing import draw_without_replacement
+from .drawing import Draws, Tempered, draw_without_replacement
 from .dynamic import grow_dynamic
 from .nodes import LevelNodes, Noise, RunLevel, Warp
 from .static import grow_drawn, grow_static, held_levels
@@ -26,9 +26,11 @@ from .static import grow_drawn, grow_static, held_levels
 
 __all__ = [
     "BestTokens",
+    "Draws",
     "LevelNodes",
     "Noise",
     "RunLevel",
+    "Tempered",
     "Warp",
     "best_tokens",
     "draw_without_replacement",
@@ -55,7 +57,8 @@ def grow(
     Args:
         depth (`int`): levels that can be used (a static tree has no more).
         warp_if_drawn (`Callable`, *optional*): function from the draft's logits to the scores of q; children are then
-            drawn from the softmax of the scores. Without it, children are the draft's best tokens.
+            drawn from the softmax of the scores, on the device alone if it is a `Tempered`. Without it, children are
+            the draft's best tokens.
         noise (`Callable`, *optional*): the noise by which children are drawn; by default it comes from torch's
             generator.
     """

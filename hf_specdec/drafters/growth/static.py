@@ -11,7 +11,7 @@ import torch
 from ...trees import DraftTree, DynamicTree, TokenTree, Topology
 from ...verification.argmax import argmax
 from .best_tokens import best_tokens
-from .drawing import draw_without_replacement
+from .drawing import Draws
 from .nodes import LevelNodes, Noise, RunLevel, Warp
 
 
@@ -22,8 +22,6 @@ class _Level:
 
     Args:
         num_candidates (`int`): candidate tokens of each parent: the largest rank in the level + 1.
-        parent (`torch.Tensor` of shape `[children]`, int64): for each node of the level, the index of its parent among
-            the nodes forwarded in the level above.
         candidate (`torch.Tensor` of shape `[children]`, int64, *optional*): for each node of the level, its index
             among all parents' candidates; None if the nodes are the candidates, in order.
         num_forwarded (`int`): number of the level's nodes that have children.
@@ -33,7 +31,6 @@ class _Level:
     """
 
     num_candidates: int
-    parent: torch.Tensor
     candidate: torch.Tensor | None
     num_forwarded: int
     forwarded: torch.Tensor | None
@@ -66,7 +63,6 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
         levels.append(
             _Level(
                 num_candidates=num_candidates,
-                parent=tensor(places),
                 candidate=None if candidates == list(range(num_candidates * len(parents))) else tensor(candidates),
                 num_forwarded=len(forwarded),
                 forwarded=None if forwarded == nodes else tensor([nodes.index(node) for node in forwarded]),
@@ -119,23 +115,21 @@ def grow_drawn(
         warp (`Callable`): makes the scores of q from the draft's logits; q is their softmax.
         noise (`Callable`, *optional*): the noise by which children are drawn; see `grow`.
     """
-    logits, tokens, valid, scores = root_logits[:, None], [], [], []
-    parents_valid = torch.ones(len(root_logits), 1, dtype=torch.bool, device=root_logits.device)
-    for depth, level in enumerate(_levels(tree, root_logits.device)):
-        scores.append(warp(logits))
-        own = None if noise is None else noise(depth, scores[-1])
-        drawn, drawable = draw_without_replacement(scores[-1], level.num_candidates, own)
-        tokens.append(_pick(drawn.flatten(1), level.candidate))
-        valid.append(_pick(drawable.flatten(1), level.candidate) & parents_valid[:, level.parent])
-        parents_valid = _pick(valid[-1], level.forwarded)
+    logits, tokens, log_q = root_logits[:, None], [], []
+    draws, topology = Draws(warp, root_logits, noise), Topology.of_tree(tree, root_logits.device)
+    for level in _levels(tree, root_logits.device):
+        drawn = draws.draw(logits, level.num_candidates)
+        tokens.append(_pick(drawn.tokens.flatten(1), level.candidate))
+        log_q.append(_pick(drawn.log_q.flatten(1), level.candidate))
         if level.num_forwarded:
             logits = run_level(level.nodes_to_forward(tokens[-1]))
+    is_void = (torch.cat(log_q, dim=1) == -torch.inf)[:, None] & topology.ancestors[:, 1:, 1:]
     return DraftTree(
         torch.cat(tokens, dim=1),
-        Topology.of_tree(tree, root_logits.device),
-        torch.cat(valid, dim=1),
-        torch.cat(scores, dim=1),
-        _score_index(tree, root_logits.device),
+        topology,
+        ~is_void.any(dim=2),  # nothing below a void node counts
+        score_index=_score_index(tree, root_logits.device),
+        **draws.of_tree(),
     )
 
 

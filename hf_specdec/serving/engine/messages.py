@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from ...batching import ManagerState
-from ...batching.request import FinishReason
+from ...engine.request import FinishReason
 
 
 # ------------------------------------------------------------------------------------------------------- to the engine
@@ -68,6 +68,11 @@ class Served:
     generation_config: GenerationConfig
     most_tokens: int
     context: int | None = None
+
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text that there is memory for, and that the model has been made for."""
+        return min(self.most_tokens, self.context or self.most_tokens)
 
 
 @dataclass(frozen=True)

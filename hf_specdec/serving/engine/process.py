@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import signal
 import sys
@@ -20,6 +19,7 @@ from ...batching import Limits, SpeculativeBatchingManager
 from ...config import SpeculativeConfig
 from ...models.modules import num_parameters_of
 from ...models.structure import execution_device
+from ..garbage import never_search_again
 from .client import EngineClient
 from .messages import NotServed
 from .parent import while_the_parent_lives
@@ -135,14 +135,9 @@ def _run(options: EngineOptions, connection: Connection) -> None:
 
 
 def let_steps_go_first() -> None:
-    """
-    Sets Python up so that the thread that runs the steps waits little for others, and for the garbage collector: what
-    has been loaded so far, which lives as long as the process, is never searched again. (A search through everything
-    that torch and transformers keep took 0.3 seconds, in which no step could run.)
-    """
+    """Sets Python up so that the thread that runs the steps waits little for others, and for the garbage collector."""
     sys.setswitchinterval(SWITCH_INTERVAL)
-    gc.collect()
-    gc.freeze()
+    never_search_again()
 
 
 def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrainedTokenizerBase]:

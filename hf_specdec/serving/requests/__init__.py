@@ -18,7 +18,6 @@ at `/openapi.json` are made.
 from .bodies import BODIES, LENGTHS, ChatBody, CompletionBody, LoadModelBody, ResponseBody
 from .checking import Facts, checked
 from .description import describe
-from .logit_bias import sequence_bias
 from .messages import normal_items, normal_messages
 from .options import options_of
 from .parsing import parsed
@@ -41,5 +40,4 @@ __all__ = [
     "parsed",
     "reserved_names",
     "roles_of",
-    "sequence_bias",
 ]

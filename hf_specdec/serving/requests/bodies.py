@@ -13,6 +13,7 @@ from .kinds import (
     Boolean,
     Closed,
     Length,
+    ListOf,
     Only,
     Open,
     Probability,
@@ -27,6 +28,10 @@ from .messages import Input, Message
 from .options import GenerationOptions, StopStrings
 from .parsing import json_of
 from .tools import NestedTool, ResponseTool, check_choice
+
+
+MOST_NAMES = 16
+"""Most names in the `metadata` of a request, as in OpenAI's API."""
 
 
 def _from_text(value: Any) -> Any:
@@ -45,10 +50,9 @@ def _from_text(value: Any) -> Any:
 
 def _bias(value: Any, info: ValidationInfo) -> Any:
     try:
-        sequence_bias(value, None if info.context is None else info.context.vocab_size)
+        return sequence_bias(value, None if info.context is None else info.context.vocab_size)
     except (TypeError, ValueError) as error:
         raise told(str(error)) from error
-    return value
 
 
 def _template_variables(value: Any, info: ValidationInfo) -> Any:
@@ -69,6 +73,12 @@ def _template_variables(value: Any, info: ValidationInfo) -> Any:
                 f"`chat_template_kwargs.{said}` is reserved: it is no variable that a request gives to a chat "
                 "template. Leave it out."
             )
+    return value
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MOST_NAMES:
+        raise wrong(f"must have {MOST_NAMES} names at most")
     return value
 
 
@@ -94,11 +104,11 @@ LogitBias = Annotated[
 ]
 FrequencyPenalty = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=-1, le=LARGEST)]
 """Above -1: the `repetition_penalty` is this value plus 1."""
-Names = dict[str, Text]
+Names = Annotated[dict[str, Text], BeforeValidator(_few), Field(max_length=MOST_NAMES)]
 
 
-LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""Names of the most tokens of an answer, in the three APIs."""
+LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Names of the most tokens of an answer, in the three APIs; the first that a request has counts."""
 
 
 class StreamOptions(Open):
@@ -163,8 +173,8 @@ class _Conversation(Shared):
 class ChatBody(_Conversation):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[NestedTool] | None = None
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
+    tools: ListOf[NestedTool] | None = None
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     stop: StopStrings | None = None
@@ -175,7 +185,7 @@ class ChatBody(_Conversation):
     # Not supported.
     n: Annotated[Any, Only("1")] = None
     logprobs: Annotated[Any, Only("false")] = None
-    presence_penalty: Annotated[Any, Only("0", "0.0", "-0.0")] = None
+    presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     response_format: Annotated[Any, Only('{"type": "text"}')] = None
     functions: Annotated[Any, Only("[]")] = None
     function_call: Annotated[Any, Only('"auto"', '"none"')] = None
@@ -201,7 +211,7 @@ class CompletionBody(Shared):
     best_of: Annotated[Any, Only("1")] = None
     echo: Annotated[Any, Only("false")] = None
     logprobs: Annotated[Any, Only("false")] = None
-    presence_penalty: Annotated[Any, Only("0", "0.0", "-0.0")] = None
+    presence_penalty: Annotated[Any, Only("0", "0.0")] = None
     suffix: Annotated[Any, Only('""', remedy="Leave it out: the model would not see it.")] = None
 
 
@@ -210,7 +220,7 @@ class ResponseBody(_Conversation):
 
     input: Input
     instructions: Text | None = None
-    tools: list[ResponseTool] | None = None
+    tools: ListOf[ResponseTool] | None = None
     max_output_tokens: Length | None = None
     text: TextOptions | None = None
     # Without effect.

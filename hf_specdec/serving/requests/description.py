@@ -69,8 +69,8 @@ def describe(app: FastAPI, facts: Facts) -> None:
 def _bound(schema: Any, formats: dict[str, dict[str, Any]]) -> None:
     """Replaces formats, wherever they are in a schema, by what they mean for the model."""
     if isinstance(schema, dict):
-        if isinstance(schema.get("format"), str):
-            schema.update(formats.get(schema.pop("format"), {}))
+        if schema.get("format") in list(formats):
+            schema.update(formats[schema.pop("format")])
         for part in schema.values():
             _bound(part, formats)
     elif isinstance(schema, list):

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 from ..characters import shortened
-from .kinds import Only, Open, Text, kind_of, told, wrong, wrong_field
+from .kinds import ListOf, Only, Open, Text, kind_of, told, wrong, wrong_field
 from .parsing import json_of
 from .templates import ROLES
 
@@ -37,12 +46,23 @@ def _arguments(value: Any) -> Any:
 
 
 Role = Annotated[Text, AfterValidator(_known_role), Field(json_schema_extra={"format": "role"})]
-Arguments = Annotated[str | dict[str, Any], BeforeValidator(_arguments)]
+_ObjectText = Annotated[str, Field(json_schema_extra={"format": "json-object"})]
+Arguments = Annotated[
+    str | dict[str, Any], BeforeValidator(_arguments, json_schema_input_type=_ObjectText | dict[str, Any])
+]
 
 
 class Part(Open):
     """A part of a message. Refusals of the model, which it may have, are left out."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["text"], "properties": {"text": {"type": "string"}}},
+                {"properties": {"type": {"const": "refusal"}}},
+            ]
+        }
+    )
     type: Annotated[Text, Field(json_schema_extra={"enum": [*TEXT_PARTS, "refusal"]})]
     text: Text | None = None
 
@@ -58,7 +78,7 @@ class Part(Open):
         return self
 
 
-Parts = Annotated[list[Part], Field(min_length=1)]
+Parts = Annotated[ListOf[Part], Field(min_length=1)]
 Content = Annotated[
     Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")],
     Discriminator(kind_of, custom_error_type="wrong", custom_error_message="must be a string or a list of parts"),
@@ -89,7 +109,7 @@ def _call_form(call: Any) -> str | None:
     return None if not isinstance(call, dict) else "<nested>" if "function" in call or not call else "<flat>"
 
 
-Calls = list[
+Calls = ListOf[
     Annotated[
         Annotated[Call, Tag("<nested>")] | Annotated[FlatCall, Tag("<flat>")],
         Discriminator(_call_form, custom_error_type="wrong", custom_error_message="must be an object"),
@@ -100,6 +120,17 @@ Calls = list[
 class Message(Open):
     """A message of a conversation. Further fields change nothing."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+                {
+                    "required": ["tool_calls"],
+                    "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+                },
+            ]
+        }
+    )
     role: Role
     content: Content | None = None
     tool_calls: Calls | None = None
@@ -128,7 +159,7 @@ class ReasoningPart(Open):
 class Reasoning(Open):
     """The reasoning of an earlier turn."""
 
-    content: list[ReasoningPart] | None = None
+    content: ListOf[ReasoningPart] | None = None
 
 
 class InputCall(CalledFunction):
@@ -179,7 +210,7 @@ def _begins_with_a_message(items: Any) -> Any:
     return items
 
 
-Items = Annotated[list[Item], Field(min_length=1), BeforeValidator(_begins_with_a_message)]
+Items = Annotated[ListOf[Item], Field(min_length=1), BeforeValidator(_begins_with_a_message)]
 Input = Annotated[
     Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")] | Annotated[Items, Tag("<items>")],
     Discriminator(

@@ -16,6 +16,7 @@ from .kinds import (
     Count,
     Cutoff,
     Length,
+    ListOf,
     NgramSize,
     Number,
     Only,
@@ -69,11 +70,11 @@ def _tree(value: Any) -> Any:
 _StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP_STRING)]
 StopStrings = Annotated[
     Annotated[str, Field(max_length=LONGEST_STOP_STRING)]
-    | Annotated[list[_StopString], Field(max_length=MOST_STOP_STRINGS)],
+    | Annotated[ListOf[_StopString], Field(max_length=MOST_STOP_STRINGS)],
     checking(_stop_strings),
 ]
-Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=LARGEST_VOCABULARY)]
-Sequence = Annotated[list[TokenId], Field(min_length=1, max_length=LONGEST_SEQUENCE)]
+Tokens = Annotated[ListOf[TokenId], Field(min_length=1, max_length=LARGEST_VOCABULARY)]
+Sequence = Annotated[ListOf[TokenId], Field(min_length=1, max_length=LONGEST_SEQUENCE)]
 Token = Annotated[
     Annotated[TokenId, Tag("<integer>")] | Annotated[Tokens, Tag("<list>")],
     Discriminator(kind_of, custom_error_type="wrong", custom_error_message="must be a token id or a list of them"),
@@ -144,8 +145,8 @@ class GenerationOptions(Closed):
     encoder_repetition_penalty: Positive | None = None
     no_repeat_ngram_size: NgramSize | None = None
     encoder_no_repeat_ngram_size: NgramSize | None = None
-    bad_words_ids: Annotated[list[Sequence], Field(min_length=1, max_length=MOST_SEQUENCES)] | None = None
-    sequence_bias: Annotated[list[Bias], Field(min_length=1, max_length=MOST_SEQUENCES)] | None = None
+    bad_words_ids: Annotated[ListOf[Sequence], Field(min_length=1, max_length=MOST_SEQUENCES)] | None = None
+    sequence_bias: Annotated[ListOf[Bias], Field(min_length=1, max_length=MOST_SEQUENCES)] | None = None
     suppress_tokens: Tokens | None = None
     begin_suppress_tokens: Tokens | None = None
     forced_bos_token_id: TokenId | None = None

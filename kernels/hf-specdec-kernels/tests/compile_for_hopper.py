@@ -22,9 +22,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from hf_specdec_kernels.draft_tokens.triton import launch_draft_tokens
+from hf_specdec_kernels import BudgetedLevel
+from hf_specdec_kernels.budgets.triton import launch_share_out
+from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
+from hf_specdec_kernels.overlaps.triton import launch_draft_overlaps
 from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
@@ -154,10 +157,34 @@ def walks(
     )
 
 
-def drafting(vocab: int, drawn: bool = False) -> None:
-    logits = torch.empty(4, 10, vocab, dtype=torch.bfloat16, device="meta")
-    tokens = torch.empty(4, 10, 10, dtype=torch.long)
-    launch_draft_tokens(logits, 10, torch.ones(4), logits.float() if drawn else None, tokens, tokens.float())
+def drafting(vocab: int, drawn: bool = False, rows: int = 4) -> None:
+    logits = torch.empty(rows, 10, vocab, dtype=torch.bfloat16, device="meta")
+    tokens, heat = torch.empty(rows, 10, 10, dtype=torch.long), torch.ones(rows)
+    if drawn:
+        found = tokens, tokens.float(), tokens.float()
+        draft_tokens_launch.launch_draw_children(logits, 10, heat.long(), 0, heat, *found)
+    else:
+        draft_tokens_launch.launch_draft_tokens(logits, 10, heat, tokens, tokens.float())
+
+
+def overlaps(vocab: int, draft_vocab: int | None = None) -> None:
+    heat = torch.ones(4)
+    launch_draft_overlaps(
+        torch.empty(4, vocab, dtype=torch.bfloat16, device="meta"),
+        torch.empty(4, draft_vocab or vocab, dtype=torch.bfloat16, device="meta"),
+        torch.ones(6),
+        heat,
+        heat,
+        None if draft_vocab is None else torch.zeros(draft_vocab, dtype=torch.long),
+        torch.empty(4, 6),
+    )
+
+
+def budgets(above: int, ranks: int) -> None:
+    paths, best = torch.zeros(2, above), torch.zeros(2, above, ranks)
+    longs, flags = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.bool)
+    found = BudgetedLevel(longs, flags, longs, longs, paths, longs, flags, longs)
+    launch_share_out(paths.long(), paths, paths.bool(), best, best.long(), best, 9, 3, 5, *found)
 
 
 def compaction(page_size: int | None = None) -> None:
@@ -205,7 +232,14 @@ CASES = {
     "walks, batch of 1, with filters": lambda: walks(HALF, batch=1, filtered=True),
     "walks with all options": lambda: walks(SINGLE, filtered=True, all_options=True),
     **{f"drafting, vocabulary of {vocab}": lambda vocab=vocab: drafting(vocab) for vocab in (32_000, 128_256)},
-    "drafting, drawn": lambda: drafting(32_000, drawn=True),
+    **{
+        f"drafting, drawn, {rows} rows of {vocab}": lambda vocab=vocab, rows=rows: drafting(vocab, True, rows)
+        for vocab in (32_000, 128_256)
+        for rows in (1, 64)
+    },
+    "overlaps": lambda: overlaps(128_256),
+    "overlaps, draft vocabulary": lambda: overlaps(49_152, 8_192),
+    **{f"budgets of {above} nodes": lambda above=above: budgets(above, 10) for above in (1, 10, 64)},
     **{
         f"merged linear, {rows} rows of {features}": lambda rows=rows, features=features: linears(rows, features)
         for features in (576, 4096)
@@ -236,6 +270,7 @@ def main(wanted: str) -> None:
     tree_attention_launch.num_multiprocessors = lambda device: 132
     tree_attention_launch.shared_memory_limit = lambda device: LARGEST_SHARED_MEMORY
     tree_attention_launch.plan_launch = plan_and_note
+    draft_tokens_launch.num_multiprocessors = tree_attention_launch.num_multiprocessors
     for launches in (tree_attention_launch, merged_linear_launch):
         launches.can_overlap = lambda device: True
     print(f"triton {triton.__version__}")

@@ -36,12 +36,14 @@ def _fixed_seed():
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch):
-    """Fills new memory with NaN (integers with a large negative number), so that an unwritten result shows."""
+    """Fills new memory with NaN (integers with some number), so that an unwritten result shows."""
     new_empty, empty = torch.Tensor.new_empty, torch.empty
 
     @torch.no_grad()  # torch's compiler makes parameters, too
     def poison(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.fill_(torch.nan if tensor.is_floating_point() else -(2**30))
+        if tensor.is_floating_point():
+            return tensor.fill_(torch.nan)
+        return tensor.fill_(-(2**30) if tensor.dtype.itemsize > 1 else 77)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: poison(new_empty(*args, **kwargs)))
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: poison(empty(*args, **kwargs)))

@@ -5,18 +5,10 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from support.batches import limits
-from support.models import tiny_model
 from support.random_options import is_nonsense, random_options
-from support.servers import engine_over
-from support.tokenizer import tiny_tokenizer
-
-from hf_specdec import NgramDraft
 
 
 for package in ("fastapi", "openai", "prometheus_client"):
@@ -24,25 +16,9 @@ for package in ("fastapi", "openai", "prometheus_client"):
 
 from fastapi.testclient import TestClient  # noqa: E402
 
-from hf_specdec.serving.app import build_app  # noqa: E402
-
 
 SECONDS = 20
 """Within which each request is answered."""
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    tokenizer = tiny_tokenizer()
-    options: dict[str, Any] = {"tree": "[(0,)]", "continuous_batching_config": limits()}
-    with (
-        tiny_model(max_position_embeddings=4096).init_continuous_batching(
-            assistant_model=NgramDraft(), **options
-        ) as manager,
-        engine_over(manager, tokenizer) as engine,
-        TestClient(build_app(engine, tokenizer, "tiny"), raise_server_exceptions=False) as client,
-    ):
-        yield client
 
 
 @pytest.mark.parametrize("seed, number", [(1, 300), pytest.param(2, 8000, marks=pytest.mark.slow)])

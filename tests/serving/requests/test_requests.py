@@ -14,6 +14,8 @@ from transformers import GenerationConfig
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
+from pydantic import ValidationError  # noqa: E402
+
 from hf_specdec.serving.errors import RequestRefused  # noqa: E402
 from hf_specdec.serving.requests import (  # noqa: E402
     BODIES,
@@ -172,6 +174,33 @@ def test_wrong_options(facts: Facts, options: dict[str, Any], reason: str) -> No
     with pytest.raises(RequestRefused) as error:
         completion(facts, **options)
     assert reason in str(error.value)
+
+
+def test_one_error_is_enough(facts: Facts) -> None:
+    """However much is wrong: all errors of a large body would take seconds, in which nothing else runs."""
+    options = [
+        {"suppress_tokens": [-1] * 1000},
+        {"bad_words_ids": [[-1] * 64] * 1000},
+        {"sequence_bias": [[[-1] * 64, 1.0]] * 1000},
+        {f"x{number}": 1 for number in range(1000)},
+    ]
+    bodies: list[tuple[type[Any], dict[str, Any]]] = [
+        *((CompletionBody, {"prompt": "abc", "generation_config": one}) for one in options),
+        (CompletionBody, {"prompt": "abc"} | {f"x{number}": 1 for number in range(1000)}),
+        (CompletionBody, {"prompt": "abc", "logit_bias": dict.fromkeys(map(str, range(VOCAB, 1000)), 1)}),
+        (ChatBody, {"messages": [5] * 1000}),
+        (ChatBody, {"messages": [{"role": "user", "content": [{"type": "x"}] * 1000}]}),
+        (ChatBody, {"messages": [{"role": "assistant", "tool_calls": [5] * 1000}]}),
+        (ChatBody, {"messages": [USER], "tools": [5] * 1000}),
+        (ChatBody, {"messages": [USER], "metadata": {f"x{number}": 1 for number in range(1000)}}),
+        (ResponseBody, {"input": [USER] + [5] * 1000}),
+        (ResponseBody, {"input": "abc", "tools": [5] * 1000}),
+        (ResponseBody, {"input": [USER, {"type": "reasoning", "content": [5] * 1000}]}),
+    ]
+    for kind, body in bodies:
+        with pytest.raises(ValidationError) as error:
+            kind.model_validate(body, context=facts)
+        assert error.value.error_count() == 1
 
 
 def test_options_in_the_wrong_place(facts: Facts) -> None:

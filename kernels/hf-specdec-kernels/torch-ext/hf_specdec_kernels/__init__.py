@@ -6,23 +6,30 @@ Operators are registered with `torch.library`, so that `torch.compile` can trace
 only torch.
 """
 
-from .draft_tokens import draft_tokens
+from .budgets import BudgetedLevel, share_out
+from .draft_tokens import Children, draft_tokens, draw_children
 from .kv_compaction import kv_compaction, pointer_table
 from .merged_linear import merged_linear
+from .overlaps import draft_overlaps
 from .rejection_sampling import Walks, draft_columns, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
 
 
 __all__ = [
+    "BudgetedLevel",
+    "Children",
     "Walks",
     "draft_columns",
+    "draft_overlaps",
     "draft_tokens",
+    "draw_children",
     "greedy_walk",
     "kv_compaction",
     "pack_ancestors",
     "merged_linear",
     "pointer_table",
     "rejection_walk",
+    "share_out",
     "target_walk",
     "tree_attention",
 ]

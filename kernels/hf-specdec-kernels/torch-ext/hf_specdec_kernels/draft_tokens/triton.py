@@ -9,99 +9,184 @@ import torch
 import triton
 import triton.language as tl
 
+from ..devices import num_multiprocessors
+from ..triton_ranking import key_of, nothing, pack, place_of
 
-LARGEST_BLOCK = 16384
+
+SMALLEST_BLOCK, LARGEST_BLOCK = 1024, 8192
+"""Tokens of a part."""
+PROGRAMS = 4
+"""Programs per multiprocessor that are wanted, as long as their parts are not too small."""
+MOST_CANDIDATES = 8192
+"""Candidates of all parts that one program should look through at most."""
 
 
-@triton.jit(do_not_specialize=["count", "queries"])
+@triton.jit
+def _exponential_noise(seed, query, first, BLOCK: tl.constexpr):
+    """See `noise.exponential_noise`: the numbers of BLOCK tokens from `first` on, a multiple of 4."""
+    group = first // 4 + tl.arange(0, BLOCK // 4)
+    zero = group * 0
+    a, b, c, d = tl.philox(seed, group, zero + query, zero, zero)
+    bits = tl.interleave(tl.interleave(a, c), tl.interleave(b, d)).to(tl.uint32, bitcast=True)
+    uniforms = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
+    rest = 1.0 - uniforms
+    return tl.where(rest == 1.0, uniforms, -tl.log(rest) * (uniforms / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
+
+
+@triton.jit
+def _write_candidates(candidates, keys, at, count):
+    packed = pack(keys, at)
+    for rank in range(count):
+        winner = tl.max(packed, axis=0)
+        tl.store(candidates + rank, winner)
+        packed = tl.where(packed == winner, nothing(), packed)
+
+
+@triton.jit(do_not_specialize=["count", "queries", "first_query"])
 def _best_of_part_kernel(
-    logits, temperature, noise, candidate_keys, candidate_tokens, highest, totals,
-    vocab, count, queries, logits_stride_b, logits_stride_q, noise_stride_b, noise_stride_q,
-    TEMPERED: tl.constexpr, NOISE: tl.constexpr, BLOCK: tl.constexpr,
+    logits, temperature, seeds, best, drawn, highest, totals,
+    vocab, count, queries, first_query, logits_stride_b, logits_stride_q,
+    BEST: tl.constexpr, DRAWN: tl.constexpr, TEMPERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of a row, part): writes `count` candidates, and the part's share of the softmax's normaliser."""
+    """
+    Program (query of a row, part): writes `count` candidates for the `best` and the `drawn` tokens, the part's
+    `highest` logit (+inf if it has NaN or +inf), and its share of the softmax's normaliser. Keys of candidates are
+    relative to the part's highest score.
+    """
     query = tl.program_id(0)
     part = tl.program_id(1)
     row = (query // queries).to(tl.int64)
     at = part * BLOCK + tl.arange(0, BLOCK)
-    inside = at < vocab
     logits += row * logits_stride_b + (query % queries).to(tl.int64) * logits_stride_q
-    scores = tl.load(logits + at, mask=inside, other=float("-inf")).to(tl.float32)
+    scores = tl.load(logits + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    is_bad = (scores != scores) | (scores == float("inf"))
+    has_bad = tl.max(is_bad.to(tl.int32), axis=0)
+    scores = tl.where(is_bad, float("-inf"), scores)
+    top = tl.max(scores, axis=0)
+    scores = scores - tl.where(top == float("-inf"), 0.0, top)
     if TEMPERED:
         scores = scores / tl.load(temperature + row)
     place = query * tl.num_programs(1) + part
-    best = tl.max(scores, axis=0)
-    shift = tl.where(best == float("-inf"), 0.0, best)
-    tl.store(highest + place, best)
-    tl.store(totals + place, tl.sum(tl.exp(scores - shift), axis=0))
-    keys = scores
-    if NOISE:
-        noise += row * noise_stride_b + (query % queries).to(tl.int64) * noise_stride_q
-        keys = scores - tl.log(tl.load(noise + at, mask=inside, other=1.0))
+    tl.store(highest + place, tl.where(has_bad > 0, float("inf"), top))
+    tl.store(totals + place, tl.sum(tl.exp(scores), axis=0))
+    if BEST:
+        _write_candidates(best + place.to(tl.int64) * count, scores, at, count)
+    if DRAWN:
+        noise = _exponential_noise(tl.load(seeds + row), first_query + query % queries, part * BLOCK, BLOCK)
+        _write_candidates(drawn + place.to(tl.int64) * count, scores - tl.log(noise), at, count)
+
+
+@triton.jit
+def _write_best(
+    candidates, highest, logits, tokens, log_q, parts, count, shift, normaliser, heat,
+    TOKENS: tl.constexpr, MISSING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """
+    The best candidates of all parts: their `tokens`, with TOKENS, and their log-probabilities; MISSING and -inf where
+    there is none.
+    """
+    at = tl.arange(0, BLOCK)
+    packed = tl.load(candidates + at, mask=at < parts * count, other=nothing())
+    top = tl.load(highest + at // count, mask=at < parts * count, other=float("-inf"))
+    keys = key_of(packed) + (tl.where(top == float("-inf"), shift, top) - shift) / heat
+    packed = tl.where(packed == nothing(), nothing(), pack(keys, place_of(packed)))
     for rank in range(count):
-        key = tl.max(keys, axis=0)
-        token = tl.min(tl.where(keys == key, at, 2**30), axis=0)
-        tl.store(candidate_keys + place * count + rank, key)
-        tl.store(candidate_tokens + place * count + rank, token)
-        keys = tl.where(at == token, float("-inf"), keys)
+        winner = tl.max(packed, axis=0)
+        token = place_of(winner)
+        possible = (key_of(winner) > float("-inf")) & (normaliser < float("inf"))
+        score = tl.load(logits + token, mask=possible, other=float("-inf")).to(tl.float32)
+        tl.store(log_q + rank, tl.where(possible, (score - shift) / heat - normaliser, float("-inf")))
+        if TOKENS:
+            tl.store(tokens + rank, tl.where(possible, token, MISSING).to(tl.int64))
+        packed = tl.where(packed == winner, nothing(), packed)
 
 
 @triton.jit(do_not_specialize=["count", "queries"])
 def _best_of_parts_kernel(
-    logits, temperature, candidate_keys, candidate_tokens, highest, totals, tokens, log_probabilities,
+    logits, temperature, best, drawn, highest, totals, best_tokens, best_log_q, drawn_tokens, drawn_log_q,
     parts, count, queries, logits_stride_b, logits_stride_q,
-    TEMPERED: tl.constexpr, BLOCK_PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    BEST: tl.constexpr, BEST_TOKENS: tl.constexpr, DRAWN: tl.constexpr, TEMPERED: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (query of a row): writes the best of the parts' candidates, and their log-probabilities."""
     query = tl.program_id(0)
     row = (query // queries).to(tl.int64)
     logits += row * logits_stride_b + (query % queries).to(tl.int64) * logits_stride_q
+    heat = tl.load(temperature + row) if TEMPERED else 1.0
     part = tl.arange(0, BLOCK_PARTS)
-    part_highest = tl.load(highest + query * parts + part, mask=part < parts, other=float("-inf"))
+    highest += query * parts
+    tops = tl.load(highest + part, mask=part < parts, other=float("-inf"))
     part_totals = tl.load(totals + query * parts + part, mask=part < parts, other=0.0)
-    shift = tl.max(part_highest, axis=0)
-    total = tl.sum(part_totals * tl.exp(tl.where(part_totals > 0.0, part_highest - shift, float("-inf"))), axis=0)
-    normaliser = shift + tl.log(total)
-    at = tl.arange(0, BLOCK)
-    inside = at < parts * count
-    keys = tl.load(candidate_keys + query * parts * count + at, mask=inside, other=float("-inf"))
-    held = tl.load(candidate_tokens + query * parts * count + at, mask=inside, other=2**30)
-    for rank in range(count):
-        key = tl.max(keys, axis=0)
-        token = tl.min(tl.where(keys == key, held, 2**30), axis=0)
-        possible = key > float("-inf")
-        score = tl.load(logits + token, mask=possible, other=float("-inf")).to(tl.float32)
-        if TEMPERED:
-            score = score / tl.load(temperature + row)
-        place = query.to(tl.int64) * count + rank
-        tl.store(tokens + place, tl.where(possible, token, -1).to(tl.int64))
-        tl.store(log_probabilities + place, tl.where(possible, score - normaliser, float("-inf")))
-        keys = tl.where(held == token, float("-inf"), keys)
+    top = tl.max(tops, axis=0)
+    has_softmax = (top > float("-inf")) & (top < float("inf"))
+    shift = tl.where(has_softmax, top, 0.0)
+    weights = tl.where(tops > float("-inf"), tl.exp((tops - shift) / heat), 0.0)
+    total = tl.sum(tl.where(has_softmax, part_totals * weights, 1.0), axis=0)
+    normaliser = tl.where(has_softmax, tl.log(total), float("inf"))
+    first = query.to(tl.int64) * count
+    if BEST:
+        _write_best(
+            best + first * parts, highest, logits, best_tokens + first, best_log_q + first,
+            parts, count, shift, normaliser, heat, BEST_TOKENS, -1, BLOCK,
+        )  # fmt: skip
+    if DRAWN:
+        _write_best(
+            drawn + first * parts, highest, logits, drawn_tokens + first, drawn_log_q + first,
+            parts, count, shift, normaliser, heat, True, 0, BLOCK,
+        )  # fmt: skip
 
 
-def launch_draft_tokens(logits, count, temperature, noise, tokens, log_probabilities) -> None:
+def launch_draft_tokens(logits, count, temperature, tokens, log_probabilities) -> None:
     """See `hf_specdec_kernels.draft_tokens`; writes to the last two."""
+    _launch(logits, count, temperature, best=(tokens, log_probabilities))
+
+
+def launch_draw_children(logits, count, seeds, first_query, temperature, tokens, log_probabilities, best) -> None:
+    """See `hf_specdec_kernels.draw_children`; writes to the last three."""
+    best_found = None if best is None else (None, best)
+    _launch(logits, count, temperature, best_found, (tokens, log_probabilities), seeds, first_query)
+
+
+def _launch(
+    logits: torch.Tensor,
+    count: int,
+    temperature: torch.Tensor | None,
+    best: tuple[torch.Tensor | None, torch.Tensor] | None = None,
+    drawn: tuple[torch.Tensor, torch.Tensor] | None = None,
+    seeds: torch.Tensor | None = None,
+    first_query: int = 0,
+) -> None:
     batch, queries, vocab = logits.shape
     if batch * queries == 0:
         return
-    block = min(triton.next_power_of_2(max(vocab, 64)), LARGEST_BLOCK)
+    block = _block_size(logits, count)
     parts = triton.cdiv(vocab, block)
     candidates = (batch * queries, parts, count)
-    candidate_keys = logits.new_empty(candidates, dtype=torch.float32)
-    candidate_tokens = logits.new_empty(candidates, dtype=torch.int32)
+    best_candidates = logits if best is None else logits.new_empty(candidates, dtype=torch.int64)
+    drawn_candidates = logits if drawn is None else logits.new_empty(candidates, dtype=torch.int64)
     highest, totals = logits.new_empty(2, *candidates[:2], dtype=torch.float32)
     heat = logits if temperature is None else temperature.contiguous()
-    noise_strides = (0, 0) if noise is None else noise.stride()[:2]
+    flags = {"BEST": best is not None, "DRAWN": drawn is not None, "TEMPERED": temperature is not None}
     _best_of_part_kernel[(batch * queries, parts)](
-        logits, heat, logits if noise is None else noise, candidate_keys, candidate_tokens, highest, totals,
-        vocab, count, queries, *logits.stride()[:2], *noise_strides,
-        TEMPERED=temperature is not None, NOISE=noise is not None, BLOCK=block,
-        num_warps=min(32, max(4, block // 512)),
+        logits, heat, logits if seeds is None else seeds.contiguous(), best_candidates, drawn_candidates,
+        highest, totals, vocab, count, queries, first_query, *logits.stride()[:2],
+        **flags, BLOCK=block, num_warps=min(32, max(4, block // 512)),
     )  # fmt: skip
     _best_of_parts_kernel[(batch * queries,)](
-        logits, heat, candidate_keys, candidate_tokens, highest, totals, tokens, log_probabilities,
+        logits, heat, best_candidates, drawn_candidates, highest, totals,
+        *(logits if one is None else one for one in (*(best or (None, None)), *(drawn or (None, None)))),
         parts, count, queries, *logits.stride()[:2],
-        TEMPERED=temperature is not None, BLOCK_PARTS=triton.next_power_of_2(parts),
-        BLOCK=triton.next_power_of_2(parts * count),
+        **flags, BEST_TOKENS=best is not None and best[0] is not None,
+        BLOCK_PARTS=triton.next_power_of_2(parts), BLOCK=triton.next_power_of_2(parts * count),
         num_warps=4 if parts * count <= 1024 else 8,
     )  # fmt: skip
+
+
+def _block_size(logits: torch.Tensor, count: int) -> int:
+    """Tokens of a part: few where there are few queries, so that all multiprocessors have work."""
+    batch, queries, vocab = logits.shape
+    wanted = -(-batch * queries * vocab // (PROGRAMS * num_multiprocessors(logits.device)))
+    block = max(SMALLEST_BLOCK, triton.next_power_of_2(wanted))
+    while block < LARGEST_BLOCK and -(-vocab // block) * count > MOST_CANDIDATES:
+        block *= 2
+    return min(block, LARGEST_BLOCK)

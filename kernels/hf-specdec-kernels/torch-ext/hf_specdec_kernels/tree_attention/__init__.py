@@ -13,6 +13,7 @@ from .naive import tree_attention_naive
 __all__ = ["pack_ancestors", "tree_attention", "tree_attention_naive"]
 
 LARGEST_HEAD_DIM = 512
+"""The largest head dimension for which the Triton kernel is compiled; larger ones run in plain PyTorch."""
 
 
 def tree_attention(
@@ -44,7 +45,7 @@ def tree_attention(
     (https://pytorch.org/blog/flash-decoding/), with the online softmax of arXiv 2205.14135 in float32; the nodes and
     the query heads of one K/V head share a program, so that K/V are read once and never repeated. No value is read on
     the host, and the launch depends on shapes only: the call can be captured in a CUDA graph (after a first call that
-    compiles it).
+    compiles it). Heads of more than `LARGEST_HEAD_DIM` dimensions run in plain PyTorch, and can be captured, too.
 
     Args:
         query (`torch.Tensor` of shape `[batch, heads, queries, head_dim]`): float32, float16 or bfloat16 (float64 on
@@ -101,7 +102,11 @@ def tree_attention(
     return out
 
 
-operator = register(tree_attention_naive, results=("out",))
+operator = register(
+    tree_attention_naive,
+    results=("out",),
+    suits=lambda query, key, value, *others: max(query.shape[3], value.shape[3]) <= LARGEST_HEAD_DIM,
+)
 
 
 def _check(
@@ -116,11 +121,6 @@ def _check(
     check_shape("value", value, key.shape[0], key.shape[1], key.shape[2], None)
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ValueError(f"`key` has {key.shape[1]} heads; {heads} query heads must be a multiple of it.")
-    if max(head_dim, value.shape[3]) > LARGEST_HEAD_DIM:
-        raise ValueError(
-            f"`query` and `value` have head dimensions {head_dim} and {value.shape[3]}; at most {LARGEST_HEAD_DIM} "
-            "are supported. Use the model's own attention."
-        )
     if num_nodes < 1 <= queries:
         raise ValueError(f"`num_nodes` is {num_nodes}; it must be positive. Queries are nodes themselves.")
     for name, tensor in (("key", key), ("value", value)):

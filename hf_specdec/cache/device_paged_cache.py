@@ -1,0 +1,75 @@
+"""`DevicePagedCache`: the K/V blocks of requests in flight as captured steps see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from .blocks import WASTE_BLOCK, ZERO_BLOCK
+from .device_cache import LengthsOnDevice
+from .paged_cache import PagedCache, PagedLayer, PagedWindow
+
+
+def places_of(
+    lengths: torch.Tensor, numbers: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Blocks of some nodes, and their offsets in these, `[rows, nodes]` int64 each.
+
+    Args:
+        lengths (`torch.Tensor` of shape `[rows]`, int64): committed slots of every row.
+        numbers (`torch.Tensor` of shape `[nodes]`, int64): which slots after the committed ones.
+        tables (`torch.Tensor` of shape `[rows, blocks]`, int64): block tables. Nodes past a row's last block, which
+            are not kept, may be past its table, too.
+        block_size (`int`): slots of a block.
+    """
+    slots = lengths[:, None] + numbers
+    if block_size & (block_size - 1) == 0:
+        columns, offsets = slots >> (block_size.bit_length() - 1), slots & (block_size - 1)
+    else:
+        columns, offsets = slots // block_size, slots % block_size
+    return tables.gather(1, columns.clamp(max=tables.shape[1] - 1)), offsets
+
+
+class DevicePagedCache(LengthsOnDevice, PagedCache):
+    """
+    A view of another cache's blocks for captured steps, where lengths and block tables are known only on the device.
+    Only tree forwards use it, and their attention reads K/V by the block tables.
+
+    Args:
+        source (`PagedCache`): the other cache, whose layers must have allocated their memory.
+        tables (`torch.Tensor` of shape `[rows, blocks]`, int64): block table of every row; the last column is
+            `ZERO_BLOCK`.
+    """
+
+    def __init__(self, source: PagedCache, tables: torch.Tensor):
+        Cache.__init__(self, layers=[PagedLayer(self) for _ in source.layers])
+        self.pool, self.device, self.graphs = source.pool, source.device, None
+        self._tables_tensor, self.lengths = tables, [0] * len(tables)
+        self._ranges: dict[int, torch.Tensor] = {}
+        for layer, held in zip(self.layers, source.layers, strict=True):
+            layer.hold(held.keys, held.values)
+
+    write_tables: torch.Tensor
+    """`writable_tables`, which the owner of a step makes once for all its forwards."""
+
+    def writable_tables(self) -> torch.Tensor:
+        """The block tables by which nodes are written, `[rows, blocks]` int64: without a block, to `WASTE_BLOCK`."""
+        return torch.where(self._tables_tensor == ZERO_BLOCK, WASTE_BLOCK, self._tables_tensor)
+
+    def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
+        size, numbers = self.pool.block_size, self._numbers(offset + num_nodes)[offset:]
+        blocks, offsets = self.places(self.lengths_tensor, numbers, self.write_tables, size)
+        end = self._tables_tensor.shape[1] * size
+        self.write_window = PagedWindow(blocks, offsets, self._tables_tensor, end, size, in_place=True)
+
+    places: Any = staticmethod(places_of)
+    """`places_of`, compiled or not."""
+
+    def _numbers(self, count: int) -> torch.Tensor:
+        """0 to before `count`, in memory that a graph may read as long as the cache lives."""
+        if count not in self._ranges:
+            self._ranges[count] = torch.arange(count, device=self.device)
+        return self._ranges[count]

@@ -1,0 +1,93 @@
+"""Accepting the draft tokens of a step that runs phase by phase: one walk over the trees of all requests."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ranks import Ranks
+from ..trees import DraftTree
+from ..verification import PositionNoise, Walk, rows_with_nan, walk_by_rejection, walk_target
+from .bookkeeping import Bookkeeping
+from .captured import DraftGroup
+from .distribution import NAN_LOGITS, RowDistributions
+from .drafting import DraftTemperatures
+from .request import Request
+
+
+class Acceptance:
+    """
+    Decides which nodes requests accept, and which token comes after them, by the verifiers of `generate`.
+
+    Args:
+        ranks (`Ranks`): the processes that make the same steps.
+        books (`Bookkeeping`): takes note of rows that a draft has spoiled.
+        temperatures (`DraftTemperatures`): draft temperatures, which learn from what is accepted.
+    """
+
+    def __init__(self, ranks: Ranks, books: Bookkeeping, temperatures: DraftTemperatures):
+        self._ranks, self._books, self._temperatures = ranks, books, temperatures
+        self._seed: int | None = None
+        self._num_noises = 0
+
+    def _noise(self, device: torch.device) -> PositionNoise:
+        """
+        Noise for the next request that begins. Its seed depends on one number from torch's generator and on the order
+        of the requests, but not on what the steps in between have drawn.
+        """
+        if self._seed is None:
+            self._seed = PositionNoise.new_seed()
+        self._num_noises += 1
+        return PositionNoise(f"{self._seed} {self._num_noises}", device)
+
+    def accept(
+        self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], logits: torch.Tensor
+    ) -> Walk:
+        """
+        Walks from the root of each request's tree. Accepted tokens are appended to the requests, the last one is not.
+        Requests with NaN, or whose processors or criteria raise, fail.
+
+        Args:
+            requests (`list[Request]`): the rows.
+            draft (`DraftTree`): their trees.
+            groups (`list[DraftGroup]`): the rows that were drafted for.
+            logits (`torch.Tensor` of shape `[rows, nodes + 1, vocab]`): the target's logits.
+        """
+        for request in requests:
+            if request.needs_noise:
+                request.noise = self._noise(logits.device)
+        distributions = RowDistributions(requests, logits, self._ranks.agree)
+        spoiled = _spoiled_rows(requests, draft, logits)
+        self._books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
+        left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
+        walk = Walk.start(len(requests), [])
+        for group in groups if draft.num_nodes > 0 else ():
+            rows = [row for row in group.rows if row in left and _uses_rejection(requests[row])]
+            if rows:
+                observe = self._temperatures.observer(group.asked.temperature)
+                _take_over(walk, walk_by_rejection(draft, distributions, rows, observe), rows)
+                left -= set(rows)
+        self._temperatures.end_step()
+        for do_sample in (False, True):
+            rows = sorted(row for row in left if requests[row].options.do_sample == do_sample)
+            if rows:
+                _take_over(walk, walk_target(draft, distributions, rows, do_sample), rows)
+        return walk
+
+
+def _uses_rejection(request: Request) -> bool:
+    plan = request.options.plan
+    return plan is not None and plan.uses_rejection
+
+
+def _spoiled_rows(requests: list[Request], draft: DraftTree, logits: torch.Tensor) -> set[int]:
+    """Rows that a draft token may have spoiled (`rows_with_nan`); requests with NaN and no draft tokens fail."""
+    rows = {row for row, has_nan in enumerate(rows_with_nan(logits).tolist()) if has_nan}
+    for row in [row for row in rows if draft.num_valid(row) == 0]:
+        requests[row].fail(NAN_LOGITS)
+        rows.remove(row)
+    return rows
+
+
+def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:
+    for row in rows:
+        walk.paths[row], walk.tokens[row] = part.paths[row], part.tokens[row]

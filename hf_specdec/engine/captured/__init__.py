@@ -1,0 +1,24 @@
+"""
+Captured steps: whole steps of requests, be they the rows of a `generate` call or in flight, each the replay of one
+CUDA graph. A graph has the draft's catching up and its trees, the target's forward, the walk and the commit; the host
+loads the rows and reads the report.
+
+- `rows`: the inputs of a captured step, per row; `values`: what they are loaded with.
+- `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from.
+- `captured`: the base class of captured steps.
+- `drafts`: the draft within a step.
+- `step`: a decoding step, captured once per size and replayed for any requests.
+- `prompts`: captured prefill chunks.
+- `parts`: the parts of a step, and what comes of them.
+- `repeats`: runs that are launched before the host has read the last one.
+- `stored`: the captured steps that there are, and which of them runs rows of a kind and size.
+- `reports`: reading what a step reports while its next run is on its way.
+- `runner`: which steps are captured, and running them.
+"""
+
+from .parts import DraftGroup, Outcome
+from .prompts import LaunchedPrompts
+from .runner import DeviceSteps
+
+
+__all__ = ["DeviceSteps", "DraftGroup", "LaunchedPrompts", "Outcome"]

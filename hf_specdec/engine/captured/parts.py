@@ -1,0 +1,162 @@
+"""The parts of a captured step, each a forward of its own, and what comes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...trees import DynamicTree, TokenTree
+from ...verification import DraftTemperature, Walk
+from .drawing import mean_overlaps
+from .walks import error_of
+
+
+if TYPE_CHECKING:
+    from ...drafters import DraftRequest
+    from ..request import Request
+    from .step import InFlightStep, StepKey
+
+
+@dataclass(eq=False)
+class DraftGroup:
+    """Rows of a step whose drafts are proposed together, with one `DraftRequest`."""
+
+    asked: DraftRequest
+    rows: list[int] = field(default_factory=list)
+
+
+@dataclass
+class StepPart:
+    """
+    Rows of a step that share a forward.
+
+    Args:
+        requests (`list[Request]`): the requests of the whole step; a row is a place in this list.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree of the rows in groups; None without groups.
+        draws (`bool`): whether children are drawn.
+        groups (`list[DraftGroup]`): the rows that are drafted for.
+        plain (`list[int]`): the rows without drafts.
+        reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
+        was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
+        wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
+        step (`InFlightStep`, *optional*): the captured step that was launched for them.
+    """
+
+    requests: list[Request]
+    tree: TokenTree | DynamicTree | None = None
+    draws: bool = False
+    groups: list[DraftGroup] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
+    reading: list[int] = field(default_factory=list)
+    was_put_off: bool = False
+    wanted: StepKey | None = None
+    step: InFlightStep | None = None
+
+    def of(self, rows: list[int]) -> list[Request]:
+        """The requests of some of its rows."""
+        return [self.requests[row] for row in rows]
+
+    @cached_property
+    def own(self) -> list[Request]:
+        """The requests of all its rows, which stay the same once the part is complete: `put_off` keeps their order."""
+        return self.of(self.rows)
+
+    @property
+    def depth(self) -> int:
+        """Levels of the tree."""
+        return 0 if self.tree is None else self.tree.depth
+
+    @property
+    def drafted(self) -> list[int]:
+        """The rows of the groups, one group after the other."""
+        return [row for group in self.groups for row in group.rows]
+
+    @property
+    def draft_temperature(self) -> list[float]:
+        """The draft temperature of every row at present; 1 in rows without drafts."""
+        values = [group.asked.temperature.value for group in self.groups for _ in group.rows]
+        return values + [1.0] * len(self.plain)
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows, beginning with the rows that are drafted for."""
+        return self.drafted + self.plain
+
+    def put_off(self, reading: list[int]) -> None:
+        """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
+        self.was_put_off = bool(self.groups)
+        self.plain, self.groups, self.tree, self.draws = self.rows, [], None, False
+        self.reading = reading
+
+
+@dataclass
+class Outcome:
+    """
+    Result of a captured step.
+
+    Args:
+        walk (`Walk`): accepted nodes and new tokens of all rows, not yet appended to the requests.
+        drafted (`dict[int, int]`): number of valid draft tokens, by row, of the rows that were drafted for.
+        features (`list`): pairs of row numbers and the target's recorded features of the root and the accepted nodes,
+            `[rows, tokens, size]`; empty if features went directly to the draft's store (`Drafting.features`).
+        errors (`dict[int, str]`): error messages of the rows that fail.
+        spoiled (`dict[int, int]`): rows from which nothing is taken, see `rows_with_nan`, and their numbers of draft
+            tokens.
+        left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
+            before it: nothing is taken from them.
+        left_with_nan (`set[int]`): those of them whose K/V may have NaN now.
+        launched_at (`float`): when the step was launched (`time.perf_counter`).
+        captured (`bool`): whether a graph was captured first, which takes long.
+        only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+        was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+        learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
+    """
+
+    walk: Walk
+    drafted: dict[int, int] = field(default_factory=dict)
+    features: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    spoiled: dict[int, int] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+    left_with_nan: set[int] = field(default_factory=set)
+    launched_at: float = 0.0
+    captured: bool = False
+    only_read: bool = False
+    was_put_off: bool = False
+    learnt: set[DraftTemperature] = field(default_factory=set)
+
+    def take(self, part: StepPart) -> None:
+        """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
+        assert part.step is not None
+        report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
+        for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
+            if row in self.left_out:
+                if is_nan:
+                    self.left_with_nan.add(row)
+                continue
+            path, tokens = rest[:new], rest[new : 2 * new]
+            error = error_of(accepted, is_nan)
+            if is_nan and row in were_drafted:
+                self.spoiled[row] = drafted
+                continue
+            if error is not None:
+                self.errors[row] = error
+            self.walk.paths[row] = path[1 : max(accepted, 0) + 1]
+            self.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
+            if row in were_drafted:
+                self.drafted[row] = drafted
+        if part.draws:
+            overlaps = {row: of_row[3 + 2 * new :] for row, of_row in zip(part.rows, report, strict=False)}
+            self._learn(part.groups, overlaps)
+
+    def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:
+        """Lets the draft temperatures of groups learn from the reported overlaps of rows with a result."""
+        for group in groups:
+            temperature = group.asked.temperature
+            own = [overlaps[row] for row in group.rows if row in self.drafted]
+            if own and temperature not in self.learnt and temperature.begin_step():
+                temperature.learn(mean_overlaps(own))
+            self.learnt.add(temperature)

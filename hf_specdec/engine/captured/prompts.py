@@ -1,0 +1,255 @@
+"""Captured prefill chunks: forwards of target and head, and the first new token of requests that end in them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...cache.waiting_features import WaitingFeatures
+from ...forwards.node_inputs import causal_chain
+from ...graphs import Branch
+from ...trees import DraftTree, Topology
+from ...verification import Walk, rows_with_nan
+from ..request import Request
+from .captured import CapturedStep
+from .reports import HostCopy
+from .rows import RowValues, StepSize, WalkKind
+from .walks import RowWalks, error_of, kind_of
+
+
+if TYPE_CHECKING:
+    from ...forwards.features import Features
+    from ..drafting import Drafting
+    from ..scheduler import Chunk
+    from ..target import InFlightTarget
+    from .drafts import CapturedHead
+    from .runner import DeviceSteps
+
+MOST_PROMPT_STEPS = 64
+"""Most captured prefill steps that are kept."""
+ALL_KINDS = frozenset({WalkKind.GREEDY, WalkKind.TARGET})
+"""Kinds of walks in every prefill step, so that one graph serves all requests: a walk at a root costs little."""
+
+
+class PromptStep(CapturedStep):
+    """
+    A captured prefill step, which forwards a chunk of each row. The rows' tails have the chunk's tokens and the next.
+
+    Args:
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+        size (`StepSize`): number of rows, and of blocks and tokens per row; `size.lag` is the chunk width plus one.
+        has_head (`bool`): whether an EAGLE head reads the chunk as well.
+        compiles (`bool`): whether forwards are compiled before the capture.
+    """
+
+    is_vital = False
+
+    def __init__(self, target: InFlightTarget, drafting: Drafting, size: StepSize, has_head: bool, compiles: bool):
+        super().__init__(target, drafting, size)
+        self.compiles = compiles
+        self._store: Any = drafting.features
+        self._walks = RowWalks(self.rows, ALL_KINDS)
+        head: Any = drafting.captured_draft
+        self._head: CapturedHead | None = head(drafting, None, self.rows, None) if has_head else None
+        # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
+        self._held: Any = Topology.of_tree(None, target.device)
+        self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
+
+    def _let_models_go(self) -> None:
+        super()._let_models_go()
+        self._held = [self._held, None if self._head is None else self._head.without_drafter()]
+        self._head = None
+
+    def _run(self) -> list[torch.Tensor]:
+        rows, width = self.rows, self.rows.size.lag - 1
+        tokens, starts, last = rows.tail[:, :width], rows.lengths - rows.counts, rows.counts[:, None] - 1
+        # Padding is at the position of a row's last token: the model may know no later position.
+        depths = torch.arange(width, device=rows.device).minimum(last)
+        self._cache.write_tables = self._cache.writable_tables()
+        if self._head is not None:
+            self._head.write_as(self._cache)
+        self._cache.at(starts)
+        branch = Branch(rows.device)
+        with self._target.recorded_features(on_add=branch.begin) as watched:
+            chain = causal_chain(width, rows.device)
+            logits = self._forward(tokens, *chain, position_depths=depths, logits_to_keep=last[:, 0]).logits
+            if watched is not None and self._head is not None:
+                with branch.running():  # beside the target's last layers
+                    self._read_by_head(self._head, starts, watched, depths, last)
+        kept = torch.arange(len(logits), device=rows.device)[:, None]  # each row's own, of the rows' last tokens
+        if logits.shape[1] == width != len(logits):  # some models always return all logits
+            kept = last
+        logits = logits.gather(1, kept[:, :, None].expand(-1, 1, logits.shape[2]))
+        roots, draft = tokens.gather(1, last), DraftTree.empty(rows.size.rows, rows.device)
+        path, accepted, next_tokens = self._walks.walk(logits, draft, roots)
+        highest = logits.amax(dim=-1)
+        accepted = self._walks.checked(highest, path, accepted)
+        is_nan = rows_with_nan(logits, highest)
+        self._report.copy_(torch.stack([accepted, is_nan, next_tokens], dim=1))
+        return [self._report]
+
+    def _read_by_head(
+        self,
+        head: CapturedHead,
+        starts: torch.Tensor,
+        watched: Features,
+        depths: torch.Tensor,
+        last: torch.Tensor,
+    ) -> None:
+        """
+        Lets the head read the chunk, whose hidden states `watched` has recorded. The feature of a prompt's last token
+        is put into the store, where it waits.
+        """
+        store = self._store
+        features = watched.take(store.held.device, store.held.dtype)
+        self._compile(head.drafter.forward)
+        head.read(starts, self.rows.tail[:, 1:], features, depths)
+        of_last = features.gather(1, last[:, :, None].expand(-1, 1, features.shape[2]))[:, 0]
+        store.held.view(-1, store.held.shape[2]).index_copy_(0, self.rows.slots, of_last)
+
+    def launch(self) -> HostCopy:
+        """
+        Starts the step for the loaded rows and does not wait for it. Returns the copy of its report that is on its way
+        to the host, `[rows, 3]` int64: 0 (-1 for a resting row, or `NOTHING_TO_DRAW`), whether the logits have NaN,
+        and the next token.
+        """
+        self._replay()
+        report = HostCopy(self._report)  # the next launch may be before this one is read
+        report.start()
+        return report
+
+
+@dataclass(frozen=True)
+class LaunchedPrompts:
+    """
+    A launched prefill step in which the prefill of some requests ends.
+
+    Args:
+        requests (`list[Request]`): the requests whose prefill ends.
+        rows (`list[int]`): the rows of these requests.
+        report (`HostCopy` of `[rows, 3]`, int64): the step's report; see `PromptStep.launch`.
+    """
+
+    requests: list[Request]
+    rows: list[int]
+    report: HostCopy
+
+    def walk(self) -> Walk:
+        """Waits for the device and returns the first new token of each request; requests with an error fail."""
+        report, found = self.report.read(), Walk.start(len(self.requests), list(range(len(self.requests))))
+        for place, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
+            accepted, is_nan, token = report[row]
+            error = error_of(accepted, is_nan)
+            if error is not None:
+                request.fail(error)
+            else:
+                found.tokens[place] = [token]
+        return found
+
+
+class DevicePrompts:
+    """
+    Runs prefill chunks by captured steps. A step is captured when its size comes for the second time.
+
+    Args:
+        steps (`DeviceSteps`): the engine's decoding steps; if their capture fails, prefill is not captured either.
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+    """
+
+    def __init__(self, steps: DeviceSteps, target: InFlightTarget, drafting: Drafting):
+        # No reference cycle: K/V must be freed with the manager.
+        self._decoding_steps: DeviceSteps = weakref.proxy(steps)
+        self._target, self._drafting = target, drafting
+        self._steps: dict[StepSize, PromptStep] = {}
+        self._seen: set[StepSize] = set()
+        self._failed = False
+        self.draws_tokens = True
+        """
+        Whether captured steps draw the first token of sampled requests. They draw by other random numbers than the
+        host, so that a seed gives another text where a prompt of its size is the first, and read without a graph.
+        """
+
+    def give_up(self) -> None:
+        """Drops captured prefill steps and captures no more."""
+        self._failed = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops captured prefill steps and the sizes seen."""
+        self._steps.clear()
+        self._seen.clear()
+
+    def launch(self, chunk: Chunk, widths: tuple[int, ...]) -> HostCopy | None:
+        """
+        Starts a captured prefill of a chunk. Returns its report (see `PromptStep.launch`); None, with nothing changed,
+        if the chunk must be read without a captured step.
+
+        Args:
+            chunk (`Chunk`): the scheduler's chunk.
+            widths (`tuple[int, …]`): chunk widths in tokens for which there may be graphs.
+        """
+        if chunk.width not in widths:
+            return None
+        size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
+        is_second = size in self._seen
+        self._seen.add(size)
+        if not is_second or not all(self.can_read(request) for request in chunk.requests):
+            return None
+        step = self._steps.pop(size, None)
+        cache = self._target.cache
+        tables = [request.table for request in chunk.requests]
+        ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
+        is_new = step is None
+        if step is None:
+            has_head = self._target.forward.features is not None
+            steps = self._decoding_steps
+            compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
+            step = PromptStep(self._target, self._drafting, size, has_head, compiles)
+        step.load(chunk.requests, *self._values(chunk, ends))
+        if is_new and not self._decoding_steps.capture(step):
+            return None
+        self._steps[size] = step  # last: the most recently used
+        while len(self._steps) > MOST_PROMPT_STEPS:
+            del self._steps[next(iter(self._steps))]
+        report = step.launch()
+        for table, end in zip(tables, ends, strict=True):
+            cache.note_length(table, end)
+        self._drafting.note_read(chunk.requests, ends)
+        return report
+
+    def can_read(self, request: Request) -> bool:
+        """Whether captured steps can do all that prefill of a request needs."""
+        target, drafting = self._target, self._drafting
+        if self._failed or not self._decoding_steps.works or not target.cache.has_memory:
+            return False
+        if not target.forward.takes_logits_to_keep or request.options.device_warpers is None:
+            return False
+        if request.options.do_sample and not self.draws_tokens:
+            return False
+        return target.forward.features is None or (drafting.features is not None and drafting.can_be_captured)
+
+    def _values(self, chunk: Chunk, ends: list[int]) -> tuple[RowValues, list[int]]:
+        """Values of a chunk's rows, and the place in its text where each row begins; see `InFlightRows.load`."""
+        requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
+        starts = [end - count for end, count in zip(ends, counts, strict=True)]
+        begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
+        kinds = [kind_of(one, False) if begin else WalkKind.RESTS for one, begin in zip(requests, begins, strict=True)]
+        slots = [0 if store is None else store.unwanted_slot] * len(requests)
+        if store is not None:
+            for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):
+                if begin and request.options.plan is not None:
+                    slots[row] = store.first_slot(store.place(request))
+        nothing = [0] * len(requests)
+        values = RowValues(
+            kinds,
+            room=nothing,
+            counts=counts,
+            places=[WaitingFeatures.NOBODY] * len(requests),
+            slots=slots,
+            slot_steps=nothing,
+            draft_temperature=[1.0] * len(requests),
+        )
+        return values, starts

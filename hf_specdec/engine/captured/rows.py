@@ -1,0 +1,311 @@
+"""Inputs of a captured step per row, in one buffer that is copied to the device at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from ...cache.blocks import ZERO_BLOCK, BlockTable
+from ...cache.waiting_features import WaitingFeatures
+from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
+from ..distribution import uniform
+from ..request import Request
+
+
+class WalkKind(IntEnum):
+    """Verification of a row: none (`RESTS`), along the argmax, along tokens drawn from p, or by rejection."""
+
+    RESTS = 0
+    GREEDY = 1
+    TARGET = 2
+    REJECTION = 3
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """
+    Size of a captured step.
+
+    Args:
+        rows (`int`): number of rows.
+        blocks (`int`): blocks per block table; the last is `ZERO_BLOCK` in every row.
+        depth (`int`): levels of the tree.
+        lag (`int`): most unread tokens per row, root included, that the draft reads in the step.
+    """
+
+    rows: int
+    blocks: int
+    depth: int
+    lag: int
+
+    @classmethod
+    def of(cls, requests: list[Request], depth: int, lag: int, fewest_blocks: int = FEWEST_BLOCKS) -> StepSize:
+        """The smallest size with room for these requests, and for `fewest_blocks` blocks at least."""
+        blocks = max(len(request.table.blocks) for request in requests) + 1
+        return cls(next_size(len(requests)), max(fewest_blocks, next_power_of_two(blocks)), depth, lag)
+
+
+@dataclass
+class RowValues:
+    """
+    What the host loads for the rows of a captured step, in lists with one entry per request; see the attributes of
+    `InFlightRows`.
+    """
+
+    kinds: list[WalkKind]
+    room: list[int]
+    counts: list[int]
+    places: list[int]
+    slots: list[int]
+    slot_steps: list[int]
+    draft_temperature: list[float]
+
+
+class InFlightRows:
+    """
+    The rows of a captured step. Rows after those of requests are padding rows: they rest and have no blocks, so that
+    they write to `WASTE_BLOCK`.
+
+    The host loads all rows before a step (`load`). At its end the step moves its rows on (`advance`), so that it can
+    run again for the same requests before the host knows their new tokens.
+
+    Args:
+        size (`StepSize`): the step's size.
+        device (`torch.device`): device of the step.
+        unwanted_slot (`int`): the slot in `WaitingFeatures` to which rows without a place write.
+    """
+
+    def __init__(self, size: StepSize, device: torch.device, unwanted_slot: int):
+        self.size, self.device, self._unwanted_slot = size, device, unwanted_slot
+        rows, new = size.rows, size.depth + 1
+        moving = {
+            "lengths": (rows,),
+            "room": (rows,),
+            "counts": (rows,),
+            "slots": (rows,),
+            "tail": (rows, size.lag),
+        }
+        shapes = moving | {
+            "kinds": (rows,),
+            "places": (rows,),
+            "slot_steps": (rows,),
+            "temperature": (rows,),
+            "top_k": (rows,),
+            "top_p": (rows,),
+            "draft_temperature": (rows,),
+            "numbers_from": (rows,),
+            "numbers": (rows, 2 * new),
+            "tables": (rows, size.blocks),
+        }
+        sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        pinned = device.type == "cuda"
+        self._staged = torch.zeros(sum(sizes.values()), dtype=torch.long, device="cpu", pin_memory=pinned)
+        self._on_device = torch.zeros_like(self._staged, device=device)
+        self._was_copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._first_fixed = sum(sizes[name] for name in moving)
+        """Place in the buffer of the first value that `advance` does not change."""
+        staged, on_device, start = {}, {}, 0
+        for name, shape in shapes.items():
+            part = slice(start, start + sizes[name])
+            is_real = name in ("temperature", "top_p", "draft_temperature", "numbers")
+            values = self._on_device[part].view(torch.float64) if is_real else self._on_device[part]
+            staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
+            on_device[name] = values.view(shape)
+            start = part.stop
+        self._host = staged
+        self._loaded: list[tuple[BlockTable, int]] = []
+        """Block table of each row as last loaded, with its `num_changes` at that time."""
+        self.lengths: torch.Tensor = on_device["lengths"]
+        """Tokens of every row, root included, `[rows]` int64."""
+        self.room: torch.Tensor = on_device["room"]
+        """Levels of draft tokens that each row can use, `[rows]` int64."""
+        self.kinds: torch.Tensor = on_device["kinds"]
+        """The `WalkKind` of each row, `[rows]` int64."""
+        self.counts: torch.Tensor = on_device["counts"]
+        """Tokens of each row that the draft has not read, root included, or in a prefill chunk; `[rows]` int64."""
+        self.places: torch.Tensor = on_device["places"]
+        """Place of each row's features in `WaitingFeatures`, `[rows]` int64."""
+        self.slots: torch.Tensor = on_device["slots"]
+        """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
+        self.slot_steps: torch.Tensor = on_device["slot_steps"]
+        """
+        Slots by which a new token moves `slots` on, `[rows]` int64: 1 in rows whose features wait, 0 in rows whose
+        features an EAGLE head reads in every step, and in rows without a place.
+        """
+        self.tail: torch.Tensor = on_device["tail"]
+        """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
+        self.temperature: torch.Tensor = on_device["temperature"]
+        """Sampling temperature of each row, `[rows]` float64; 1 for none."""
+        self.top_k: torch.Tensor = on_device["top_k"]
+        """Top-k of each row, `[rows]` int64; 0 for none."""
+        self.top_p: torch.Tensor = on_device["top_p"]
+        """Top-p of each row, `[rows]` float64; 1 for none."""
+        self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
+        """Draft temperature of each row, `[rows]` float64; see `Drawing`."""
+        self._numbers, self._numbers_from = on_device["numbers"], on_device["numbers_from"]
+        self._depths = torch.arange(new, device=device)
+        self.tables: torch.Tensor = on_device["tables"]
+        """Block table of each row, `[rows, blocks]` int64."""
+        self._clear(0)
+
+    def _clear(self, first: int) -> None:
+        """Makes the rows from `first` on padding rows."""
+        host = self._host
+        for name in ("room", "kinds", "slot_steps", "top_k", "tail"):
+            host[name][first:] = 0
+        host["places"][first:] = WaitingFeatures.NOBODY
+        host["slots"][first:] = self._unwanted_slot
+        for name in ("counts", "temperature", "top_p", "draft_temperature"):
+            host[name][first:] = 1
+        host["lengths"][first:] = 2  # a head's cache is one token behind
+        host["numbers_from"][first:] = host["lengths"][first:]
+        host["numbers"][first:] = -1.0
+        host["tables"][first:] = ZERO_BLOCK
+
+    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
+        """
+        Copies the rows of a step to the device. With `starts`, as in prefill, a row's text counts only up to `starts +
+        counts`, and its tail begins at its start and is filled with as many tokens as it has room for.
+        """
+        if self._was_copied is not None:
+            self._was_copied.synchronize()  # the last copy has left the staging buffer
+        host, number, counts = self._host, len(requests), values.counts
+        if starts is None:
+            starts = [request.length - count for request, count in zip(requests, counts, strict=True)]
+        host["lengths"][:number] = [start + count for start, count in zip(starts, counts, strict=True)]
+        for name, of_rows in vars(values).items():
+            host[name][:number] = of_rows
+        if self.size.lag == 1:
+            host["tail"][:number, 0] = [request.tokens[-1] for request in requests]
+        for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            if self.size.lag > 1:
+                tail = request.tokens[start : start + self.size.lag]
+                host["tail"][row] = request.tokens[-1]
+                host["tail"][row, : len(tail)] = tail
+        host["numbers"][:number] = -1.0
+        self._load_numbers(requests)
+        host["numbers_from"][:number] = host["lengths"][:number]
+        self._load_tables(requests)
+        self._clear(number)
+        self._copy_from(0)
+
+    def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
+        """
+        Copies what has changed in the loaded rows, besides the values that `advance` moves on, to the device, for
+        another run of the step: block tables, draft temperatures, and the random numbers of seeds.
+        """
+        if self._was_copied is not None:
+            self._was_copied.synchronize()
+        before = self._host["draft_temperature"][: len(requests)]
+        have_changed = [not np.array_equal(before, draft_temperature)]
+        have_changed += [self._load_tables(requests), self._load_numbers(requests)]
+        if any(have_changed):
+            before[:] = draft_temperature
+            self._copy_from(self._first_fixed)
+
+    def _copy_from(self, first: int) -> None:
+        """Copies the staged values from the place `first` on to the device."""
+        self._on_device[first:].copy_(self._staged[first:], non_blocking=True)
+        if self._was_copied is not None:
+            self._was_copied.record()
+
+    def _load_numbers(self, requests: list[Request]) -> bool:
+        """
+        Stages the random numbers of requests with a seed for the positions from the end of their texts on: as many as
+        two runs can use, since one may be on its way. Returns whether there are any.
+        """
+        has_any, host = False, self._host
+        for row, request in enumerate(requests):
+            seed, length = request.options.seed, request.length
+            if seed is not None and request.options.do_sample:
+                positions = range(length, length + host["numbers"].shape[1])
+                host["numbers"][row] = [uniform(seed, position) for position in positions]
+                host["numbers_from"][row], has_any = length, True
+        return has_any
+
+    def _load_tables(self, requests: list[Request]) -> bool:
+        """
+        Stages warpers and block tables of rows whose request or blocks have changed since the last step. Returns
+        whether there were any.
+        """
+        host, before = self._host, self._loaded
+        self._loaded = [(request.table, request.table.num_changes) for request in requests]
+        for row, (request, now) in enumerate(zip(requests, self._loaded, strict=True)):
+            if row < len(before) and before[row] == now:
+                continue
+            warpers = request.options.device_warpers
+            values = {} if warpers is None else warpers.values
+            for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
+                host[name][row] = values.get(name, without)
+            host["tables"][row] = ZERO_BLOCK
+            host["tables"][row, : len(request.table.blocks)] = request.table.blocks
+        return before != self._loaded
+
+    def advance(
+        self,
+        accepted: torch.Tensor,
+        new: torch.Tensor,
+        compiled: Callable[[Callable], Callable] = lambda function: function,
+    ) -> None:
+        """
+        Moves the rows on by the tokens of a step, so that it can run again: all values but those that the host alone
+        knows (block tables, draft temperatures, random numbers of seeds). Rows that rest or could not be drawn stay
+        where they are.
+
+        Args:
+            accepted (`torch.Tensor` of shape `[rows]`, int64): number of accepted nodes; negative for rows without a
+                result.
+            new (`torch.Tensor` of shape `[rows, depth + 1]`, int64): the new tokens of every row, as many as accepted
+                and one, padded with -1.
+            compiled (`Callable`): compiles the function of tensors that computes the new values, or leaves it.
+        """
+        moving = self.lengths, self.slots, self.room, self.counts, self.tail
+        for value, moved in zip(moving, compiled(_moved)(*moving, self.slot_steps, accepted, new), strict=True):
+            value.copy_(moved)
+
+    def keep_no_features(self) -> None:
+        """Lets new features be written to the unwanted place until rows are loaded again."""
+        self.slots.fill_(self._unwanted_slot)
+
+    @property
+    def uniforms(self) -> torch.Tensor:
+        """Random numbers of a row with a seed, by depth, `[rows, depth + 1]` float64; negative without a seed."""
+        # Rows without a seed may be anywhere.
+        offsets = (self.lengths - self._numbers_from).clamp(max=self.size.depth + 1)
+        return self._numbers.gather(1, offsets[:, None] + self._depths)
+
+    @property
+    def roots(self) -> torch.Tensor:
+        """The root of every row, `[rows, 1]` int64: the last token of its tail."""
+        return self.tail[:, -1:]
+
+
+def _moved(
+    lengths: torch.Tensor,
+    slots: torch.Tensor,
+    room: torch.Tensor,
+    counts: torch.Tensor,
+    tail: torch.Tensor,
+    slot_steps: torch.Tensor,
+    accepted: torch.Tensor,
+    new: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """The first five after a step; see `InFlightRows.advance`."""
+    moves, lag = accepted >= 0, tail.shape[1]
+    steps = torch.where(moves, accepted + 1, 0)
+    tokens = new.clamp(min=0)  # a row with NaN may have no token
+    last = tokens.gather(1, accepted.clamp(min=0)[:, None])
+    if lag > new.shape[1]:
+        tokens = torch.nn.functional.pad(tokens, (0, lag - new.shape[1]))
+    tokens = torch.where(torch.arange(lag, device=tail.device) < steps[:, None], tokens, last)
+    return (
+        lengths + steps,
+        slots + steps * slot_steps,
+        (room - steps).clamp(min=0),
+        torch.where(moves, steps, counts),
+        torch.where(moves[:, None], tokens, tail),
+    )

@@ -1,0 +1,292 @@
+"""Running captured steps: which steps are captured, which graph runs them, and what the host does with reports."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from transformers.utils import logging
+
+from ...compiling.layers import any_number_of_shapes
+from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+from ...graphs.paged import FEWEST_BLOCKS
+from ...kernels import DTYPES, kernels_are_installed
+from ...verification import Walk
+from ..request import Request
+from .captured import CapturedStep
+from .parts import DraftGroup, Outcome, StepPart
+from .prompts import DevicePrompts
+from .repeats import Repeats
+from .rows import RowValues, StepSize
+from .step import InFlightStep, StepKey, StepKind
+from .stored import CapturedSteps
+from .values import ValuesOfRows
+from .walks import kinds_among
+
+
+if TYPE_CHECKING:
+    from ..drafting import Drafting
+    from ..target import InFlightTarget
+
+logger = logging.get_logger(__name__)
+
+MOST_PARTS = 3
+"""Most parts of a step, one for each tree that requests ask for. Every part is a forward of the target."""
+
+
+class DeviceSteps:
+    """
+    The captured steps of an engine. A step is captured when it is first needed and no larger graph can run it. After a
+    failed capture of a decoding step, no step is captured any more.
+
+    Args:
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+        cuda_graphs (`bool` or `"auto"`): `SpeculativeConfig.cuda_graphs`.
+        pool (`GraphPool`, *optional*): memory that all graphs of the engine share.
+        compiles (`bool`): whether forwards are compiled before the capture; if that fails, they are only captured.
+        compiles_whole (`bool`): whether they are compiled as a whole, anew for every step: faster steps, but only for
+            a batch that stays the same.
+        fewest_blocks (`int`): see `StepSize.of`.
+    """
+
+    def __init__(
+        self,
+        target: InFlightTarget,
+        drafting: Drafting,
+        cuda_graphs: bool | Literal["auto"] = False,
+        pool: GraphPool | None = None,
+        compiles: bool = False,
+        compiles_whole: bool = False,
+        fewest_blocks: int = FEWEST_BLOCKS,
+    ):
+        self.compiles, self.compiles_whole = compiles, compiles_whole
+        """Whether forwards are compiled before the capture; and whether as a whole."""
+        self.fewest_blocks = fewest_blocks
+        self.mixes_rows = True
+        """
+        Whether rows of a step may be verified in different ways, and have seeds; else a step does what its rows need.
+        """
+        self._target, self._drafting, self._cuda_graphs, self._pool = target, drafting, cuda_graphs, pool
+        self._values, self._steps = ValuesOfRows(drafting), CapturedSteps()
+        self._fingerprint: Any = None
+        self.has_failed = False
+        """Whether a capture has failed, after which no step is captured."""
+        self.deliver_results: Callable[[], None] = lambda: None
+        """Called by the engine's thread while the device runs a step, and before a capture, which takes long."""
+        self.works = False
+        """Whether steps can be captured; see `renew`."""
+        self.read_width = 0
+        """Least width at which EAGLE heads read in every step, as in a warm-up; 0: they read when they have to."""
+        self.prompts = DevicePrompts(self, target, drafting)
+        """Captured prefill steps."""
+        self._captures = 0
+
+    def capturing_every_size(self) -> AbstractContextManager[None]:
+        """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
+        return self._steps.capturing_every_size()
+
+    def renew(self) -> None:
+        """Drops captured steps if weights have moved since, and checks again whether steps can be captured."""
+        models = (self._target.model, *self._drafting.models)
+        forward = self._target.forward
+        self.works = (
+            self._cuda_graphs is not False
+            and not self.has_failed
+            and kernels_are_installed()
+            and all(obstacle_to_graphs(model, "auto") is None for model in models)
+            and all(model.device == self._target.device for model in models)
+            and forward.can_be_captured
+            and forward.has_kernel
+            and forward.dtype in DTYPES
+        )
+        if self.compiles and not self.works and not self.has_failed:
+            warnings.warn(
+                "`compile=True` has no effect: steps of these requests do not run whole on a CUDA device.",
+                stacklevel=2,
+            )
+            self.compiles = False
+        fingerprint = [fingerprint_of(model) for model in models]
+        if fingerprint != self._fingerprint:
+            self._steps.clear()
+            self.prompts.clear()
+            if self._pool is not None:
+                self._pool.leave()
+        self._fingerprint = fingerprint
+
+    # ---------------------------------------------------------------------------------------------------- which steps
+
+    def run(
+        self, requests: list[Request], groups: Sequence[DraftGroup], goes_on: Callable[[], bool] = lambda: False
+    ) -> Iterator[Outcome]:
+        """
+        Runs a captured step of all these requests, and yields its outcome. Yields nothing if the step cannot be
+        captured; requests and draft are then unchanged, except that features of parts before one whose capture failed
+        are zero. (That happens at most once, since a failure ends all captures. Drafts from them may be worse.)
+
+        As long as `goes_on` agrees, the step is launched again for the same requests, each time before the run on its
+        way has been read, and more outcomes follow: the device does not wait for the host. `goes_on` is called when
+        the run on its way is the only one whose outcome has not been yielded and taken, and there are blocks for
+        another; if it agrees, the step runs again. Until all outcomes have been taken, requests must keep their
+        blocks.
+        """
+        parts = self._parts(requests, groups)
+        if parts is None:
+            return
+        captures = self._captures
+        outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
+        for number, part in enumerate(parts):
+            step = part.step = self._launch(part)
+            if step is None:
+                self._drop_features(parts[:number])
+                return
+            outcome.launched_at = outcome.launched_at or step.launched_at
+            if len(parts) == 1:
+                repeats = Repeats(part, step, self._target, self._drafting)
+                is_ahead = self._launch_ahead(repeats, goes_on)
+            self._take(part, outcome)
+        for part in parts:
+            self._note(part, outcome)
+        outcome.captured = captures != self._captures
+        yield outcome
+        while repeats is not None and is_ahead:
+            left_out = repeats.leavers(outcome)
+            outcome = Outcome(Walk.start(len(requests), []), left_out=left_out, launched_at=repeats.step.launched_at)
+            is_ahead = self._launch_ahead(repeats, goes_on)
+            self._take(repeats.part, outcome)
+            self._note(repeats.part, outcome)
+            repeats.count_drafts(outcome)
+            yield outcome
+
+    def _drop_features(self, parts: list[StepPart]) -> None:
+        """Zeroes the new features, NaN perhaps, that these parts have written and of which nothing is taken."""
+        if self._drafting.features is not None:
+            for part in parts:
+                read = {*part.drafted, *part.reading}
+                for row in part.rows:  # those that were not read have new features after their waiting ones
+                    self._drafting.features.wipe(part.requests[row], 0 if row in read else None)
+
+    def _launch_ahead(self, repeats: Repeats, goes_on: Callable[[], bool]) -> bool:
+        """Starts the next run of a step while one is on its way, if it can and may run. Returns whether it does."""
+        wanted = repeats.part.wanted
+        can_go_on = wanted is not None and repeats.step.can_repeat and self._steps.may_repeat(wanted)
+        if not can_go_on or not repeats.has_room() or not goes_on():
+            return False
+        repeats.launch()
+        return True
+
+    def _parts(self, requests: list[Request], groups: Sequence[DraftGroup]) -> list[StepPart] | None:
+        """
+        Groups the rows by their trees. Rows without drafts join the first part, or make a part of their own if they
+        outnumber its drafted rows. None if not all rows can be in captured steps.
+        """
+        can_run = self.works and self._target.cache.has_memory
+        if not can_run or any(request.options.device_warpers is None for request in requests):
+            return None
+        parts: dict[Any, StepPart] = {}
+        for group in groups:
+            plan: Any = group.asked.plan
+            if not self._drafting.can_be_captured:
+                return None
+            if plan.tree.depth > self._drafting.most_levels:
+                return None
+            key = plan.tree, plan.draws_children
+            part = parts.setdefault(key, StepPart(requests, *key))
+            part.groups.append(group)
+        drafted = {row for group in groups for row in group.rows}
+        plain = [row for row in range(len(requests)) if row not in drafted]
+        found = list(parts.values())
+        if plain and found and len(plain) <= len(found[0].drafted):
+            found[0].plain = plain
+        elif plain:
+            found.append(StepPart(requests, plain=plain))
+        return found if len(found) <= MOST_PARTS else None
+
+    # ------------------------------------------------------------------------------------------------------- one part
+
+    def _launch(self, part: StepPart) -> InFlightStep | None:
+        """Starts the step of a part's rows and returns it; None if its capture failed."""
+        lag, values = self._values.of(part, self.read_width)
+        kind = StepKind(
+            tree=part.tree,
+            kinds=kinds_among(values.kinds, part.draws) if self.mixes_rows else frozenset(values.kinds),
+            has_seeds=self.mixes_rows,
+            draws=part.draws,
+            is_filtered=part.draws and any(map(_is_filtered, part.of(part.drafted))),
+            reads=bool(part.reading),
+            compiles=self.compiles,
+            compiles_whole=self.compiles_whole,
+        )
+        part.wanted = StepKey(kind, StepSize.of(part.own, part.depth, lag, self.fewest_blocks))
+        step = self._step_for(part.wanted, part, values)
+        if step is not None:
+            step.launch()
+        return step
+
+    def _step_for(self, wanted: StepKey, part: StepPart, values: RowValues) -> InFlightStep | None:
+        """A captured step of a kind and size, with the part's requests loaded; None if its capture failed."""
+        key, own = self._steps.chosen(wanted), part.own
+        step = self._steps.get(key)
+        is_new = step is None
+        if step is None:
+            asked = part.groups[0].asked if part.groups else None
+            step = InFlightStep(self._target, self._drafting, key, asked)
+        step.load(own, values)
+        if is_new:
+            step.rows.keep_no_features()  # a capture may run the step twice, and features are read first
+            if not self.capture(step):
+                if not key.kind.compiles:
+                    return None
+                plain = wanted._replace(kind=replace(wanted.kind, compiles=False))
+                return self._step_for(plain, part, values)
+            step.load(own, values)
+            self._steps.add(key, step)
+        return step
+
+    def capture(self, step: CapturedStep) -> bool:
+        """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
+        self.deliver_results()  # results would have to wait for the capture
+        compiles = step.compiles
+        if compiles and self._captures == 0:
+            name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
+            logger.warning(f"Compiling the {what} of {name}. This takes some minutes, once.")
+        try:
+            with any_number_of_shapes() if compiles else nullcontext():
+                step.capture(RECORDERS[self._target.device.type], self._pool)
+        except Exception as error:  # for whatever reason: requests run without captured steps
+            if compiles:
+                self.compiles = False
+            elif not step.is_vital:
+                self.prompts.give_up()
+            else:
+                self.works, self.has_failed = False, True
+                self._steps.clear()
+                self.prompts.give_up()
+            what = "compiled" if compiles else "captured in a CUDA graph"
+            warn_of_failed_capture(self._target.model, error, "A step", what)
+            return False
+        self._captures += 1
+        return True
+
+    def _note(self, part: StepPart, outcome: Outcome) -> None:
+        """Takes note of what the draft has read in a part's step."""
+        if part.step is not None and part.step.features is not None:  # a copy: the next replay overwrites it
+            outcome.features.append((part.rows, part.step.features[: len(part.rows)].clone()))
+        read = [row for row in part.drafted + part.reading if row not in outcome.left_out]
+        self._drafting.note_proposed(part.of(read))
+        outcome.was_put_off |= part.was_put_off
+        outcome.only_read |= bool(part.reading)
+
+    def _take(self, part: StepPart, outcome: Outcome) -> None:
+        """
+        Waits for the report of a part's step and adds it to `outcome`. The host delivers earlier results meanwhile.
+        """
+        self.deliver_results()
+        outcome.take(part)
+
+
+def _is_filtered(request: Request) -> bool:
+    warpers = request.options.device_warpers
+    return request.options.do_sample and warpers is not None and not warpers.values.keys() <= {"temperature"}

@@ -1,0 +1,193 @@
+"""A captured decoding step of requests in flight."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ...cache.compaction import Compaction
+from ...compiling.layers import compiled_function
+from ...trees import DynamicTree, TokenTree
+from ...verification import DraftTemperature, new_tokens, rows_with_nan
+from .captured import CapturedStep
+from .drafts import CapturedDraft, NoDraft
+from .reports import Reports
+from .rows import RowValues, StepSize, WalkKind
+from .walks import RowWalks
+
+
+if TYPE_CHECKING:
+    from ...drafters import DraftRequest
+    from ..drafting import Drafting
+    from ..request import Request
+    from ..target import InFlightTarget
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """
+    Properties of a captured step that are fixed at its capture, apart from its size.
+
+    Args:
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree that the draft grows; None for no tree.
+        kinds (`frozenset[WalkKind]`): kinds of verification among the rows.
+        draws (`bool`): whether children are drawn.
+        has_seeds (`bool`): whether rows may have a seed of their own.
+        is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
+        reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
+        compiles (`bool`): whether forwards are compiled before the capture.
+        compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
+    """
+
+    tree: TokenTree | DynamicTree | None
+    kinds: frozenset[WalkKind]
+    draws: bool = False
+    has_seeds: bool = True
+    is_filtered: bool = False
+    reads: bool = False
+    compiles: bool = False
+    compiles_whole: bool = False
+
+    @property
+    def done_by(self) -> tuple[StepKind, ...]:
+        """Kinds whose steps can run the rows: this one, and the filtered one, whose filters may be off in any row."""
+        return (self, replace(self, is_filtered=True)) if self.draws and not self.is_filtered else (self,)
+
+
+class StepKey(NamedTuple):
+    """What is fixed at a capture."""
+
+    kind: StepKind
+    size: StepSize
+
+
+class InFlightStep(CapturedStep):
+    """
+    A captured decoding step: the draft, the target's forward, the walk, and the commit.
+
+    Args:
+        target (`InFlightTarget`), drafting (`Drafting`): the engine's target and draft.
+        key (`StepKey`): tree and kinds of verification of the step, and its size: the number of rows, and of blocks,
+            levels and tokens per row, for which it has room.
+        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+    """
+
+    def __init__(self, target: InFlightTarget, drafting: Drafting, key: StepKey, asked: DraftRequest | None):
+        kind, size = key
+        super().__init__(target, drafting, size)
+        self.kind, device = kind, target.device
+        self.draft: CapturedDraft = NoDraft(self.rows)
+        if kind.reads or kind.tree is not None:
+            assert drafting.captured_draft is not None  # only drafts that can be captured are asked for trees
+            self.draft = drafting.captured_draft(drafting, kind.tree, self.rows, asked)
+        drawn_by = self.draft.drafter if kind.draws else None
+        self._walks = RowWalks(self.rows, kind.kinds, drawn_by, kind.is_filtered, kind.has_seeds)
+        self._drawing = self._walks.drawing
+        self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
+        self._levels = torch.arange(size.depth + 1, device=device)
+        width = 3 + 2 * (size.depth + 1) + (0 if self._drawing is None else len(DraftTemperature.GRID))
+        self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
+        self._reports = Reports(self._report)
+        self.launched_at = 0.0
+        """When the last run was launched (`time.perf_counter`)."""
+        self._store = drafting.features
+        self._features: list[torch.Tensor] = []
+
+    @property
+    def features(self) -> torch.Tensor | None:
+        """
+        Recorded features of the target at the root and the accepted nodes, `[rows, depth + 1, size]`; None if none are
+        recorded, or if they go to the draft's `WaitingFeatures`, after the features that wait there.
+        """
+        return self._features[0] if self._features else None
+
+    @property
+    def compiles(self) -> bool:  # type: ignore[override]
+        return self.kind.compiles
+
+    @property
+    def compiles_whole(self) -> bool:  # type: ignore[override]
+        return self.kind.compiles_whole
+
+    def _let_models_go(self) -> None:
+        super()._let_models_go()
+        self.draft = self.draft.without_drafter()
+
+    def _run(self) -> list[torch.Tensor]:
+        forward, cache = self._forward, self._cache
+        cache.write_tables = cache.writable_tables()
+        self.draft.write_as(cache)
+        if self.draft.drafter is not None:
+            self._compile(self.draft.drafter.forward)
+        rows, depth = self.rows, self.rows.size.depth
+        draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
+        topology = draft.topology
+        usable = draft.usable(rows.room)
+        # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
+        tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
+        cache.at(rows.lengths - 1)
+        features = None
+        with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
+            depths = topology.depths * usable
+            logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
+            if watched is not None:
+                features = watched.take(rows.device, logits.dtype)
+        path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~usable, -1))
+        for compaction in self._compactions:
+            compaction(rows.lengths - 1, path, accepted, rows.tables)
+        if features is not None:
+            kept = features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2])) if depth > 0 else features
+            if self._store is not None:
+                held = self._store.held.flatten(0, 1)
+                slots = (rows.slots[:, None] + self._levels).flatten() if depth > 0 else rows.slots
+                held.index_copy_(0, slots, kept.flatten(0, 1).to(held))
+            else:
+                if not self._features:
+                    self._features.append(torch.empty_like(kept))
+                self._features[0].copy_(kept)
+        new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
+        highest = logits.amax(dim=-1)
+        is_nan = rows_with_nan(logits, highest)
+        drafted = usable[:, 1:].expand(len(path), -1).sum(dim=1)
+        accepted = self._walks.checked(highest, path, accepted)
+        report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
+        if self._drawing is not None:
+            report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
+        self._report.copy_(torch.cat(report, dim=1))
+        if self.can_repeat:
+            is_compiled = self.compiles and self.compiles_whole
+            rows.advance(accepted, new, compiled_function if is_compiled else lambda function: function)
+        return [self._report]
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether the step can run again for rows that have moved on, with nothing but their block tables loaded."""
+        return not self.kind.reads and self.features is None
+
+    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
+        self._reports.forget()  # of steps that ended in an exception
+        super().load(requests, values, starts)
+
+    def load_changes(self, requests: list[Request], draft_temperature: list[float]) -> None:
+        """Copies what the host changes between two runs for the same rows; see `InFlightRows.load_changes`."""
+        self._clean(requests)
+        self.rows.load_changes(requests, draft_temperature)
+
+    def launch(self) -> None:
+        """Starts the step for the loaded rows, or for rows that its last run has moved on. Does not wait for it."""
+        self.launched_at = time.perf_counter()
+        self._replay()
+        self._reports.fetch()
+
+    def report(self) -> list[list[int]]:
+        """
+        Waits for the first run whose report has not been read, which is the last or the last but one, and returns the
+        report of each row, a list of integers: the number of accepted nodes (-1
+        for a resting row, or `NOTHING_TO_DRAW`), the number of valid draft tokens, whether the logits have NaN; the
+        nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; and where children
+        were drawn, `Drawing.reported_overlaps`.
+        """
+        return self._reports.read()

@@ -1,0 +1,91 @@
+"""Verification on the device: walks along the best tokens, by draws from p, or by rejection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from ...trees import DraftTree
+from .drawing import Drawing
+
+
+NOTHING_TO_DRAW = -2
+"""Reported in place of the number of accepted nodes where a token was drawn from logits without a softmax."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """
+    The walk of every row: along the target's best tokens, along tokens drawn from p, or by rejection.
+
+    Args:
+        kind (`str`): `greedy`, `target` or `rejection`.
+        temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
+            `[batch]`, int64, *optional*): values of the warpers that make p, in the order temperature, top-k, top-p.
+        drawing (`Drawing`, *optional*): for `rejection`, the distribution from which children were drawn.
+    """
+
+    kind: Literal["greedy", "target", "rejection"]
+    temperature: torch.Tensor | None = None
+    top_k: torch.Tensor | None = None
+    top_p: torch.Tensor | None = None
+    drawing: Drawing | None = None
+
+    @property
+    def do_sample(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.kind != "greedy"
+
+    def walk(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        draft: DraftTree,
+        by_depth: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """
+        Walks every row; see `hf_specdec_kernels.greedy_walk`, `target_walk` and `rejection_walk` for options and
+        result.
+
+        Args:
+            by_depth (`torch.Tensor` of shape `[batch, depth + 1]`, float64, *optional*): uniform random numbers, by
+                depth; where they are negative or not given, torch's generator draws them.
+        """
+        from hf_specdec_kernels import greedy_walk, rejection_walk, target_walk
+
+        topology = draft.topology
+        if self.kind == "greedy":
+            return greedy_walk(logits, tokens, topology.parents, **options)
+        uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
+        if by_depth is not None:
+            given = by_depth.gather(1, topology.depths.expand(uniforms.shape))
+            uniforms = torch.where(given >= 0, given, uniforms)
+        options |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        if self.kind == "target":
+            return target_walk(logits, tokens, topology.parents, uniforms, **options)
+        assert self.drawing is not None and draft.scores is not None and isinstance(draft.score_index, torch.Tensor)
+        return rejection_walk(
+            logits,
+            draft.scores,
+            tokens,
+            topology.parents,
+            uniforms,
+            draft_index=draft.score_index,
+            draft_columns=self.drawing.columns,
+            draft_temperature=draft.temperature,
+            **options,
+        )
+
+    def checked(self, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """
+        The numbers of accepted nodes, `[batch]`; where a token was drawn from logits with NaN, +inf or nothing but
+        -inf, `NOTHING_TO_DRAW`. `highest` (`[batch, nodes]`) are the largest logits of all nodes.
+        """
+        if not self.do_sample:
+            return accepted
+        visited = torch.arange(path.shape[1], device=path.device) <= accepted[:, None]
+        is_bad = ((highest - highest).gather(1, path) != 0) & visited  # what is not finite leaves NaN
+        return accepted.masked_fill(is_bad.any(dim=1), NOTHING_TO_DRAW)

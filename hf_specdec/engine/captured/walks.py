@@ -1,0 +1,116 @@
+"""Verification in captured steps: the walks of rows that are greedy, sampled, or verified by rejection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...trees import DraftTree
+from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
+from ..request import Request
+from .drawing import Drawing
+from .rows import InFlightRows, WalkKind
+from .verdicts import NOTHING_TO_DRAW, Verdict
+
+
+class RowWalks:
+    """
+    Walks the rows of a captured step down their trees, each by its own kind of verification.
+
+    Args:
+        rows (`InFlightRows`): the step's rows.
+        kinds (`frozenset[WalkKind]`): kinds of verification among the rows.
+        drawn_by (`Drafter`, *optional*): the drafter, if its children are drawn.
+        draft_is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p, which takes time. (The
+            target's top-k and top-p are always applied: a row without them costs a comparison.)
+        has_seeds (`bool`): whether rows may have a seed of their own.
+    """
+
+    def __init__(
+        self,
+        rows: InFlightRows,
+        kinds: frozenset[WalkKind],
+        drawn_by: Any = None,
+        draft_is_filtered: bool = False,
+        has_seeds: bool = True,
+    ):
+        self._rows, self._kinds, self._has_seeds = rows, kinds, has_seeds
+        temperature, filters = {"temperature": rows.temperature}, {"top_k": rows.top_k, "top_p": rows.top_p}
+        self._warpers: dict[str, torch.Tensor] = temperature | filters
+        of_draft = self._warpers if draft_is_filtered else temperature
+        self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.draft_temperature, **of_draft)
+        """The distribution from which children are drawn; None if they are not drawn."""
+
+    def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Paths, numbers of accepted nodes and next tokens of all rows; see `Verdict.walk`."""
+        rows, found = self._rows, None
+        uniforms = rows.uniforms if self._has_seeds and self._kinds != {WalkKind.GREEDY} else None
+        for kind in sorted(self._kinds):
+            verdict = self._verdict(kind)
+            is_own = rows.kinds == kind
+            walks = verdict.walk(logits, tokens, draft, by_depth=uniforms, max_depth=rows.size.depth, active=is_own)
+            if found is None:
+                found = tuple(walks)
+            else:
+                own = is_own[:, None]
+                found = (
+                    torch.where(own, walks.path, found[0]),
+                    torch.where(is_own, walks.accepted, found[1]),
+                    torch.where(is_own, walks.next_tokens, found[2]),
+                )
+        assert found is not None
+        return found
+
+    def _verdict(self, kind: WalkKind) -> Verdict:
+        if kind == WalkKind.GREEDY:
+            return Verdict("greedy")
+        values: Any = {name: value if name == "top_k" else value.float() for name, value in self._warpers.items()}
+        if kind == WalkKind.TARGET:
+            return Verdict("target", **values)
+        return Verdict("rejection", drawing=self.drawing, **values)
+
+    def checked(self, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; see `Verdict`."""
+        if self._kinds == {WalkKind.GREEDY}:
+            return accepted
+        draws = self._rows.kinds >= WalkKind.TARGET
+        return torch.where(draws, Verdict("target").checked(highest, path, accepted), accepted)
+
+
+def kind_of(request: Request, draws_children: bool) -> WalkKind:
+    """Kind of verification of a request; `draws_children` says whether the children of its tree are drawn."""
+    if not request.options.do_sample:
+        return WalkKind.GREEDY
+    plan = request.options.plan
+    return WalkKind.REJECTION if draws_children and plan is not None and plan.uses_rejection else WalkKind.TARGET
+
+
+def kinds_among(kinds: list[WalkKind], draws_children: bool) -> frozenset[WalkKind]:
+    """
+    Kinds of walks in a step with rows of these kinds. If any row is sampled, all possible kinds are included: another
+    walk costs less than another graph for every mix of rows.
+    """
+    if set(kinds) == {WalkKind.GREEDY}:
+        return frozenset({WalkKind.GREEDY})
+    return frozenset({WalkKind.GREEDY, WalkKind.TARGET} | ({WalkKind.REJECTION} if draws_children else set()))
+
+
+def error_of(accepted: int, is_nan: int) -> str | None:
+    """
+    The error message of a row with these values in its report; None if there is no error.
+
+    Args:
+        accepted (`int`): number of accepted nodes, -1 or `NOTHING_TO_DRAW`.
+        is_nan (`int`): whether the logits have NaN.
+
+    Raises:
+        RuntimeError: if the row rested (-1) although it belongs to a request.
+    """
+    if is_nan:
+        return NAN_LOGITS
+    if accepted == NOTHING_TO_DRAW:
+        return NOTHING_TO_CHOOSE
+    if accepted < 0:
+        raise RuntimeError("A step on the device has passed by a request. Use `cuda_graphs=False`.")
+    return None

@@ -1,0 +1,131 @@
+"""`Drafting`: what proposes draft trees for the requests of a step."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...cache.paged_cache import PagedCache
+from ...cache.waiting_features import WaitingFeatures
+from ...drafters import DraftRequest
+from ...trees import DraftTree, Evidence
+from ..request import Request
+
+
+if TYPE_CHECKING:
+    from ..captured.drafts import GrowingDraft
+    from ..target import InFlightTarget
+
+
+class Drafting(ABC):
+    """
+    Proposes draft trees for the requests of any step. After every forward of the target, `observe` is called with the
+    requests in its rows and the nodes that were committed, whether or not a draft was proposed, so that the draft can
+    catch up before it proposes again.
+    """
+
+    @property
+    def cache(self) -> PagedCache | None:
+        """The draft's own K/V cache, which uses the requests' block tables; None if it has no cache."""
+        return None
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        """The models that run with tree attention in order to draft."""
+        return ()
+
+    def attach(self, drafter: Any) -> None:
+        """Takes the drafter of another call, with the same models; see `Engine.take_drafter`."""
+        raise NotImplementedError(f"{type(self).__name__} takes no other drafter.")
+
+    def detach(self) -> None:
+        """Drops the drafter, and with it its models; see `Engine.let_drafter_go`."""
+        raise NotImplementedError(f"{type(self).__name__} keeps its drafter.")
+
+    def refresh(self) -> None:
+        """Recomputes what is derived from weights, which may have changed; called when the engine starts to run."""
+        return
+
+    def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
+        """A context that records the target's hidden states, entered by the engine's thread before it runs."""
+        return nullcontext()
+
+    def knows(self, request: Request) -> bool:
+        """Whether the draft has seen enough of a request to propose a tree."""
+        return True
+
+    @abstractmethod
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        """Proposes a tree for each of `requests`, whose blocks have room for it; None for no trees at all."""
+
+    def evidence(self, requests: list[Request]) -> Evidence | None:
+        """What the draft knows of requests before it proposes, by their place in the list; see `Drafter.evidence`."""
+        return None
+
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
+        """
+        Takes note of a forward of the target over `requests`. `kept` has the committed nodes of each row; `features`
+        (`[batch, nodes, size]`) are the target's hidden states, where `watching` could not record them.
+        """
+        return
+
+    def observe_prompts(self, requests: list[Request], kept: list[list[int]]) -> None:
+        """Takes note of a prefill forward of the target; `kept` has the new tokens of each row's chunk."""
+        self.observe(requests, kept)
+
+    def forget(self, request: Request) -> None:
+        """Drops the state of a request that is over or has lost its K/V."""
+        return
+
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    captured_draft: type[GrowingDraft] | None = None
+    """Class of the draft within a captured step; None if the draft cannot be captured."""
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a step can be captured with the draft in it now."""
+        return False
+
+    def room(self, request: Request) -> int:
+        """Levels of draft tokens that a request can use in a step."""
+        return request.room
+
+    def catch_up(self, requests: list[Request], most: int) -> None:
+        """Lets the draft read from the host what it has not read of requests with more than `most` unread tokens."""
+        return
+
+    def lags(self, requests: list[Request]) -> list[int]:
+        """
+        Number of tokens of each request that the draft has not read, root included.
+
+        Raises:
+            NotImplementedError: for a draft that cannot be captured.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be captured.")
+
+    most_levels = sys.maxsize
+    """Most levels of a tree that the draft can grow in a captured step."""
+    features: WaitingFeatures | None = None
+    """Store of target features that an EAGLE head has not read yet; None if the draft keeps none on the device."""
+
+    def make_room(self, requests: list[Request], count: int) -> None:
+        """Makes room in `features` for `count` more features per request, by reading those that wait."""
+        return
+
+    def note_features(self, requests: list[Request], counts: list[int]) -> None:
+        """Takes note that a captured step put features of `counts` committed tokens per request into `features`."""
+        return
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        """Takes note that the draft within a captured step has read all tokens of these requests."""
+        return
+
+    def note_read(self, requests: list[Request], ends: list[int]) -> None:
+        """Takes note that a captured prefill step has read prompts up to `ends`; with `features`, so has the head."""
+        return

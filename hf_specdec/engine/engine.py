@@ -1,0 +1,423 @@
+"""A step of many requests: admit → read prompts → propose → score → accept → commit."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from ..attention import supports_switching, switched_to_tree_attention
+from ..cache.blocks import BlockPool
+from ..drafters import Drafter, DraftRequest
+from ..forwards.outputs import returning_named_outputs
+from ..graphs import GraphPool
+from ..graphs.paged import FEWEST_BLOCKS
+from ..metrics import SpeculationMetrics
+from ..ranks import Ranks
+from ..trees import DraftTree
+from ..verification import DraftTemperature, Walk
+from .accepting import Acceptance
+from .bookkeeping import Bookkeeping
+from .captured import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
+from .captured.reports import HostCopy
+from .drafting import DraftTemperatures, drafting_of, join_drafts
+from .policy import LoadPolicy
+from .request import Request
+from .scheduler import Chunk, Scheduler
+from .target import InFlightTarget
+from .tree_choice import TreeChoices
+
+
+class Engine:
+    """
+    Runs requests step by step. An engine is used by one thread only.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        drafter (`Drafter`): proposes the trees.
+        pool (`BlockPool`): the memory for K/V.
+        policy (`LoadPolicy`): when to speculate.
+        max_requests (`int`): most requests that run at once.
+        chunk_size (`int`): most prompt tokens per step.
+        busy_at (`int`, *optional*): prompt tokens per step from which prompts are read without CUDA graphs; see
+            `Scheduler`.
+        max_step_nodes (`int`, *optional*): most draft tokens per step.
+        cuda_graphs (`bool` or `"auto"`, *optional*, defaults to `"auto"`): see `SpeculativeConfig`.
+        compiles (`bool`, *optional*, defaults to `False`): `SpeculativeConfig.compile`.
+        compiles_whole (`bool`, *optional*, defaults to `False`), fewest_blocks (`int`, *optional*): see `DeviceSteps`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        drafter: Drafter,
+        pool: BlockPool,
+        policy: LoadPolicy,
+        *,
+        max_requests: int,
+        chunk_size: int,
+        busy_at: int = sys.maxsize,
+        max_step_nodes: int | None = None,
+        cuda_graphs: bool | Literal["auto"] = "auto",
+        compiles: bool = False,
+        compiles_whole: bool = False,
+        fewest_blocks: int = FEWEST_BLOCKS,
+    ):
+        self.model, self.pool, self.policy, self._chunk_size = model, pool, policy, chunk_size
+        self.ranks = Ranks.of(model)
+        graph_pool = GraphPool()
+        self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
+        self.drafting = drafting_of(drafter, model, pool, max_requests, cuda_graphs, graph_pool)
+        self.device_steps = DeviceSteps(
+            self.target, self.drafting, cuda_graphs, graph_pool, compiles, compiles_whole, fewest_blocks
+        )
+        self.books = Bookkeeping(self.target.cache, self.drafting)
+        """Tokens, counts and caches of the requests."""
+        self.scheduler = Scheduler(
+            pool,
+            self.target.cache,
+            max_requests=max_requests,
+            chunk_size=chunk_size,
+            busy_at=busy_at,
+            widths=self.target.widths,
+            pads=self.device_steps.prompts.can_read,
+            on_release=self.drafting.forget,
+            on_nan=self.books.mark_nan,
+        )
+        device_steps = self.device_steps
+        self.choices = TreeChoices(
+            model, drafter.times_key, max_step_nodes, lambda: device_steps.works, self.drafting.evidence
+        )
+        self.num_steps = self.num_tokens_read = 0
+        self.speculates = True
+        """Whether the load lets requests speculate at present."""
+        self._last_end: float | None = None
+        """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
+        self._vocab_size = model.config.get_text_config().vocab_size
+        self._temperatures = DraftTemperatures()
+        self._acceptance = Acceptance(self.ranks, self.books, self._temperatures)
+        self._num_runs = 0
+        self.present_run: int | None = None
+        """Number of the present `running` context, inside which nobody changes the models; None outside."""
+        self._leaving: list[Request] | None = None
+        """Requests that have ended while they keep their blocks; see `_keeping_blocks`."""
+        self.has_news: Callable[[], bool] = lambda: False
+        """Asked whether anything waits for the present step to end, as a new request does."""
+        self.check_models: Callable[[], None] = lambda: None
+        """Called before every run of steps: the models may have changed since requests were checked."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context for the thread that calls `step`: switches attention, records features and renews CUDA graphs."""
+        self.check_models()
+        with ExitStack() as stack:
+            self.drafting.refresh()
+            for part in (self.model, *self.drafting.models):
+                stack.enter_context(returning_named_outputs(part))
+            for switched in filter(supports_switching, (self.model, *self.drafting.models)):
+                stack.enter_context(switched_to_tree_attention(switched))
+            stack.enter_context(self.drafting.watching(self.target))
+            for cache in (self.target.cache, self.drafting.cache):
+                if cache is not None and cache.graphs is not None:
+                    cache.graphs.renew()
+            self.device_steps.renew()
+            self._last_end = None
+            self.ranks.share_random_state()
+            self._num_runs += 1
+            self.present_run = self._num_runs
+            stack.callback(setattr, self, "present_run", None)
+            yield
+
+    def limit_prompt_tokens(self, most: int | None) -> None:
+        """Lets a step read at most so many prompt tokens, and no more than the engine's own limit (None: that)."""
+        self.scheduler.chunk_size = self._chunk_size if most is None else min(most, self._chunk_size)
+
+    def let_drafter_go(self) -> None:
+        """Drops the models of the draft while the engine does not run, so that these can be freed."""
+        self.drafting.detach()
+        self.choices.draft = None
+
+    def take_drafter(self, drafter: Drafter) -> None:
+        """Takes a drafter of the same models as before, after `let_drafter_go`, and forgets earlier texts."""
+        self.drafting.attach(drafter.for_call(self.model))
+        self.choices.draft = drafter.times_key
+        self.choices.forget_texts()
+        self.forget_temperatures()
+        self.reset_counts()
+
+    def forget_temperatures(self) -> None:
+        """Lets draft temperatures be learnt from the start."""
+        self._temperatures = DraftTemperatures()
+        self._acceptance = Acceptance(self.ranks, self.books, self._temperatures)
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """Speculation counts of all requests so far; see `Bookkeeping`."""
+        return self.books.metrics
+
+    @property
+    def num_tokens_generated(self) -> int:
+        """Number of tokens generated for all requests so far."""
+        return self.books.num_tokens_generated
+
+    def reset_counts(self) -> None:
+        """Sets metrics, step, token and preemption counts to zero."""
+        self.books.reset()
+        self.num_steps = self.num_tokens_read = self.scheduler.num_preemptions = 0
+
+    # -------------------------------------------------------------------------------------------------------- a step
+
+    @torch.no_grad()
+    def step(self) -> Iterator[list[Request]]:
+        """
+        Runs one step, or several for the same requests. Yields lists of requests that have new tokens or are over, as
+        soon as they are known.
+        """
+        self.scheduler.admit()
+        yield from self._read_prompts()
+        yield from self._decode(self.scheduler.decoding)
+
+    def _read_prompts(self) -> Iterator[list[Request]]:
+        """Runs the step's prefill chunks. Yields requests whose prefill has ended, each with its first new token."""
+        launched: list[LaunchedPrompts] = []
+        for chunk in self.scheduler.chunks():
+            self._last_end = None
+            with self.metrics.phase("prefill"):
+                report = self.device_steps.prompts.launch(chunk, self.target.widths())
+                begun = self._read(chunk) if report is None else []
+            if report is not None:
+                self.device_steps.deliver_results()
+                launched += self._launched(chunk, report)
+            if begun:
+                yield begun
+        if launched:
+            with self.metrics.phase("prefill"):
+                begun = self._begin(launched)
+            yield begun
+
+    def end(self, request: Request) -> None:
+        """Removes a request from the batch and the queue; in decoding steps, at their end."""
+        if self._leaving is None:
+            self.scheduler.remove(request)
+        else:
+            self._leaving.append(request)
+
+    @contextmanager
+    def _keeping_blocks(self) -> Iterator[None]:
+        """A context in which requests that end keep their blocks, because a step on the device may write to them."""
+        self._leaving = []
+        try:
+            yield
+        finally:
+            leaving, self._leaving = self._leaving, None
+            for request in leaving:
+                self.scheduler.remove(request)
+
+    def _read(self, chunk: Chunk) -> list[Request]:
+        """Prefills a chunk. Returns the requests whose prefill has ended, each with its first new token."""
+        requests, counts = chunk.requests, chunk.counts
+        nodes = self.target.nodes_of(chunk)
+        logits = self.target.read(chunk)
+        self.device_steps.deliver_results()
+        self.drafting.observe_prompts(requests, nodes)
+        self.num_tokens_read += sum(counts)
+        rows = self.scheduler.note_read(requests)
+        begun = [requests[row] for row in rows]
+        if begun:
+            no_draft = DraftTree.empty(len(rows), self.target.device)
+            walk = self._acceptance.accept(begun, no_draft, [], logits[rows, None])
+            self.books.append_last(begun, walk)
+            self.books.mark_nan_of_failed(begun)
+        return begun
+
+    def _launched(self, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
+        """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""
+        self.num_tokens_read += sum(chunk.counts)
+        rows = self.scheduler.note_read(chunk.requests)
+        return [LaunchedPrompts([chunk.requests[row] for row in rows], rows, report)] if rows else []
+
+    def _begin(self, launched: list[LaunchedPrompts]) -> list[Request]:
+        """Gives requests whose prefill on the device has ended their first new token, and returns these requests."""
+        for reading in launched:
+            self.books.append_last(reading.requests, reading.walk())
+        begun = [request for reading in launched for request in reading.requests]
+        self.books.mark_nan_of_failed(begun)
+        return begun
+
+    def _decode(self, requests: list[Request]) -> Iterator[list[Request]]:
+        """
+        Runs a decoding step for all prefilled requests, each of which gets at least one token, and yields them. On a
+        device further steps of the same requests may follow, until something changes.
+        """
+        phase = self.metrics.phase
+        for request in requests:
+            self.scheduler.make_room(request)
+        requests = self.scheduler.decoding  # without those that were just preempted
+        if not requests:
+            return
+        before = dict(self.metrics.seconds)
+        self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
+        some_rest = any(request.draft_backoff.left for request in requests)
+        with phase("propose"):
+            groups = self._groups(requests) if self.speculates else []
+        ran = False
+        with self._keeping_blocks():
+            outcomes = self.device_steps.run(requests, groups, lambda: not some_rest and self._may_repeat(requests))
+            while True:
+                with phase("steps"):
+                    outcome = next(outcomes, None)
+                    if outcome is None:
+                        break
+                    told = [request for request in requests if not request.is_over]
+                    self._take_outcome(requests, groups, outcome)
+                    ran = True
+                yield told
+        if not ran:
+            self._decode_from_the_host(requests, groups, before)
+            yield requests
+
+    def _may_repeat(self, requests: list[Request]) -> bool:
+        """
+        Whether the step that was launched last may run again for the same requests: nobody waits for it to end, none
+        of them has left, and none takes another tree.
+        """
+        scheduler = self.scheduler
+        return not (
+            self.ranks.are_several
+            or self.has_news()
+            or any(request.is_over or request.draft_backoff.left for request in requests)
+            or len(scheduler.active) > len(requests)
+            or scheduler.num_admissible(scheduler.waiting)
+            or self.choices.are_given
+            or (self.speculates and not self.choices.begin_next(requests))
+        )
+
+    def _decode_from_the_host(
+        self, requests: list[Request], groups: list[DraftGroup], before: dict[str, float]
+    ) -> None:
+        """Runs the phases of a decoding step one by one. `before`: the seconds of all phases before the step."""
+        phase, seconds = self.metrics.phase, self.metrics.seconds
+        self.num_steps += 1
+        self._last_end = None
+        self.device_steps.deliver_results()
+        with phase("propose"):
+            draft = self._propose(requests, groups)
+        with phase("score"):
+            draft, outputs = self.target.score(requests, draft)
+        with phase("accept"):
+            walk = self._acceptance.accept(requests, draft, groups, outputs.logits)
+        with phase("commit"):
+            self._commit(requests, draft, groups, walk)
+        if self.speculates:
+            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items() if name != "steps"}
+            propose = spent.pop("propose")
+            self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
+
+    def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
+        """Gives requests the tokens of a step that ran on the device as a whole, and updates caches and counts."""
+        walk = outcome.walk
+        self.num_steps += 1
+        for row, error in outcome.errors.items():
+            requests[row].fail(error)
+        for row, request in enumerate(requests):
+            if row in outcome.left_out:
+                continue
+            tokens, path = walk.tokens[row], walk.paths[row] or []
+            taken = self.books.append(request, tokens)
+            if request.error is not None or row in outcome.spoiled:
+                walk.paths[row] = None
+                continue
+            self.books.num_tokens_generated += taken
+            walk.paths[row] = path = path[:taken]
+            self.target.cache.note_length(request.table, request.length - 1)
+            self.books.count(request, len(path), outcome.drafted.get(row))
+        for rows, features in outcome.features:
+            kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
+            self.drafting.observe([requests[row] for row in rows], kept, features)
+        kept_of_all = [0 if path is None else len(path) + 1 for path in walk.paths]
+        if self.drafting.features is not None:
+            self.drafting.note_features(requests, kept_of_all)
+        elif not outcome.features:
+            self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
+        seconds = self._seconds_of_step(outcome)
+        if self.speculates:
+            ran = outcome.drafted.keys() | outcome.left_out | outcome.spoiled.keys()
+            of_groups = {row: group.asked.plan.tree for group in groups for row in group.rows}
+            trees = {row: tree for row, tree in of_groups.items() if row in ran}
+            paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
+            self.choices.end_device_step(trees, paths, seconds, outcome.only_read, outcome.was_put_off)
+        self.books.mark_nan_of_failed(requests)
+        # What goes on was wiped after this run had been launched.
+        self.books.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])
+        if outcome.spoiled:
+            self.books.refuse_spoiled([(requests[row], drafted) for row, drafted in outcome.spoiled.items()])
+
+    def _seconds_of_step(self, outcome: Outcome) -> float | None:
+        """
+        Seconds from the launch of a captured step, or from the end of the step before it if that was later, to now.
+        (What the host does between two steps would count in some steps, and not in those that were launched ahead.)
+        None if that is no measure of a step, because prompts were read in between (as after every pause) or something
+        was captured.
+        """
+        now, before = time.perf_counter(), self._last_end
+        self._last_end = now
+        return now - max(before, outcome.launched_at) if before is not None and not outcome.captured else None
+
+    # ------------------------------------------------------------------------------------------------------- propose
+
+    def _groups(self, requests: list[Request]) -> list[DraftGroup]:
+        """Groups the rows that speculate in this step by their trees and by what their drafts are drawn from."""
+        groups: dict[Any, DraftGroup] = {}
+        for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
+            if tree is None or not self.drafting.knows(request):
+                continue
+            if request.draft_backoff.takes_step():
+                continue
+            # A tree never takes blocks from other requests.
+            if not self.pool.reserve(request.table, request.length + tree.num_slots):
+                continue
+            options, plan = request.options, request.options.plan
+            drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
+            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from)
+            group = groups.get(key)
+            if group is None:
+                temperature = (
+                    DraftTemperature(adapts=False) if drawn_from is None else self._temperatures.of(*drawn_from)
+                )
+                asked = DraftRequest(
+                    replace(plan, tree=tree), self._vocab_size, options.warpers, temperature=temperature
+                )
+                groups[key] = group = DraftGroup(asked)
+            group.rows.append(row)
+        return list(groups.values())
+
+    def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:
+        parts = []
+        for group in groups:
+            asked, noises = group.asked, [requests[row].noise for row in group.rows]
+            if None not in noises:
+                asked = replace(asked, noises=noises)
+            draft = self.drafting.propose([requests[row] for row in group.rows], asked)
+            if draft is not None:
+                parts.append((group.rows, draft))
+        if not parts:
+            return DraftTree.empty(len(requests), self.target.device)
+        return self.ranks.agree_on_draft(join_drafts(parts, len(requests), self.target.device))
+
+    # -------------------------------------------------------------------------------------------------------- commit
+
+    def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
+        drafted = {row for group in groups for row in group.rows}
+        self.books.append_last(requests, walk)
+        for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
+            if path is not None:
+                self.books.count(request, len(path), draft.num_valid(row) if row in drafted else None)
+        self.target.cache.keep(walk.paths)
+        self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
+        self.books.mark_nan_of_failed(requests)

@@ -1,0 +1,239 @@
+"""Requests: their text, their options, and their status."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+
+from ..cache.blocks import BlockTable
+from ..config import SpeculationPlan
+from ..metrics import SpeculationMetrics
+from ..sequences import Sequences
+from ..verification import DraftBackoff, PositionNoise, warpers_of
+from ..verification.device_warpers import Warpers
+from . import sharing
+from .stopping import TokenCriterion, end_tokens_of, max_length_of
+
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass
+class SpeculativeGenerationOutput(GenerationOutput):
+    """
+    transformers' `GenerationOutput` with speculation metrics and the reason why the text ends.
+
+    Args:
+        speculation (`SpeculationMetrics`): speculation counts of this request so far.
+        finish_reason (`str`, *optional*): `"stop"` for a text that ends with an end token, a stop string or another
+            criterion, `"length"` for one that is as long as it may be; None for one that has not ended.
+        fails_by_its_options (`bool`): whether one of the request's processors or criteria has raised the `error`.
+    """
+
+    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    finish_reason: FinishReason | None = None
+    fails_by_its_options: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RequestOptions:
+    """
+    Decoding options of a request, as `generate` hands them to a decoding method.
+
+    Args:
+        processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): logits processors and stopping criteria
+            that `generate` makes for this prompt.
+        do_sample (`bool`): whether tokens are drawn.
+        plan (`SpeculationPlan`, *optional*): how the request speculates; None if it does not.
+        seed (`int`, *optional*): makes the request's draws the same whatever else runs.
+        clock (`MaxTimeCriteria`, *optional*): the one of `criteria` whose time begins when the request is admitted.
+    """
+
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    do_sample: bool
+    plan: SpeculationPlan | None
+    seed: int | None = None
+    clock: MaxTimeCriteria | None = None
+
+    @cached_property
+    def processors_key(self) -> Hashable:
+        """Key of the processors: requests with equal tuples are processed in one call; see `sharing_key`."""
+        return sharing.sharing_key(self.processors)
+
+    @cached_property
+    def device_warpers(self) -> Warpers | None:
+        """The processors as device warpers for captured steps; None if these cannot apply them."""
+        warpers = Warpers.of(self.processors)
+        return None if warpers is None or (warpers.values and not self.do_sample) else warpers
+
+    @cached_property
+    def warpers(self) -> LogitsProcessorList:
+        """The processors that read only the scores; a draft that draws its tokens applies them to its own scores."""
+        return warpers_of(self.processors)
+
+    @cached_property
+    def warpers_key(self) -> Hashable:
+        """Key of the warpers: requests with equal tuples draw their drafts alike; see `sharing_key`."""
+        return sharing.sharing_key(self.warpers)
+
+
+class Request:
+    """
+    A request in flight: prompt and generated tokens, options, block table and status. Before a decoding step, all of
+    its tokens but the last, the root, are in the cache.
+
+    Args:
+        request_id (`str`): the request's name.
+        prompt (`list[int]`): the prompt's tokens.
+        options (`RequestOptions`): decoding options.
+        device (`torch.device`): device on which processors and criteria get the tokens.
+        streaming (`bool`): whether there is a result at every step.
+        record_timestamps (`bool`): whether the time of every token is recorded.
+        max_positions (`int`, *optional*): positions that the target knows. A text that wants more tokens fails once it
+            is one token longer, as in plain `generate`, where the forward of that token fails.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        options: RequestOptions,
+        device: torch.device,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        max_positions: int | None = None,
+    ):
+        self.request_id, self.prompt, self.options = request_id, list(prompt), options
+        self.streaming = streaming
+        self.tokens = list(prompt)
+        self._prompt_told = list(prompt)
+        """The prompt in results: a copy, because users get it, shared by all results of the request."""
+        asked = max_length_of(options.criteria, len(prompt)) or sys.maxsize
+        self.max_length = asked if max_positions is None else min(asked, max_positions + 1)
+        self._fails_at_its_end = self.max_length < asked
+        self.table = BlockTable()
+        self.error: str | None = None
+        self.finish_reason: FinishReason | None = None
+        self.fails_by_its_options = False
+        self.metrics = SpeculationMetrics(accepted_per_step=[[]])
+        self.draft_backoff = DraftBackoff()
+        self.noise: PositionNoise | None = None
+        """Random numbers by position from which tokens are drawn; None: they are drawn by `seed` or the generator."""
+        self._device = device
+        self._status = RequestStatus.PENDING
+        self._created, self._started, self._ended = time.perf_counter(), -1.0, -1.0
+        self._timestamps: list[float] | None = [] if record_timestamps else None
+        self._end_tokens = frozenset(end_tokens_of(options.criteria))
+        # Token criteria and the two usual ones are checked without a tensor.
+        self._token_criteria = [one for one in options.criteria if isinstance(one, TokenCriterion)]
+        self._criteria = StoppingCriteriaList(
+            criterion
+            for criterion in options.criteria
+            if type(criterion) not in (MaxLengthCriteria, EosTokenCriteria) and criterion not in self._token_criteria
+        )
+        self._history: Sequences | None = None
+
+    # -------------------------------------------------------------------------------------------------------- the text
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far, prompt and root included."""
+        return len(self.tokens)
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether the request draws by position, without a seed of its own, and has no `noise` yet."""
+        options = self.options
+        by_position = options.plan is not None and options.plan.draws_by_position
+        return self.noise is None and options.do_sample and by_position and options.seed is None
+
+    @property
+    def room(self) -> int:
+        """Most draft tokens that a step can use: the step's bonus token takes the last place."""
+        return self.max_length - len(self.tokens) - 1
+
+    def append(self, token: int) -> bool:
+        """Appends a token and returns whether the text ends with it. Stopping criteria see every token in order."""
+        self.tokens.append(token)
+        if self._timestamps is not None:
+            self._timestamps.append(time.perf_counter())
+        stops = token in self._end_tokens
+        for criterion in self._token_criteria:
+            stops |= criterion.ends_with(token)
+        if self._criteria:
+            stops |= bool(torch.as_tensor(self._criteria(self.history(self.length), None), device="cpu").all())
+        is_full = len(self.tokens) >= self.max_length
+        if is_full and self._fails_at_its_end and not stops:
+            self.fail(IndexError(f"the target knows {self.max_length - 1} positions, and the text goes on"))
+        elif stops or is_full:
+            self.finish_reason = "stop" if stops else "length"
+            self.status = RequestStatus.FINISHED
+        return self.is_over
+
+    def history(self, length: int) -> torch.Tensor:
+        """The first `length` tokens, `[1, length]` int64 on the device; a view."""
+        if self._history is None:
+            self._history = Sequences(torch.tensor([self.tokens], device=self._device), max_length=None)
+            self._seen = self.length
+        if self._seen < length:
+            self._history.write(0, self._seen, self.tokens[self._seen :])
+            self._seen = self.length
+        return self._history.row(0, length)
+
+    # ------------------------------------------------------------------------------------------- what becomes of it
+
+    @property
+    def status(self) -> RequestStatus:
+        """The request's status: waiting, being prefilled, running, finished or failed."""
+        return self._status
+
+    @status.setter
+    def status(self, status: RequestStatus) -> None:
+        if self._started < 0 and status != RequestStatus.PENDING:
+            self._started = time.perf_counter()
+            if self.options.clock is not None:
+                self.options.clock.initial_timestamp = time.time()
+        if status >= RequestStatus.FINISHED:
+            self._ended = time.perf_counter()
+        self._status = status
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has finished or failed."""
+        return self._status >= RequestStatus.FINISHED
+
+    def fail(self, error: str | BaseException, by_its_options: bool = False) -> None:
+        """
+        Ends the request with an error. `by_its_options`: whether one of its own processors or criteria has raised it;
+        lack of memory is not their fault.
+        """
+        self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        lacks_memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+        self.fails_by_its_options = by_its_options and not lacks_memory
+        self.status = RequestStatus.FAILED
+
+    def to_generation_output(self, status: RequestStatus | None = None) -> SpeculativeGenerationOutput:
+        """A result with the request's tokens so far, and its status now or the `status` given."""
+        return SpeculativeGenerationOutput(
+            request_id=self.request_id,
+            prompt_ids=self._prompt_told,
+            generated_tokens=self.tokens[len(self.prompt) :],
+            error=self.error,
+            status=self.status if status is None else status,
+            created_time=self._created,
+            lifespan=(self._started, self._ended),
+            timestamps=None if self._timestamps is None else list(self._timestamps),
+            speculation=self.metrics.copy(),
+            finish_reason=self.finish_reason,
+            fails_by_its_options=self.fails_by_its_options,
+        )

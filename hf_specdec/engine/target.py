@@ -1,0 +1,176 @@
+"""The target of requests in flight: prefill and scoring forwards over the requests of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..cache.blocks import BlockPool
+from ..cache.paged_cache import PagedCache
+from ..cache.sizes import num_cached_layers
+from ..forwards.chunks import MOST_PADDED
+from ..forwards.features import Features, watch_features
+from ..forwards.node_inputs import causal_chain
+from ..forwards.tree_forward import TreeForward
+from ..graphs import GraphPool
+from ..graphs.paged import PagedGraphs
+from ..models.own_positions import preparation_of
+from ..models.positions import last_position, may_refuse
+from ..models.structure import execution_device
+from ..trees import DraftTree
+from .request import Request
+from .scheduler import Chunk
+
+
+class InFlightTarget:
+    """
+    The target with its paged K/V cache.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        pool (`BlockPool`): the blocks of its K/V.
+        cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
+        graph_pool (`GraphPool`, *optional*): memory shared with the CUDA graphs of other models.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pool: BlockPool,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: GraphPool | None = None,
+    ):
+        self.model, self.device = model, execution_device(model)
+        graphs = PagedGraphs.of(model, cuda_graphs, graph_pool)
+        self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs)
+        shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
+        self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
+        self.is_running = False
+        """Whether the engine's own forward is running: a user's logits processor may run the model as well."""
+
+    @contextmanager
+    def watched(self, boundaries: list[int]) -> Iterator[Features]:
+        """A context that records hidden states of the engine's forwards, also of replays; see `watch_features`."""
+        with watch_features(self.model, boundaries, lambda: self.is_running) as self.forward.features:
+            try:
+                yield self.forward.features
+            finally:
+                self.forward.features = None
+
+    def widths(self) -> tuple[int, ...]:
+        """Chunk widths in tokens for which there are CUDA graphs, rising; empty without graphs."""
+        graphs = self.cache.graphs
+        forward = self.forward
+        can_run = forward.can_be_captured and forward.has_kernel and forward.takes_positions
+        return graphs.prompt_widths if graphs is not None and graphs.works and can_run else ()
+
+    def read(self, chunk: Chunk) -> torch.Tensor:
+        """Forwards a prefill chunk. Returns the logits at the last token of every row, `[batch, vocab]`."""
+        self.cache.seat([request.table for request in chunk.requests])
+        if self._is_padded(chunk):
+            return self._read_padded(chunk.requests, chunk.counts)
+        assert chunk.width is not None
+        ends = [start + count for start, count in zip(self.cache.lengths, chunk.counts, strict=True)]
+        starts = [end - chunk.width for end in ends]
+        parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, starts, ends, strict=True)]
+        tokens = torch.tensor(parts, device=self.device)
+        self.cache.set_lengths(starts)
+        with self._running():
+            outputs = self.forward(tokens, *causal_chain(chunk.width, self.device), logits_to_keep=1)
+        self.cache.set_lengths(ends)
+        return outputs.logits[:, -1]
+
+    def nodes_of(self, chunk: Chunk) -> list[list[int]]:
+        """Nodes of each row that hold new tokens in the forward that `read` will run for a chunk."""
+        if self._is_padded(chunk):
+            return [list(range(count)) for count in chunk.counts]
+        assert chunk.width is not None
+        return [list(range(chunk.width - count, chunk.width)) for count in chunk.counts]
+
+    def _is_padded(self, chunk: Chunk) -> bool:
+        """Whether rows are padded at their end; otherwise tokens before the new ones are forwarded again."""
+        lengths = [self.cache.length_of(request.table) for request in chunk.requests]
+        ends = [length + count for length, count in zip(lengths, chunk.counts, strict=True)]
+        return chunk.width is None or min(ends) < chunk.width
+
+    def _read_padded(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
+        starts, most = self.cache.lengths, max(counts)
+        widths = [width for width in self.widths()[:1] if most <= width and len(requests) * width <= MOST_PADDED]
+        if widths:  # prompts of all lengths share a graph, which returns all logits
+            most = widths[0]
+        parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
+        tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
+        # Rows with fewer tokens repeat the last one at its own position: the model may know no later position.
+        depths = torch.arange(most, device=self.device).minimum(torch.tensor(counts, device=self.device)[:, None] - 1)
+        last = [count - 1 for count in counts]
+        wanted = sorted(set(last))
+        kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted, device="cpu")
+        if widths:
+            kept = 0
+        elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
+            kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
+        with self._running():
+            outputs = self.forward(
+                tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept
+            )
+        self.cache.set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
+        if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all logits
+            last = [wanted.index(place) for place in last]
+        else:
+            last = [place - most + outputs.logits.shape[1] for place in last]
+        return outputs.logits[list(range(len(last))), last]
+
+    def score(self, requests: list[Request], draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        """
+        Forwards the root and the draft nodes of every request; or the roots alone, if the model refuses the positions
+        of some nodes (`may_refuse`). Returns the tree that was forwarded, and the output with its logits, `[batch,
+        nodes + 1, vocab]`.
+        """
+        try:
+            return draft, self._score(requests, draft)
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            longest = max(request.length for request in requests)
+            if not may_refuse(self.model, longest, longest, draft.topology.depth):
+                raise
+        if self.forward.features is not None:
+            self.forward.features.drop()
+        draft = DraftTree.empty(len(requests), self.device)
+        return draft, self._score(requests, draft)
+
+    def _score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
+        self.cache.seat([request.table for request in requests])
+        topology, drafted, position_depths = draft.topology, draft.tokens, None
+        roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)
+        if draft.valid is not None:
+            drafted = torch.where(draft.valid, drafted, roots)  # invalid nodes repeat the root
+            position_depths = topology.depths * draft.usable()
+        tokens = torch.cat([roots, drafted], dim=1)
+        with self._running():
+            return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+
+    @contextmanager
+    def recorded_features(
+        self, for_compiler: bool = False, on_add: Callable[[], None] | None = None
+    ) -> Iterator[Features | None]:
+        """
+        A context for a forward inside a captured step. Yields the `Features` that record its hidden states; None if
+        none are recorded. See `Features.recorded` for the arguments.
+        """
+        features = self.forward.features
+        with self._running(), nullcontext() if features is None else features.recorded(for_compiler, on_add):
+            yield features
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False

@@ -1,0 +1,203 @@
+"""Choosing the draft tree of each request in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
+from ..trees.auto import times_of
+from ..trees.auto_choice import Acceptances
+from ..trees.auto_menu import MenuChoice, TreeMenu
+from ..trees.whole_times import WholeTimes
+from .request import Request
+
+
+class TreeChoices:
+    """
+    Chooses the draft trees of a step. A fixed tree, or the entry of a `TreeSchedule` for the present text length,
+    belongs to its request. Requests with `tree="auto"` share one choice, since they share the step's time: there is a
+    choice for every batch size (by powers of two), while acceptance statistics are common to all batch sizes. Steps
+    with any sampled request have choices and statistics of their own, because they take longer and accept less.
+
+    Args:
+        target, draft: the models whose step times are remembered under "auto"; see `choice_of`.
+        max_step_nodes (`int`, *optional*): most draft tokens per step, shared equally among the rows.
+        takes_few (`Callable`, *optional*): returns whether "auto" must choose from a short menu of trees, as where
+            each tree needs a CUDA graph.
+        evidence (`Callable`, *optional*): what the draft knows of requests before it proposes; see `Drafter.evidence`.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        max_step_nodes: int | None,
+        takes_few: Callable[[], bool] = lambda: False,
+        evidence: Callable[[list[Request]], Evidence | None] = lambda requests: None,
+    ):
+        self._evidence = evidence
+        self._takes_few = takes_few
+        self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
+        self._auto: dict[Any, TreeChoice] = {}
+        self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
+        self._asked: dict[AutoTree, list[int]] = {}
+        self._always: tuple[TokenTree | DynamicTree | None] | None = None
+
+    @contextmanager
+    def always(self, tree: TokenTree | DynamicTree | None) -> Iterator[None]:
+        """A context in which every request takes this tree, or none for None; "auto" still learns from these steps."""
+        self._always = (tree,)
+        try:
+            yield
+        finally:
+            self._always = None
+
+    @property
+    def are_given(self) -> bool:
+        """Whether all requests take the same given tree for the time being; see `always`."""
+        return self._always is not None
+
+    def trees_of(self, request: Request) -> list[TokenTree | DynamicTree]:
+        """Trees that a request may take: its own, all of its schedule, and those that "auto" chooses from."""
+        tree = None if request.options.plan is None else request.options.plan.tree
+        entries = [entry for _, entry in tree.entries] if isinstance(tree, TreeSchedule) else [tree]
+        found: dict[Any, None] = {}
+        for entry in entries:
+            if isinstance(entry, AutoTree):
+                found |= dict.fromkeys(TreeMenu(entry).trees)
+            elif entry is not None:
+                found[entry] = None
+        return list(found)
+
+    def forget_texts(self) -> None:
+        """Forgets acceptance statistics. Step times are kept, because they belong to the machine and not to texts."""
+        for of_texts in (self._auto, self._acceptance, self._asked):
+            of_texts.clear()
+
+    def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
+        """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
+        self._batch_size = _bucket(len(requests))
+        self._asked = {}
+        wanted = [_wanted_tree(request) for request in requests]
+        for row, tree in enumerate(wanted):
+            if isinstance(tree, AutoTree):
+                self._asked.setdefault(tree, []).append(row)
+        self._draws = any(requests[row].options.do_sample for rows in self._asked.values() for row in rows)
+        longest = max((request.length for request in requests), default=0)
+        share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
+        for tree in self._asked:
+            choice = self._auto_choice(tree)
+            if isinstance(choice, MenuChoice):
+                choice.most_nodes = share
+        chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
+        trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
+        if self._always is not None:
+            trees = [self._always[0]] * len(trees)
+        if share is None:
+            return trees
+        return [None if tree is None else _within(tree, share) for tree in trees]
+
+    def _chosen(
+        self, tree: AutoTree, requests: list[Request], rows: list[int], longest: int
+    ) -> TokenTree | DynamicTree | None:
+        """The tree of the rows that ask for this "auto"."""
+        choice, evidence = self._auto_choice(tree), None
+        if choice.reads_evidence:
+            evidence = self._evidence([requests[row] for row in rows])
+        if evidence is not None:
+            evidence = {rows[place]: chance for place, chance in evidence.items()}
+        return choice.begin_step(longest, evidence)
+
+    def begin_next(self, requests: list[Request]) -> bool:
+        """
+        Begins a step of the same requests with the same trees, before the last step has ended. Returns False if a
+        request may take another tree: the next step must be begun by `begin_step`.
+        """
+        if any(_may_change(request) for request in requests):
+            return False
+        return all(self._auto_choice(tree).begin_next() for tree in self._asked)
+
+    def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
+        """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
+        for tree, rows in self._asked.items():
+            asked = set(rows)
+            own = [path if row in asked else None for row, path in enumerate(paths)]
+            self._auto_choice(tree).end_step(draft, own, propose, rest)
+
+    def end_device_step(
+        self,
+        trees: dict[int, Any],
+        paths: list[list[int] | None],
+        seconds: float | None,
+        only_read: bool = False,
+        was_put_off: bool = False,
+    ) -> None:
+        """
+        Lets "auto" learn from a step that ran on the device as a whole. (Rows with fixed trees add the same time to
+        the step whatever "auto" chooses.)
+
+        Args:
+            trees (`dict[int, TokenTree or DynamicTree]`): the tree by row; rows without one are missing.
+            paths (`list`): the accepted nodes of every row; None for a row without a draft or without a result, as one
+                without room, which does not count as a rejection.
+            seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
+            only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
+            was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+        """
+        for asked, rows in self._asked.items():
+            drafted = [row for row in rows if row in trees]
+            choice = self._auto_choice(asked)
+            if isinstance(choice, MenuChoice):
+                tree = trees[drafted[0]] if drafted else None
+                if not isinstance(tree, DynamicTree):  # a schedule may have one during the warm-up
+                    choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read)
+                    if was_put_off and not drafted:
+                        choice.put_off()
+
+    def _auto_choice(self, tree: AutoTree) -> TreeChoice:
+        takes_few = self._takes_few()
+        kind = "in flight", self._batch_size, self._draws
+        if (tree, kind, takes_few) not in self._auto:
+            key = tree, self._draws
+            if key not in self._acceptance:
+                self._acceptance[key] = Acceptances(tree)
+            if takes_few:
+                times = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
+                choice: Any = MenuChoice(times, tree, self._acceptance[key].of())
+            else:
+                choice = choice_of(tree, self.target, self.draft, kind)
+                choice.acceptance = self._acceptance[key]
+            self._auto[tree, kind, takes_few] = choice
+        return self._auto[tree, kind, takes_few]
+
+
+def _bucket(batch_size: int) -> int:
+    """The smallest power of two that is not below `batch_size`."""
+    return 1 << max(batch_size - 1, 0).bit_length()
+
+
+def _wanted_tree(request: Request) -> Any:
+    """The tree, or "auto", that a request asks for at its present length; None if it does not speculate."""
+    tree = None if request.options.plan is None else request.options.plan.tree
+    if not isinstance(tree, TreeSchedule):
+        return tree
+    return [entry for start, entry in tree.entries if start <= request.length][-1]
+
+
+def _may_change(request: Request) -> bool:
+    """Whether a schedule has another tree for a longer text of the request."""
+    tree = None if request.options.plan is None else request.options.plan.tree
+    return isinstance(tree, TreeSchedule) and request.length < tree.entries[-1][0]
+
+
+@lru_cache(maxsize=256)
+def _within(tree: TokenTree | DynamicTree, num_nodes: int) -> TokenTree | DynamicTree | None:
+    """A tree cut to `num_nodes`: the first nodes of a static tree in level order, or a smaller dynamic tree."""
+    if num_nodes == 0 or tree.num_nodes <= num_nodes:
+        return tree if num_nodes else None
+    if isinstance(tree, DynamicTree):
+        return DynamicTree(depth=tree.depth, top_k=tree.top_k, num_nodes=num_nodes)
+    return TokenTree(tree.paths[:num_nodes])

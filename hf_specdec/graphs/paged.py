@@ -1,0 +1,268 @@
+"""
+CUDA graphs of forwards over requests in flight. Requests come and go and their texts grow, so that step sizes hardly
+repeat: graphs are captured for fixed sizes, and a forward runs in the next larger one. Padding rows write to
+`WASTE_BLOCK`, which is never read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import TreeContext
+from ..attention.kernel import KernelInputs
+from ..cache.blocks import WASTE_BLOCK, ZERO_BLOCK
+from ..cache.paged_cache import PagedWindow
+from ..forwards.chunks import WIDTHS
+from ..forwards.node_inputs import NodeInputs
+from ..forwards.tree_forward import TreeForward
+from ..kernels import kernels_are_installed
+from . import RECORDERS, GraphPool, Record, RecordedForward, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
+
+
+if TYPE_CHECKING:
+    from ..forwards.features import Features
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows, and queries per row, of captured graphs: the next size is at most 1.5 times the number needed."""
+MOST_STEP_QUERIES = 64
+"""Most queries per row of a captured forward; longer forwards are prompt chunks."""
+NODE_MULTIPLE = 16
+"""Nodes per row, including those of earlier levels, are padded to a multiple of this."""
+FEWEST_BLOCKS = 64
+"""Block tables are padded to this number of blocks, or to the next power of two if larger."""
+MOST_GRAPHS = 128
+
+
+class PagedGraphs:
+    """
+    The CUDA graphs of one model over a `PagedCache`. A forward is captured when its size comes for the second time; if
+    a capture fails, the model runs without graphs from then on.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        pool (`GraphPool`, *optional*): memory that the graphs of several models share.
+    """
+
+    prompt_widths = (*WIDTHS, 1024)
+    """Widths in tokens of captured prompt chunks, beside forwards of at most `MOST_STEP_QUERIES` queries."""
+
+    def __init__(self, model: PreTrainedModel, pool: GraphPool | None = None):
+        self.model: Any = model
+        self.works, self._failed, self._pool = True, False, pool
+        self._graphs: dict[Any, PagedForward] = {}
+        self._seen: set[Any] = set()
+        self._fingerprint: Any = None
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, wanted: bool | Literal["auto"], pool: GraphPool | None = None
+    ) -> PagedGraphs | None:
+        """
+        The graphs of a model; None if `wanted` (`SpeculativeConfig.cuda_graphs`) is False, if the model cannot be
+        captured, or without the kernels, which attention needs to read K/V by block tables.
+
+        Raises:
+            ValueError: if `wanted` is True for a model that cannot be captured.
+        """
+        if wanted is False or obstacle_to_graphs(model, wanted) is not None or not kernels_are_installed():
+            return None
+        return cls(model, pool)
+
+    def renew(self) -> None:
+        """Drops graphs if weights have moved since their capture, and checks again whether graphs are possible."""
+        self.works = not self._failed and obstacle_to_graphs(self.model, "auto") is None
+        fingerprint = fingerprint_of(self.model)
+        if fingerprint != self._fingerprint:
+            self._graphs.clear()
+            self._seen.clear()
+            if self._pool is not None:
+                self._pool.leave()
+        self._fingerprint = fingerprint
+
+    def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
+        """Runs a forward by its graph, capturing it if due; None if the forward is to run without a graph."""
+        batch, queries = nodes.tokens.shape
+        can_run = (
+            self.works
+            and context.uses_kernel
+            and forward.can_be_captured
+            and (queries <= MOST_STEP_QUERIES or queries in self.prompt_widths)
+            and batch <= SIZES[-1]
+            and not isinstance(nodes.logits_to_keep, torch.Tensor)
+            and (nodes.positions is None or nodes.positions.dim() == 2)
+        )
+        if not can_run:
+            return None
+        size = ForwardSize.of(forward, nodes, context)
+        features = forward.features
+        key = (forward.key, size, _key_of(nodes), None if features is None else features.boundaries)
+        captured = self._graphs.get(key)
+        if captured is None and (key not in self._seen or len(self._graphs) == MOST_GRAPHS):
+            self._seen.add(key)
+            return None
+        context = context.over(context.num_slots, NODE_MULTIPLE)
+        if captured is None:
+            try:
+                record = partial(RECORDERS[forward.device.type], pool=self._pool)
+                captured = PagedForward(forward, nodes, context, size, record)
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
+            self._graphs[key] = captured
+        window: Any = forward.cache.write_window
+        return captured(window, nodes, context, features)
+
+    def _give_up(self, error: Exception) -> None:
+        self.works, self._failed = False, True
+        self._graphs.clear()
+        warn_of_failed_capture(self.model, error)
+
+
+class ForwardSize(tuple[int, int, int, int]):
+    """Size of a graph: rows, queries per row, nodes per row, blocks per block table."""
+
+    @classmethod
+    def of(cls, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ForwardSize:
+        """The smallest size that has room for a forward."""
+        batch, queries = nodes.tokens.shape
+        # With `logits_to_keep`, the last queries must be real ones and not padding.
+        is_exact = queries > MOST_STEP_QUERIES or nodes.logits_to_keep not in (0, None)
+        room = queries if is_exact else next_size(queries)
+        num_nodes = -(-context.node_depths.shape[1] // NODE_MULTIPLE) * NODE_MULTIPLE
+        window: Any = forward.cache.write_window
+        blocks = -(-(window.end + num_nodes) // window.block_size)
+        return cls((next_size(batch), room, num_nodes, max(FEWEST_BLOCKS, next_power_of_two(blocks))))
+
+
+def next_size(number: int) -> int:
+    """The smallest of `SIZES`, or else multiple of the largest, that is not below `number`."""
+    return SIZES[bisect_left(SIZES, number)] if number <= SIZES[-1] else -(-number // SIZES[-1]) * SIZES[-1]
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _key_of(nodes: NodeInputs) -> Any:
+    """Properties of a forward's inputs, other than their size, that one graph can serve only if they are equal."""
+    others = tuple(
+        (name, (value.shape[2:], value.dtype) if isinstance(value, torch.Tensor) else value)
+        for name, value in (nodes.others or {}).items()
+    )
+    return nodes.positions is None, nodes.logits_to_keep, others
+
+
+class PagedForward:
+    """
+    A forward of one size, captured in a graph.
+
+    Args:
+        forward (`TreeForward`): the forward, over a `PagedCache`.
+        nodes (`NodeInputs`), context (`TreeContext`): inputs of the present step, with which the graph is captured.
+        size (`ForwardSize`): rows, queries, nodes and blocks for which the graph has room.
+        record (`Callable`): captures a function, see `record_cuda_graph`.
+    """
+
+    def __init__(
+        self, forward: TreeForward, nodes: NodeInputs, context: TreeContext, size: ForwardSize, record: Record
+    ):
+        rows, queries, num_nodes, num_blocks = size
+        self._queries, device = queries, forward.device
+        window: Any = forward.cache.write_window
+        num_slots = num_blocks * window.block_size
+
+        def integers(*shape: int, value: int = 0) -> torch.Tensor:
+            return torch.full(shape, value, dtype=torch.long, device=device)
+
+        others: Any = nodes.others and {
+            name: value.new_zeros(rows, queries, *value.shape[2:]) if isinstance(value, torch.Tensor) else value
+            for name, value in nodes.others.items()
+        }
+        positions: Any = None if nodes.positions is None else integers(rows, queries)
+        self._nodes = NodeInputs(integers(rows, queries), positions, nodes.logits_to_keep, others)
+        self._kernel_inputs = KernelInputs(
+            lengths=integers(rows),
+            ancestors=integers(rows, queries, context.kernel_inputs.ancestors.shape[2]),
+            query_depths=integers(rows, queries),
+            node_depths=integers(rows, num_nodes),
+            first_slots=integers(rows),
+            block_tables=integers(rows, num_blocks, value=ZERO_BLOCK),
+        )
+        self._blocks, self._offsets = integers(rows, queries, value=WASTE_BLOCK), integers(rows, queries)
+        self._padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)  # kept: its mask may be read
+        self._load(window, nodes, context)
+        tables: Any = self._kernel_inputs.block_tables
+
+        def places() -> PagedWindow:
+            """A new window for every run, so that the indices derived from it are computed in the graph."""
+            return PagedWindow(self._blocks, self._offsets, tables, num_slots, window.block_size, in_place=True)
+
+        self._recorded = RecordedForward(forward, self._nodes, self._padded, places, record)
+
+    def __call__(
+        self, window: PagedWindow, nodes: NodeInputs, context: TreeContext, features: Features | None
+    ) -> ModelOutput:
+        """Replays the graph for another step. The output's tensors belong to the caller."""
+        self._load(window, nodes, context)
+        batch, queries = nodes.tokens.shape
+        return self._recorded(
+            features, lambda tensor: tensor[:batch, :queries] if tensor.shape[1] == self._queries else tensor[:batch]
+        )
+
+    def _load(self, window: PagedWindow, nodes: NodeInputs, context: TreeContext) -> None:
+        """Copies the inputs of another step to the tensors that the graph reads."""
+        batch = len(nodes.tokens)
+        _put(self._nodes.tokens, nodes.tokens, batch)
+        if self._nodes.positions is not None:
+            assert nodes.positions is not None
+            _put(self._nodes.positions, nodes.positions, batch)
+        for name, value in (self._nodes.others or {}).items():
+            if isinstance(value, torch.Tensor):
+                _put(value, (nodes.others or {})[name], batch)
+        _put(self._blocks, window.blocks, batch, WASTE_BLOCK)
+        _put(self._offsets, window.offsets, batch)
+        own = self._kernel_inputs.tensors()
+        for name, value in context.kernel_inputs.tensors().items():
+            _put(own[name], value, batch, ZERO_BLOCK if name == "block_tables" else 0)
+
+
+def _put(place: torch.Tensor, values: torch.Tensor, batch: int, elsewhere: int = 0) -> None:
+    """Writes values, per row or common to all `batch` rows, into a graph's input, and `elsewhere` into its padding."""
+    region = place[(slice(batch), *(slice(size) for size in values.shape[1:]))]
+    if region.shape != place.shape:
+        place.fill_(elsewhere)
+    region.copy_(values)
+
+
+class PaddedContext:
+    """
+    The `tree_context` of a captured forward, all of whose layers use the attention kernel.
+
+    Args:
+        kernel_inputs (`KernelInputs`): the kernel's inputs, at fixed addresses.
+        num_slots (`int`): slots per block table.
+        dtype (`torch.dtype`): dtype of the mask that the model gets and the kernel does not read.
+    """
+
+    uses_kernel = True
+
+    def __init__(self, kernel_inputs: KernelInputs, num_slots: int, dtype: torch.dtype):
+        self.kernel_inputs, self.was_used = kernel_inputs, False
+        rows, queries, _ = kernel_inputs.ancestors.shape
+        placeholder = torch.zeros(1, 1, 1, 1, dtype=dtype, device=kernel_inputs.lengths.device)
+        self._mask = placeholder.expand(rows, 1, queries, num_slots)
+
+    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+        """A mask of the right shape without content, which the kernel does not read."""
+        return self._mask
+
+    def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """`mask`, since no layer reads it."""
+        return self._mask

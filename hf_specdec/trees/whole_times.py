@@ -1,0 +1,130 @@
+"""Times of whole steps with each of a few trees, under a changing load."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from .step_times import StepTimes, TimeTable
+from .token_tree import TokenTree
+
+
+FEW_NODES = 4
+"""Number of draft nodes that the target verifies in about the time of the root alone."""
+
+
+class WholeTimes:
+    """
+    Seconds of steps with each tree: the median of the tree's first times (as of warming up), times a load factor. The
+    load slows all steps, by a factor that is known best for the tree in use: the factor of all steps is mixed with
+    the tree's own, and counts the more, the fewer and older the tree's recent times are.
+    """
+
+    FIRST = 3
+    """Number of first times of a tree, whose median is the tree's reference."""
+    BELIEF = 1.0
+    """Weight of the load factor of all steps, in number of times of the tree itself."""
+    OLD = 64
+    """Age in steps beyond which a tree's recent times are old: the next time replaces them."""
+    HALF_LIFE = 1024
+    """Steps in which a tree's recent times lose half their weight."""
+
+    def __init__(self) -> None:
+        self.are_of_whole_steps = False
+        """
+        Whether the times are those of steps run whole on the device; until the first of these, they are those of other
+        steps.
+        """
+        self._clear()
+
+    def _clear(self) -> None:
+        self.steps = 0
+        """Number of steps that were timed."""
+        self._first: dict[TokenTree | None, list[float]] = {}
+        self._recent: dict[TokenTree | None, deque[tuple[int, float]]] = {}
+        self._of_all: deque[float] = deque(maxlen=31)
+        self._of_all_then: float | None = None
+        self._best: dict[TokenTree | None, float] = {}
+        self._likely = StepTimes(TimeTable(TimeTable.RECENT), TimeTable(TimeTable.RECENT))
+
+    @property
+    def are_known(self) -> bool:
+        """
+        Whether steps both with and without a tree were timed; with one kind alone, the other's time would be
+        extrapolated from it.
+        """
+        return self._likely.are_known
+
+    @property
+    def reach(self) -> int:
+        """Largest number of nodes for which the time of an untimed tree is estimated."""
+        return max(2 * self._likely.rest.largest, 4)
+
+    def has(self, tree: TokenTree | None) -> bool:
+        """Whether any step with `tree` (None: without a tree) was timed."""
+        return tree in self._first
+
+    def add(self, tree: TokenTree | None, seconds: float, is_whole: bool = True) -> None:
+        """
+        Adds the seconds of a step. The first step run whole on the device (`is_whole`) drops all other times, and
+        later steps of other kinds are ignored, because whole steps are much faster.
+        """
+        if is_whole and not self.are_of_whole_steps:
+            self._clear()
+            self.are_of_whole_steps = True
+        if not is_whole and self.are_of_whole_steps:
+            return
+        self.steps += 1
+        first = self._first.setdefault(tree, [])
+        if len(first) < self.FIRST:
+            first.append(seconds)
+        factor = seconds / statistics.median(first)
+        if self.is_old(tree):
+            self._recent[tree].clear()
+        self._recent.setdefault(tree, deque(maxlen=TimeTable.RECENT)).append((self.steps, factor))
+        self._of_all.append(factor)
+        if tree is None:
+            self._of_all_then = statistics.median(self._of_all)
+        self._best[tree] = min(self._best.get(tree, seconds), seconds)
+        self._learn_what_is_likely(tree, seconds)
+
+    def of(self, tree: TokenTree | None) -> float:
+        """Expected seconds of a step with `tree` (None: without a tree) under the present load."""
+        if tree not in self._first:
+            return self._likely.of(tree)
+        own, of_all = statistics.median(factor for _, factor in self._recent[tree]), statistics.median(self._of_all)
+        age = self.steps - self._recent[tree][-1][0]
+        weight = len(self._recent[tree]) * 0.5 ** (age / self.HALF_LIFE)
+        factor = (weight * own + self.BELIEF * of_all) / (weight + self.BELIEF)
+        return statistics.median(self._first[tree]) * factor
+
+    def best_of(self, tree: TokenTree | None) -> float:
+        """Fewest seconds that a step with `tree` has taken; the expected seconds if none was timed."""
+        return self._best.get(tree, self.of(tree))
+
+    def is_old(self, tree: TokenTree | None) -> bool:
+        """Whether the last timed step with `tree`, if there was any, is more than `OLD` steps past."""
+        return tree in self._recent and self.steps - self._recent[tree][-1][0] > self.OLD
+
+    @property
+    def slowed(self) -> float:
+        """Factor by which all steps have slowed since a step without a tree was timed last."""
+        return 1.0 if self._of_all_then is None else statistics.median(self._of_all) / self._of_all_then
+
+    def _learn_what_is_likely(self, tree: TokenTree | None, seconds: float) -> None:
+        """
+        Splits the seconds of a step into drafting and the rest, for estimates of untimed trees. Up to `FEW_NODES`
+        nodes, drafting is the excess over a step without a tree; with more nodes, drafting is what is known for the
+        depth, and the remainder is the rest of the step.
+        """
+        propose, rest = self._likely.propose, self._likely.rest
+        if tree is None:
+            propose.add(0, 0.0)
+            rest.add(0, seconds)
+        elif tree.num_nodes <= FEW_NODES and rest.has(0):
+            checking = rest.up_to(tree.num_nodes)[-1]
+            propose.add(tree.depth, max(seconds - checking, 0.0))
+            rest.add(tree.num_nodes, checking)
+        else:
+            drafting = propose.up_to(tree.depth)[-1] if propose.has(0) else 0.0
+            rest.add(tree.num_nodes, max(seconds - drafting, 0.0))
