@@ -27,8 +27,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from load import HEAD, put_load, wait_for_none
 from load_figures import summary
-from manager_load import HEAD, put_load, wait_for_none
 from rich.console import Console
 from rich.table import Table
 

@@ -20,12 +20,11 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from serving_load import running
+from serving_load import ask, client_of, running
 
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.smollm2 import smollm2_folder
@@ -57,7 +56,7 @@ def bodies() -> dict[str, tuple[bytes, bool]]:
     }
 
 
-async def sent(host: str, port: int, path: str, body: bytes, says_length: bool = True) -> tuple[Any, Any]:
+async def sent(host: str, port: int, path: str, body: bytes, says_length: bool) -> tuple[Any, Any]:
     """Sends a request, while its answer may come already; returns reader and writer."""
     reader, writer = await asyncio.open_connection(host, port, limit=2**24)
     length = f"Content-Length: {len(body)}" if says_length else "Transfer-Encoding: chunked"
@@ -89,31 +88,18 @@ async def answer(host: str, port: int, body: bytes, says_length: bool) -> tuple[
     return int(line.split()[1]), seconds
 
 
-async def pieces(host: str, port: int, number: int, length: int) -> AsyncIterator[float]:
-    """Yields the moments at which pieces of a stream come."""
-    options = json.dumps({"max_new_tokens": length, "eos_token_id": -1, "do_sample": False})
-    body = {"prompt": f"Number {number} is a number that", "stream": True, "generation_config": options}
-    reader, writer = await sent(host, port, "/v1/completions", json.dumps(body).encode())
-    while line := await reader.readline():
-        if line.startswith(b"data: [DONE]"):
-            break
-        if line.startswith(b"data: "):
-            yield time.perf_counter()
-    writer.close()
-
-
-async def gaps_of(host: str, port: int, number: int, length: int) -> list[float]:
-    moments = [moment async for moment in pieces(host, port, number, length)]
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
-
-
-async def measured(host: str, port: int, streams: int, length: int, large: dict[str, Any]) -> dict[str, Any]:
+async def measured(
+    host: str, port: int, target: str, streams: int, length: int, large: dict[str, Any]
+) -> dict[str, Any]:
     """Runs streams, with large bodies one after the other as long as the streams last."""
-    running = [asyncio.ensure_future(gaps_of(host, port, number, length)) for number in range(streams)]
+    client = client_of(f"http://{host}:{port}")
+    prompts = [f"Number {number} is a number that" for number in range(streams)]
+    running = [asyncio.ensure_future(ask(client, target, prompt, 0.0, length)) for prompt in prompts]
     await asyncio.sleep(1)
     answers = {name: await answer(host, port, *body) for name, body in large.items()}
     is_covered = not any(one.done() for one in running)
-    gaps = sorted(gap for one in await asyncio.gather(*running) for gap in one)
+    gaps = sorted(gap for timing in await asyncio.gather(*running) for gap in timing.itl)
+    await client.close()
     return {
         "gaps": len(gaps),
         "p99": gaps[int(0.99 * len(gaps))],
@@ -130,12 +116,13 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    command = [sys.executable, "-m", "hf_specdec.cli", "serve", options.target or str(smollm2_folder())]
+    target = options.target or str(smollm2_folder())
+    command = [sys.executable, "-m", "hf_specdec.cli", "serve", target]
     large, rounds = bodies(), []
     with running([*command, "--device", "cpu", "--disable-by-batch-size", "4"]) as address:
         host, port = address.removeprefix("http://").split(":")
-        of_streams = host, int(port), options.streams, options.output_len
-        asyncio.run(measured(host, int(port), 2, 8, {}))  # warms up
+        of_streams = host, int(port), target, options.streams, options.output_len
+        asyncio.run(measured(host, int(port), target, 2, 8, {}))  # warms up
         for _ in range(options.rounds):
             alone, beside = (asyncio.run(measured(*of_streams, given)) for given in ({}, large))
             rounds.append({"alone": alone, "beside": beside})

@@ -17,6 +17,7 @@ of three managers. A trial on a CPU:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -26,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from manager_load import load_models, prompts_of, running_manager
+from load import Load, load_models, load_parser, prompts_of, running_manager
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from hf_specdec import loading
 from hf_specdec.benchmarking.environment import environment
 
 
@@ -68,21 +68,13 @@ class Sample:
 def put_load(manager: Any, prompts: list[list[int]], options: argparse.Namespace) -> list[Sample]:
     """Keeps each phase's number of requests open, and samples the manager's state every `--interval` seconds."""
     samples: list[Sample] = []
-    running: set[str] = set()
-    asked, start = 0, time.perf_counter()
+    thirds = (options.output_len * (2 + number % 3) // 3 for number in itertools.count())  # equal ones end at once
+    load, start = Load(manager, zip(itertools.cycle(prompts), thirds, strict=False)), time.perf_counter()
     looked, before = start, manager.state
     counts = before.speculation.num_drafts, before.speculation.num_accepted_tokens
     while (phase := int((time.perf_counter() - start) / options.phase_seconds)) < len(options.open):
-        while len(running) < options.open[phase]:
-            prompt = prompts[asked % len(prompts)]
-            length = options.output_len * (2 + asked % 3) // 3  # with equal lengths, all requests would end at once
-            running.add(manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1))
-            asked += 1
-        result = manager.get_result(timeout=options.interval / 4)
-        if result is not None:
-            if result.error is not None:
-                raise RuntimeError(f"A request has failed: {result.error}")
-            running.discard(result.request_id)
+        load.fill(options.open[phase])
+        load.take(timeout=options.interval / 4)
         now = time.perf_counter()
         if now - looked < options.interval:
             continue
@@ -161,25 +153,14 @@ def plot(found: dict[str, list[Sample]], options: argparse.Namespace) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    device = loading.default_device()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="default: SmolLM2-135M-Instruct; pair:0.03 as in manager_load.py")
-    parser.add_argument("--draft", help="default: the head in model_cards/ for SmolLM2, else ngram")
-    parser.add_argument("--tree", default="default")
+    parser = load_parser(__doc__)
     parser.add_argument("--limit", type=int, default=16, help="with more running requests, steps carry no drafts")
     parser.add_argument("--open", nargs="+", type=int, default=[2, 8, 64, 8, 2], help="requests, for each phase")
     parser.add_argument("--phase-seconds", type=float, default=15.0)
     parser.add_argument("--interval", type=float, default=0.5, help="seconds between two looks")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--prompts", choices=("random", "real"), default="real")
-    parser.add_argument("--input-len", type=int, default=200, help="of random prompts")
-    parser.add_argument("--output-len", type=int, default=200)
-    parser.add_argument("--max-requests", type=int)
-    parser.add_argument("--num-blocks", type=int)
     parser.add_argument("--output", type=Path, default=Path("load_switch.png"))
-    parser.add_argument("--compile", action="store_true", help="compile forwards first: see `SpeculativeConfig`")
-    parser.add_argument("--device", default=device)
-    parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
+    parser.set_defaults(prompts="real", input_len=200, output_len=200)
     return parser.parse_args()
 
 

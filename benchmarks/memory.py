@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 import torch
-from manager_load import load_models
+from load import load_models
 from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from suite.pair import TREE, Pair
+from suite.sizes import LLAMA_8B
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -32,8 +34,6 @@ from hf_specdec.benchmarking.comparison import generate
 from hf_specdec.benchmarking.contenders import GREEDY, baseline, speculative
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.prompts import EncodedPrompt, built_in, encode
-from hf_specdec.benchmarking.suite.pair import TREE, Pair
-from hf_specdec.benchmarking.suite.sizes import LLAMA_8B
 from hf_specdec.metrics import metrics_of_last_call
 from hf_specdec.smollm2 import smollm2_folder
 

@@ -35,11 +35,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import openai
+from load import sweep_parser
 from load_figures import Timing, add_row, new_table, summary
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from hf_specdec import loading
 from hf_specdec.benchmarking import prompts as prompt_sets
 from hf_specdec.benchmarking.environment import environment
 from hf_specdec.smollm2 import smollm2_folder
@@ -121,6 +121,11 @@ def counters(address: str) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------------------------ requests
 
 
+def client_of(address: str) -> openai.AsyncOpenAI:
+    """A client of a server, which does not try again."""
+    return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=None)
+
+
 async def ask(client: openai.AsyncOpenAI, model: str, prompt: str, temperature: float, length: int) -> Timing:
     """Times one request. Events are parsed here, because the client would create an object for each."""
     generation = {"max_new_tokens": length, "eos_token_id": -1, "do_sample": temperature > 0, "top_k": 0}
@@ -154,7 +159,7 @@ async def load(
     address: str, model: str, prompts: list[str], temperature: float, length: int, concurrency: int
 ) -> tuple[float, list[Timing]]:
     """Sends all prompts, at most `concurrency` at a time; returns the seconds taken and every request's timing."""
-    client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=None)
+    client = client_of(address)
     places = asyncio.Semaphore(concurrency)
 
     async def one(prompt: str) -> Timing:
@@ -184,26 +189,8 @@ def texts(options: argparse.Namespace, count: int) -> list[str]:
 
 
 def main() -> None:
-    device = loading.default_device()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default=str(smollm2_folder()), help="default: SmolLM2-135M-Instruct")
-    parser.add_argument("--draft", default="ngram")
-    parser.add_argument("--tree", default="auto")
-    parser.add_argument("--disable-by-batch-size", type=int)
-    parser.add_argument("--compile", action="store_true", help="for our servers")
-    parser.add_argument("--contenders", nargs="+", default=["speculating", "plain", "transformers"])
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 16, 64, 100])
-    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--prompts", choices=("random", "real"), default="random")
-    parser.add_argument("--input-len", type=int, default=1000)
-    parser.add_argument("--output-len", type=int, default=300)
-    parser.add_argument(
-        "--requests-per-place", type=int, default=2, help="requests = concurrency times this, 4 at least"
-    )
-    parser.add_argument("--max-requests", type=int, default=128)
-    parser.add_argument("--num-blocks", type=int)
-    parser.add_argument("--device", default=device)
-    parser.add_argument("--dtype", default="float32" if device == "cpu" else "bfloat16")
+    parser = sweep_parser(__doc__, ("speculating", "plain", "transformers"))
+    parser.set_defaults(target=str(smollm2_folder()), draft="ngram", tree="auto", max_requests=128)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
     table = new_table()

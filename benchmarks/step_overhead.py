@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import transformers
+from suite.pair import first_layers
 from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec.benchmarking.prompts import encode_turns
-from hf_specdec.benchmarking.suite.pair import first_layers
 from hf_specdec.loading import DTYPES, load_target, load_tokenizer
 
 

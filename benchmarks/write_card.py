@@ -4,9 +4,9 @@ Writes the model card of a head or a draft model, with what `draft_quality.py --
     python benchmarks/write_card.py --head FOLDER [--results FILE [FILE …]] [--cpu-results FILE …]
     python benchmarks/write_card.py --draft FOLDER [--target HUB_ID] [--results FILE [FILE …]]
 
-The card goes to FOLDER/README.md, and is for a repository of the folder's name unless `--repo-id` says otherwise. What
-else it says comes from the folder's config. Results with texts that were not those of plain `generate` in float32 are
-refused.
+The card goes to FOLDER/README.md, its figures to FOLDER/measurements.json, from which they are read if no results are
+given. It is for a repository of the folder's name unless `--repo-id` says otherwise. What else it says comes from the
+folder's config. Results with texts that were not those of plain `generate` in float32 are refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from hf_specdec import EagleHead, Measurement
 from hf_specdec.cards import draft_model_card
+from hf_specdec.cards.measurement import read_measurements
+from hf_specdec.cards.sections import FIGURES
 from hf_specdec.smollm2 import SMOLLM2_HUB_ID
 
 
-def read_measurements(path: Path) -> list[Measurement]:
+def read_results(path: Path) -> list[Measurement]:
     """
     Reads the measurements in a file of `draft_quality.py --json`.
 
@@ -34,7 +36,7 @@ def read_measurements(path: Path) -> list[Measurement]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         identical, total = document["identical_in_float32"]
-        found = [Measurement(**fields) for fields in document["measurements"]]
+        found = read_measurements(path)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a file that `draft_quality.py --json` wrote ({error!r}).") from error
     if identical < total:
@@ -65,9 +67,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--language", default="en")
     arguments = parser.parse_args(words)
     files = [*arguments.results, *arguments.cpu_results]
-    card = make_card(arguments, [found for file in files for found in read_measurements(file)])
-    path = (arguments.head or arguments.draft) / "README.md"
-    card.save(path)
+    folder = arguments.head or arguments.draft
+    measurements = [found for file in files for found in read_results(file)]
+    if not files and (folder / FIGURES).exists():
+        measurements = read_measurements(folder / FIGURES)
+    path = folder / "README.md"
+    make_card(arguments, measurements).save(path)
     print(path)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 import torch
+import write_card
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -131,6 +133,16 @@ def test_their_cards(folder: Path) -> None:
     trees = {found.metric_args["tree"] for found in data.eval_results}
     assert {"chain of 5", "tree of 60"} <= trees
     assert not re.findall(r"(?<![\w/:])/(?:root|home|tmp|mnt)/\S*", card.content)  # folders of a machine
+
+
+@both
+def test_their_cards_are_made_of_the_figures_beside_them(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    (copy / "README.md").unlink()
+    write_card.main(["--head" if folder == HEAD else "--draft", str(copy)])
+    for name in ("README.md", "measurements.json"):
+        assert (copy / name).read_text() == (folder / name).read_text()
 
 
 def test_make_demo_takes_the_head() -> None:

@@ -31,7 +31,8 @@ def draft_model_card(
         draft (`PreTrainedModel`): the draft model. The `recipe` of its config becomes a section, if there is one.
         target (`str`): Hub id of the target. A name that cannot be a Hub repository is not published.
         repo_id (`str`, *optional*): Hub id under which the draft model will be published.
-        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, for a table and the model-index.
+        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, for a table, the model-index
+            and measurements.json.
         tags (`Sequence[str]`, *optional*): further tags.
         fields: other fields of `ModelCardData`, such as `license` and `language`.
     """

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult
@@ -69,32 +72,51 @@ class Measurement:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The conditions that must be equal for figures to be comparable, by name."""
-        setting = {"tree": self.tree, "temperature": self.temperature, "batch_size": self.batch_size}
-        names = ("draft_sampling", "verification", "dtype", "hardware")
+        """What an acceptance length depends on besides the prompts, by name."""
+        setting = {"tree": self.tree, "temperature": self.temperature}
+        names = ("draft_sampling", "verification")
         return setting | {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def eval_results(self) -> list[EvalResult]:
-        """The figures as results for the card's model-index."""
-        figures = [
-            ("mean_acceptance_length", "Mean acceptance length (bonus token included)", self.mean_acceptance_length),
-            ("draft_acceptance_rate", "Draft acceptance rate", self.draft_acceptance_rate),
-            ("tokens_per_second", "Tokens per second", self.tokens_per_second),
-            ("speed_up", "Speed-up over plain generate", self.speed_up),
-        ]
-        for position, share in enumerate(self.acceptance_per_position or (), 1):
-            figures.append(("acceptance_per_position", f"Acceptance at position {position}", share))
-        return [
-            EvalResult(
-                task_type="text-generation",
-                task_name="Text generation",
-                dataset_type=self.dataset_id or re.sub(r"\W+", "-", self.dataset.lower()).strip("-"),
-                dataset_name=self.dataset,
-                metric_type=kind,
-                metric_name=name,
-                metric_value=round(value, 4),
-                metric_args=self.setting,
-            )
-            for kind, name, value in figures
-            if value is not None
-        ]
+    def eval_result(self) -> EvalResult:
+        """The mean acceptance length as a result for the card's model-index."""
+        return EvalResult(
+            task_type="text-generation",
+            task_name="Text generation",
+            dataset_type=self.dataset_id or re.sub(r"\W+", "-", self.dataset.lower()).strip("-"),
+            dataset_name=self.dataset,
+            metric_type="mean_acceptance_length",
+            metric_name="Mean acceptance length (bonus token included)",
+            metric_value=round(self.mean_acceptance_length, 4),
+            metric_args=self.setting,
+        )
+
+
+def longest_of_each_tree(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """For each set of prompts, temperature and tree, the measurement with the largest mean acceptance length."""
+    found: dict[tuple[str, float, str], Measurement] = {}
+    for measurement in measurements:
+        key = measurement.dataset, measurement.temperature, measurement.tree
+        found[key] = max(found.get(key, measurement), measurement, key=lambda one: one.mean_acceptance_length)
+    return list(found.values())
+
+
+def write_measurements(measurements: Iterable[Measurement], path: Path) -> None:
+    """Writes measurements with all their figures as JSON."""
+    rows = [{name: value for name, value in asdict(one).items() if value is not None} for one in measurements]
+    lines = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
+    path.write_text(f'{{"measurements": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """
+    Reads what `write_measurements` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: if the file is something else.
+    """
+    rows = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+    return [Measurement(**row | _as_tuples(row)) for row in rows]
+
+
+def _as_tuples(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) for name, value in row.items() if isinstance(value, list)}

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from .measurement import Measurement
+from .measurement import Measurement, longest_of_each_tree, write_measurements
 
 
 NO_NAME = "the target"
 """Placeholder for the name of a target without a Hub repository."""
+FIGURES = "measurements.json"
+"""The file beside a card with everything that was measured."""
 
 # Columns of the table of measurements; a column without values is left out.
 _COLUMNS = {
@@ -33,6 +36,18 @@ _COLUMNS = {
 }
 
 
+class MeasuredCard(ModelCard):
+    """A model card whose measurements are saved beside it."""
+
+    measurements: Sequence[Measurement] = ()
+
+    def save(self, filepath: str | Path) -> None:
+        """Writes the card, and its measurements (if there are any) to `measurements.json` in the same folder."""
+        super().save(filepath)
+        if self.measurements:
+            write_measurements(self.measurements, Path(filepath).with_name(FIGURES))
+
+
 def build_card(
     sections: Sequence[str], *, name: str, measurements: Sequence[Measurement] = (), **fields: Any
 ) -> ModelCard:
@@ -42,10 +57,11 @@ def build_card(
     Args:
         sections (`Sequence[str]`): texts of the sections.
         name (`str`): name of the model in the model-index.
-        measurements (`Sequence[Measurement]`): measurements for the model-index.
+        measurements (`Sequence[Measurement]`): measurements for the model-index, which has one figure of each tree,
+            and for the file beside the card.
         fields: fields of `ModelCardData`.
     """
-    results = [result for measurement in measurements for result in measurement.eval_results()]
+    results = [measurement.eval_result() for measurement in longest_of_each_tree(measurements)]
     data = ModelCardData(
         pipeline_tag="text-generation",
         model_name=name if results else None,
@@ -53,7 +69,9 @@ def build_card(
         **fields,
     )
     body = "\n\n".join(section for section in sections if section)
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
+    card = MeasuredCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
+    card.measurements = measurements
+    return card
 
 
 def published_name(target: str | None) -> str | None:
@@ -113,7 +131,7 @@ def measured(measurements: Sequence[Measurement]) -> str:
         parts.append(f"{conditions}:\n\n{_measured_table(list(group))}")
     parts.append(
         "Mean acceptance length: tokens per step, the target's own token included. Acceptance at depth d: the share "
-        "of steps that kept d draft tokens or more."
+        f"of steps that kept d draft tokens or more. All figures: [{FIGURES}]({FIGURES})."
     )
     return "\n\n".join(parts)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +39,10 @@ from .options import (
     ThreadsOption,
     TreesOption,
 )
-from .suite import run_suite
 
 
-PANEL_SUITE = "The suite of the GPU targets"
+SPEED_TARGETS = Path(__file__).parents[2] / "benchmarks" / "speed_targets.py"
+"""Measures the project's speed targets; in a checkout alone."""
 
 
 def bench(
@@ -79,35 +81,22 @@ def bench(
     profile: Annotated[
         Path | None, typer.Option(help="Writes a torch profiler trace of some steps into this folder.")
     ] = None,
-    suite: Annotated[
-        str | None, typer.Option(help="gpu: measures the project's speed targets.", rich_help_panel=PANEL_SUITE)
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Some of the targets, such as P1,P3.", rich_help_panel=PANEL_SUITE)
-    ] = None,
-    tiny: Annotated[
-        bool,
-        typer.Option(
-            help="A trial run on tiny models, by default of 1 round; its figures say nothing.",
-            rich_help_panel=PANEL_SUITE,
-        ),
-    ] = False,
+    suite: Annotated[str | None, typer.Option(hidden=True)] = None,
+    only: Annotated[str | None, typer.Option(hidden=True)] = None,
+    tiny: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """
     Time a draft and its trees against plain generate, on your prompts or built-in ones. Exits with 1 if a greedy
     float32 text differs from plain generate's (then nothing is timed), or one that is timed where it is no near-tie.
     """
+    if suite is not None:
+        raise typer.Exit(_measure_speed_targets(context, suite))
+    if only is not None or tiny:
+        raise typer.BadParameter("belongs to --suite gpu.", param_hint="--only" if only is not None else "--tiny")
     device = checked_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     logging.disable_progress_bar()
-    if suite is not None:
-        _refuse_others(context)
-        head = None if draft == "ngram" else draft
-        rounds = 1 if tiny and not _is_given(context, "rounds") else rounds
-        return run_suite(suite, only, target, head, device=device, tiny=tiny, rounds=rounds, profile=profile)
-    if only is not None or tiny:
-        raise typer.BadParameter("belongs to --suite gpu.", param_hint="--only" if only is not None else "--tiny")
     _check_plot(plot)
     request = Request(
         target=target,
@@ -218,16 +207,25 @@ def _check_plot(plot: Path | None) -> None:
 WITH_SUITE = ("suite", "only", "tiny", "target", "draft", "device", "threads", "rounds", "profile")
 
 
-def _refuse_others(context: typer.Context) -> None:
-    """Refuses options that `--suite` does not take: the suite has its own prompts, trees and baselines."""
+def _measure_speed_targets(context: typer.Context, suite: str) -> int:
+    """The exit status of `SPEED_TARGETS` with the options that were given."""
+    if suite != "gpu":
+        raise typer.BadParameter(f"{suite!r} is no suite. There is: gpu.", param_hint="--suite")
+    words: list[str] = []
     for parameter in context.command.params:
-        if parameter.name not in WITH_SUITE and _is_given(context, parameter.name):
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name == "suite" or source is None or source.name == "DEFAULT":
+            continue
+        if parameter.name not in WITH_SUITE:
             raise typer.BadParameter("does not go with --suite.", param_hint=parameter.opts[0])
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+        value = context.params[parameter.name]
+        words += [f"--{parameter.name}", *([] if value is True else [str(value)])]
+    if not SPEED_TARGETS.is_file():
+        raise typer.BadParameter(
+            "the speed targets are measured in a checkout of the repository, by `python benchmarks/speed_targets.py`.",
+            param_hint="--suite",
+        )
+    return subprocess.call([sys.executable, str(SPEED_TARGETS), *words])
 
 
 # ------------------------------------------------------------------------------------------------------------- output

@@ -31,7 +31,8 @@ def model_card(
     Args:
         head (`EagleHead`): the head. Its config's `target_name` and `recipe` go into the card.
         repo_id (`str`, *optional*): the Hub repository that the head will be in.
-        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, also for the model-index.
+        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, for a table, the model-index and
+            measurements.json.
         license (`str`, *optional*), language (`str` or `list[str]`, *optional*), datasets (`list[str]`, *optional*):
             the card's fields of these names.
         tags (`Sequence[str]`, *optional*): tags besides "speculative-decoding" and "eagle" or "eagle3".

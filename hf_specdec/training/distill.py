@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .losses import masked_mean, soft_cross_entropy, upcast
-from .metrics import DepthCounts
+from .metrics import counts_by_depth
 from .reading import TargetOutputs
 
 
@@ -45,17 +45,7 @@ class DistillObjective(nn.Module):
         position_ids: torch.Tensor,
         segment_ids: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """
-        Loss and counts of a batch.
-
-        Args:
-            outputs (`TargetOutputs`): the target's outputs for the batch.
-            input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
-            loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
-
-        Returns:
-            `dict`: `loss`, a scalar, and `counts`, `[batch, 4, num_steps]` float32, see `DepthCounts`.
-        """
+        """See `TttObjective.forward`; `counts` are the same at each of the `num_steps` depths."""
         positions = {"position_ids": position_ids} if self.packed else {}
         logits = self.model(input_ids=input_ids, use_cache=False, **positions).logits[:, :-1]
         mask = loss_mask[:, 1:]
@@ -68,10 +58,8 @@ class DistillObjective(nn.Module):
             summed = F.cross_entropy(upcast(logits).flatten(0, 1), tokens.flatten(), reduction="sum")
             loss = (1 - self.hard) * loss + self.hard * summed / mask.sum().clamp(min=1)
         right = (predicted == outputs.best[:, :-1]) & mask
-        columns = [
-            values.sum(dim=1, keepdim=True).expand(-1, self.num_steps) for values in (right, mask, soft * mask, mask)
-        ]
-        return {"loss": loss, "counts": DepthCounts(*columns).stacked()}
+        counts = counts_by_depth([(right, mask, soft * mask, mask)])
+        return {"loss": loss, "counts": counts.repeat(1, 1, self.num_steps)}
 
 
 def _as_they_are(logits: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..eagle import EagleHead
 from ..eagle.unroll import check_trainable, unroll
 from .losses import masked_mean, soft_cross_entropy, upcast
-from .metrics import DepthCounts
+from .metrics import counts_by_depth
 from .reading import TargetOutputs
 from .ttt import predicted_mask
 
@@ -51,18 +51,7 @@ class Eagle1Objective(nn.Module):
         position_ids: torch.Tensor,
         segment_ids: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """
-        Loss and counts of a batch.
-
-        Args:
-            outputs (`TargetOutputs`): the target's outputs for the batch.
-            input_ids, position_ids, segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): see `Collator`.
-            loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
-
-        Returns:
-            `dict`: `loss`, a scalar, and `counts`, float32, `[batch, 4, 1]` in training and `[batch, 4, K]` in
-            evaluation, see `DepthCounts`.
-        """
+        """See `TttObjective.forward`; `counts` are `[batch, 4, 1]` in training and `[batch, 4, K]` in evaluation."""
         features = outputs.features
         if self.training and self.noise:
             features = features + _noise(features, segment_ids, self.noise)
@@ -86,9 +75,8 @@ class Eagle1Objective(nn.Module):
                 distance = F.smooth_l1_loss(upcast(states[:, :rows]), wanted, reduction="none").mean(dim=-1)
                 total = masked_mean(distance, mask) + self.token_weight * masked_mean(loss, mask)
             right = (predicted == outputs.best[:, later]) & mask
-            counts.append([values.sum(dim=1) for values in (right, mask, loss * mask, mask)])
-        columns = [torch.stack([step[index] for step in counts], dim=1) for index in range(4)]
-        return {"loss": total, "counts": DepthCounts(*columns).stacked()}
+            counts.append((right, mask, loss * mask, mask))
+        return {"loss": total, "counts": counts_by_depth(counts)}
 
 
 def _noise(features: torch.Tensor, segment_ids: torch.Tensor | None, size: float) -> torch.Tensor:

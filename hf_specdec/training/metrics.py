@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 
 
-@dataclass
-class DepthCounts:
+def counts_by_depth(steps: Iterable[Sequence[torch.Tensor]]) -> torch.Tensor:
     """
-    Counts of an objective over a batch, by row of the batch and by depth of the draft tokens (depth 1 first).
+    What an objective counts over a batch, `[batch, 4, depths]` float32, detached, with a depth for each step.
 
     Args:
-        correct (`torch.Tensor` of shape `[batch, depths]`, float32):
-            Predicted tokens under the loss mask that equal the target's best token.
-        rows (`torch.Tensor` of shape `[batch, depths]`, float32): Predicted tokens under the loss mask.
-        loss (`torch.Tensor` of shape `[batch, depths]`, float32): Summed cross-entropy of the tokens in `loss_rows`.
-        loss_rows (`torch.Tensor` of shape `[batch, depths]`, float32): Predicted tokens that have a loss.
+        steps (`Iterable[Sequence[torch.Tensor]]`): of each step four tensors `[batch, rows]`: predicted tokens under
+            the loss mask that equal the target's best token, predicted tokens under the loss mask, the cross-entropy
+            of those that have a loss (else 0), and predicted tokens that have a loss.
     """
-
-    correct: torch.Tensor
-    rows: torch.Tensor
-    loss: torch.Tensor
-    loss_rows: torch.Tensor
-
-    def stacked(self) -> torch.Tensor:
-        """The four counts as one tensor, `[batch, 4, depths]` float32, detached."""
-        return torch.stack([self.correct, self.rows, self.loss, self.loss_rows], dim=1).detach().float()
+    columns = [torch.stack([values.sum(dim=1).detach().float() for values in step], dim=1) for step in steps]
+    return torch.stack(columns, dim=2)
 
 
 def acceptance_length(top1: list[float]) -> float:
@@ -57,7 +47,7 @@ def summarise(counts: torch.Tensor) -> dict[str, float]:
     Metrics by name from summed counts.
 
     Args:
-        counts (`torch.Tensor` of shape `[4, depths]`): `DepthCounts.stacked` summed over the batch dimension.
+        counts (`torch.Tensor` of shape `[4, depths]`): `counts_by_depth` summed over the batch dimension.
 
     Returns:
         `dict[str, float]`: `top1_d` and `loss_d` for every depth d, and `acceptance_length`.

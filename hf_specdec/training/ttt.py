@@ -10,7 +10,7 @@ from torch import nn
 from ..eagle import EagleHead
 from ..eagle.unroll import check_trainable, unroll
 from .losses import masked_mean, soft_cross_entropy
-from .metrics import DepthCounts
+from .metrics import counts_by_depth
 from .reading import TargetOutputs
 
 
@@ -59,7 +59,7 @@ class TttObjective(nn.Module):
             loss_mask (`torch.Tensor` of shape `[batch, tokens]`, bool): tokens to be predicted.
 
         Returns:
-            `dict`: `loss`, a scalar, and `counts`, `[batch, 4, K]` float32, see `DepthCounts`.
+            `dict`: `loss`, a scalar, and `counts`, `[batch, 4, K]` float32, see `counts_by_depth`.
         """
         steps = unroll(
             self.model,
@@ -75,9 +75,8 @@ class TttObjective(nn.Module):
         for step, states in enumerate(steps):
             loss, right, mask, has_loss = self._step(step, states, outputs, loss_mask, segment_ids)
             total = total + self.decay**step * masked_mean(loss, has_loss)
-            counts.append([values.sum(dim=1) for values in (right, mask, loss * has_loss, has_loss)])
-        columns = [torch.stack([step[index] for step in counts], dim=1) for index in range(4)]
-        return {"loss": total, "counts": DepthCounts(*columns).stacked()}
+            counts.append((right, mask, loss * has_loss, has_loss))
+        return {"loss": total, "counts": counts_by_depth(counts)}
 
     def _step(
         self,

@@ -1,26 +1,33 @@
-"""`hf-specdec bench --suite gpu`, tried out on tiny models, and its parts."""
+"""benchmarks/speed_targets.py, tried out on tiny models, and its parts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import speed_targets
 import torch
-from support.benchmarking import last_line, on_tiny_target
+from suite import GOALS, TARGETS, Entry, Options, kernels, steps
+from suite.forwards import forward_after, matmuls
+from suite.heads import mean_length
+from suite.pair import TREE, Pair, bisect
+from suite.run import Suite
+from suite.sizes import TINY, random_llama
+from support.benchmarking import HEAD, on_tiny_target
+from support.goldens import TINY_TARGET
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_specdec import SpeculationMetrics, TokenTree
 from hf_specdec.benchmarking.contenders import Contender
 from hf_specdec.benchmarking.equality import Gate
-from hf_specdec.benchmarking.suite import GOALS, TARGETS, Entry, Options, kernels, steps
-from hf_specdec.benchmarking.suite.forwards import forward_after, matmuls
-from hf_specdec.benchmarking.suite.heads import mean_length
-from hf_specdec.benchmarking.suite.pair import TREE, Pair, bisect
-from hf_specdec.benchmarking.suite.run import Suite
-from hf_specdec.benchmarking.suite.sizes import TINY, random_llama
 from hf_specdec.cache import TreeCache
-from hf_specdec.cli import suite as cli_suite
+from hf_specdec.cli import bench
+
+
+Measure = Callable[..., tuple[int, str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +35,24 @@ def pair() -> Pair:
     return Pair(TINY, torch.float32, "cpu")
 
 
-def suite(*arguments: Any) -> Any:
-    return on_tiny_target("bench", "--suite", "gpu", "--tiny", *arguments)
+@pytest.fixture
+def measured(capsys: pytest.CaptureFixture[str]) -> Measure:
+    """The trial's exit status, what it printed, and its results by target."""
+
+    def measure(*options: Any, device: str = "cpu") -> tuple[int, str, dict[str, Any]]:
+        words = ["--target", TINY_TARGET, "--draft", HEAD, "--device", device, "--tiny", *options]
+        status = speed_targets.main([*map(str, words)])
+        printed = capsys.readouterr().out
+        return status, printed, json.loads(printed.splitlines()[-1])["targets"]
+
+    return measure
 
 
 @pytest.mark.slow
-def test_all_targets_are_tried(tmp_path: Path) -> None:
-    result = suite("--profile", tmp_path)
-    assert result.exit_code == 0, result.output
-    found = last_line(result)
-    assert found["trial"] and "A TRIAL" in result.stdout
-    targets = found["targets"]
+def test_all_targets_are_tried(measured: Measure, tmp_path: Path) -> None:
+    status, printed, targets = measured("--profile", tmp_path)
+    assert status == 0, printed
+    assert json.loads(printed.splitlines()[-1])["trial"] and "A TRIAL" in printed
     assert list(targets) == list(TARGETS)
     assert {name for name, entry in targets.items() if entry["status"] == "skipped"} == {"P6", "P7"}
     assert all(entry["is_met"] is None for entry in targets.values())  # a trial reaches nothing
@@ -69,50 +83,68 @@ def test_all_targets_are_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_measurement_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measurement_does_not_stop_the_others(measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(pair: Pair, trace: Path | None) -> None:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(steps, "verify_over_matmuls", fails)
-    result = suite("--only", "p6,P2,P1")
-    assert result.exit_code == 1
-    targets = last_line(result)["targets"]
+    status, printed, targets = measured("--only", "p6,P2,P1")
+    assert status == 1
     assert {name: entry["status"] for name, entry in targets.items()} == {
         "P1": "failed",
         "P2": "measured",
         "P6": "skipped",
     }
-    assert "RuntimeError: out of luck" in result.stdout
+    assert "RuntimeError: out of luck" in printed
 
 
-def test_a_red_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_red_gate(measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeCache, "_move", lambda cache, kept: None)
-    result = suite("--only", "P1")
-    assert result.exit_code == 1
-    assert "not plain generate's in float32" in last_line(result)["targets"]["P1"]["note"]
+    status, _, targets = measured("--only", "P1")
+    assert status == 1 and "not plain generate's in float32" in targets["P1"]["note"]
 
 
 @pytest.mark.parametrize("given, expected", [((), 1), (("--rounds", 2), 2)])
-def test_rounds_of_a_trial(monkeypatch: pytest.MonkeyPatch, given: tuple[Any, ...], expected: int) -> None:
+def test_rounds_of_a_trial(
+    measured: Measure, monkeypatch: pytest.MonkeyPatch, given: tuple[Any, ...], expected: int
+) -> None:
     seen: list[Options] = []
-    monkeypatch.setattr(cli_suite.targets, "run", lambda options, begins: seen.append(options) or iter(()))
-    assert suite("--only", "P4", *given).exit_code == 0
+    monkeypatch.setattr(speed_targets.suite, "run", lambda options, begins: seen.append(options) or iter(()))
+    assert measured("--only", "P4", *given)[0] == 0
     assert [options.rounds for options in seen] == [expected]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without CUDA")
-def test_without_cuda() -> None:
-    result = on_tiny_target("bench", "--suite", "gpu")
-    assert result.exit_code == 2 and "gpu needs a CUDA device" in result.output and "--tiny" in result.output
-    result = suite("--only", "P1,P5")
-    assert result.exit_code == 2 and "'P5' is no target of the suite" in result.output
+@pytest.mark.parametrize(
+    "words, messages",
+    [
+        ((), ("the targets need a CUDA device", "--tiny")),
+        (("--tiny", "--only", "P1,P5"), ("'P5' is no target of the suite",)),
+    ],
+)
+def test_bad_arguments(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], messages: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        speed_targets.main(words)
+    printed = capsys.readouterr().err
+    assert all(message in printed for message in messages)
+
+
+def test_the_command_of_the_library_passes_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(bench.subprocess, "call", lambda command: calls.append(command[1:]) or 3)
+    result = on_tiny_target("bench", "--suite", "gpu", "--tiny", "--only", "P1,P2")
+    assert result.exit_code == 3, result.output
+    names = ["--target", str(TINY_TARGET), "--draft", str(HEAD), "--device", "cpu", "--only", "P1,P2", "--tiny"]
+    assert calls == [[str(Path(speed_targets.__file__)), *names]]
+    monkeypatch.setattr(bench, "SPEED_TARGETS", Path("nowhere"))
+    result = on_tiny_target("bench", "--suite", "gpu", "--tiny")
+    assert result.exit_code == 2 and "in a checkout" in result.output
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_forwards_can_be_captured() -> None:
-    result = on_tiny_target("bench", "--suite", "gpu", "--tiny", "--only", "P1,P2,P8", "--device", "cuda")
-    assert result.exit_code == 0, result.output
-    targets = last_line(result)["targets"]
+def test_forwards_can_be_captured(measured: Measure) -> None:
+    status, printed, targets = measured("--only", "P1,P2,P8", device="cuda")
+    assert status == 0, printed
     assert targets["P1"]["figures"]["ms"]["eager"]["p50"] > targets["P1"]["figures"]["ms"]["forward"]["p50"]
     assert targets["P2"]["figures"]["graph_launches_per_step"] is not None
 

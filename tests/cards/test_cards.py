@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec import Measurement
 from hf_specdec.cards import draft_model_card
+from hf_specdec.cards.measurement import longest_of_each_tree, read_measurements
 from hf_specdec.cards.sections import facts, measured, recipe
 
 
@@ -79,15 +81,31 @@ def test_what_one_row_lacks_is_empty() -> None:
     assert [row[header.index("verification")] for row in (first, second)] == ["rejection", ""]
 
 
-def test_the_model_index_has_every_depth_and_how_it_was_drafted() -> None:
-    shares = [result for result in SAMPLED.eval_results() if result.metric_type == "acceptance_per_position"]
-    assert [(found.metric_name, found.metric_value) for found in shares] == [
-        ("Acceptance at position 1", 0.755),
-        ("Acceptance at position 2", 0.5),
-    ]
-    assert shares[0].metric_args["draft_sampling"] == "sample"
-    assert shares[0].metric_args["verification"] == "rejection"
+def test_the_model_index_says_how_it_was_drafted() -> None:
+    found = SAMPLED.eval_result()
+    assert (found.metric_type, found.metric_value) == ("mean_acceptance_length", 2.25)
+    assert found.metric_args == {
+        "tree": "drawn (4, 3, 1)",
+        "temperature": 1.0,
+        "draft_sampling": "sample",
+        "verification": "rejection",
+    }
     assert not {"draft_sampling", "verification"} & TIMED.setting.keys()
+
+
+def test_one_figure_for_each_tree() -> None:
+    shorter = replace(SAMPLED, draft_sampling="greedy", verification="target", mean_acceptance_length=2.0)
+    others = [replace(SAMPLED, **change) for change in ({"tree": "a"}, {"dataset": "b"}, {"temperature": 0.5})]
+    assert longest_of_each_tree([shorter, SAMPLED, *others, shorter]) == [SAMPLED, *others]
+
+
+def test_the_figures_beside_a_card(draft: PreTrainedModel, tmp_path: Path) -> None:
+    draft_model_card(draft, "owner/target").save(tmp_path / "README.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    card = draft_model_card(draft, "owner/target", measurements=[SAMPLED, TIMED])
+    card.save(tmp_path / "README.md")
+    assert "[measurements.json](measurements.json)" in card.text
+    assert read_measurements(tmp_path / "measurements.json") == [SAMPLED, TIMED]
 
 
 def test_empty_sections_are_left_out() -> None:
@@ -106,7 +124,7 @@ def test_a_draft_models_metadata(draft: PreTrainedModel, tmp_path) -> None:
     assert (data.library_name, data.base_model, data.license) == ("transformers", "owner/target", "mit")
     assert data.tags == ["speculative-decoding", "draft-model", "mine"]
     assert data.pipeline_tag == "text-generation"
-    assert data.model_name == "draft" and len(data.eval_results) == 3
+    assert data.model_name == "draft" and len(data.eval_results) == 1
     assert f"| vocabulary | the target's {draft.config.vocab_size} tokens |" in card.text
 
 

@@ -106,13 +106,9 @@ def tokens_of_rows_in_the_class(banned: Text) -> LogitsProcessor:
     """The same, with the entries as an attribute of the class."""
 
     class InTheClass(LogitsProcessor):
-        banned_of_rows = banned
+        __call__ = TokensOfRows.__call__
 
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            for row in range(len(input_ids)):
-                scores[row, self.banned_of_rows[row]] = -torch.inf
-            return scores
-
+    InTheClass.banned = banned
     return InTheClass()
 
 
@@ -120,14 +116,7 @@ class TokensOfRowsInSlots(LogitsProcessor):
     """Has its entries per row in a slot."""
 
     __slots__ = ("banned",)
-
-    def __init__(self, banned: Any):
-        self.banned = banned
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for row in range(len(input_ids)):
-            scores[row, self.banned[row]] = -torch.inf
-        return scores
+    __init__, __call__ = TokensOfRows.__init__, TokensOfRows.__call__
 
 
 class MakesRowsWhenCalled(LogitsProcessor):

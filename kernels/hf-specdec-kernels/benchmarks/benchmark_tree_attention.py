@@ -165,15 +165,8 @@ def measure_small(bandwidth: float) -> list[dict[str, Any]]:
         floor = setting.floor(bandwidth)
         shape = "{} query heads on {} of dimension {}".format(*heads)
         print(f"batch {batch}, {nodes} nodes after {context} slots, {shape}: {ours}, floor {floor:.4f}")
-        row = {
-            "batch": batch,
-            "nodes": nodes,
-            "context": context,
-            "heads": heads,
-            "ms": ours.median,
-            "floor_ms": floor,
-        }
-        rows.append(row)
+        row = {"batch": batch, "nodes": nodes, "context": context, "heads": heads}
+        rows.append(row | {"ms": ours.median, "floor_ms": floor})
     return rows
 
 

@@ -118,17 +118,10 @@ def attention(
         nodes,
         block_tables=block_tables,
         out=torch.empty(batch, nodes, heads, head_dim, dtype=dtype),
-        **{
-            "first_slots": None,
-            "query_depths": depths,
-            "node_depths": depths,
-            "sinks": None,
-            "scale": head_dim**-0.5,
-            "window": None,
-            "softcap": None,
-            "num_splits": None,
-        }
-        | options,
+        query_depths=depths,
+        node_depths=depths,
+        scale=head_dim**-0.5,
+        **dict.fromkeys(("first_slots", "sinks", "window", "softcap", "num_splits")) | options,
     )
 
 
@@ -198,7 +191,7 @@ def compaction(page_size: int | None = None) -> None:
     cache = torch.empty(64, 8, 64, 128, dtype=torch.bfloat16)
     rows = torch.zeros(64, dtype=torch.long)
     block_tables = None if page_size is None else torch.zeros(64, 4, dtype=torch.int32)
-    launch_kv_compaction([cache] * 64, rows, rows, rows[:, None].repeat(1, 9), rows, block_tables)
+    launch_kv_compaction([cache] * 64, rows, rows[:, None].repeat(1, 9), rows, block_tables, rows)
 
 
 HALF, SINGLE = torch.bfloat16, torch.float32

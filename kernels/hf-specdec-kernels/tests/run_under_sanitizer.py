@@ -21,9 +21,8 @@ from test_kv_compaction import test_against_naive as check_compaction  # noqa: E
 from test_merged_linear import SMALL as SMALL_TILES  # noqa: E402
 from test_merged_linear import compare as check_linear  # noqa: E402
 from test_merged_linear import random as random_matrix  # noqa: E402
-from test_rejection_sampling import DRAFTED, FILTERED, room  # noqa: E402
+from test_rejection_sampling import DRAFTED, FILTERED, arguments_of, room  # noqa: E402
 from test_tree_attention import SMALL, compare  # noqa: E402
-from walk_cases import draft_arguments, filter_arguments, tree_arguments, uniforms  # noqa: E402
 
 from hf_specdec_kernels import draft_overlaps, draft_tokens, draw_children, share_out  # noqa: E402
 from hf_specdec_kernels.rejection_sampling import triton as launches  # noqa: E402
@@ -43,12 +42,11 @@ def main() -> None:
     print("compaction")
     linears_and_draft_tokens(device)
     for name, case in (FILTERED | DRAFTED).items():
-        tree = tree_arguments(case, device)
-        draft = draft_arguments(case, device, tree)
-        arguments = tree | filter_arguments(case, device) | {"uniforms": uniforms(case, device)}
+        arguments = arguments_of(case, device)
+        of_target = {name: value for name, value in arguments.items() if not name.startswith("draft_")}
         for launches.PREPARED_NODES, launches.LARGEST_BLOCK in ((0, 64), (264, 16384)):
-            launches.launch_target_walk(**arguments, **room(case, tree, device)._asdict())
-            launches.launch_rejection_walk(**draft, **arguments, **room(case, tree, device)._asdict())
+            launches.launch_target_walk(**of_target, **room(case, arguments, device)._asdict())
+            launches.launch_rejection_walk(**arguments, **room(case, arguments, device)._asdict())
         print("walks:", name)
     torch.cuda.synchronize()
 

@@ -35,7 +35,7 @@ def test_against_naive(
     caches = [torch.randn(shape, device=device).to(dtype) for _ in range(2 * layers)]
     before, expected = caches[0].clone(), [cache.clone() for cache in caches]
     kv_compaction_naive(expected, lengths, path, accepted, block_tables)
-    launch_kv_compaction(caches, pointer_table(caches), lengths, path, accepted, block_tables)
+    launch_kv_compaction(caches, lengths, path, accepted, block_tables, pointer_table(caches))
     for cache, wanted in zip(caches, expected, strict=True):
         assert torch.equal(cache, wanted)
     if depth > 1 and depth < nodes:
@@ -50,7 +50,7 @@ def test_slots_before_heads_and_one_stacked_buffer(device: torch.device) -> None
     lengths = torch.tensor([3, 11, 30], device=device)
     expected = [cache.clone() for cache in before]
     kv_compaction_naive(expected, lengths, path, accepted)
-    launch_kv_compaction(caches, pointer_table(caches), lengths, path, accepted, None)
+    launch_kv_compaction(caches, lengths, path, accepted, None, pointer_table(caches))
     for cache, wanted, old in zip(caches, expected, before, strict=True):
         assert torch.equal(cache, wanted)
         assert not torch.equal(wanted, old)

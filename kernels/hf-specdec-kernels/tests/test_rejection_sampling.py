@@ -5,6 +5,8 @@ float64 differ only where a number is within 1e-6 of a boundary, which no seed h
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +74,22 @@ def room(case: Case, arguments: dict, device: torch.device) -> Walks:
     return Walks(*(torch.full(shape, -7, dtype=torch.int64, device=device) for shape in shapes))
 
 
+def arguments_of(case: Case, device: torch.device) -> dict:
+    """The arguments of `rejection_walk_naive`, at random."""
+    tree = tree_arguments(case, device)
+    drafted = draft_arguments(case, device, tree)
+    return drafted | tree | filter_arguments(case, device) | {"uniforms": uniforms(case, device)}
+
+
+def compare(launch: Callable, naive: Callable, case: Case, arguments: dict, device: torch.device) -> Walks:
+    """The walks of a launch, which are those of plain PyTorch."""
+    found = room(case, arguments, device)
+    absent = dict.fromkeys(inspect.signature(launch).parameters.keys() - arguments.keys())
+    launch(**absent | arguments | found._asdict())
+    assert_same(found, naive(**arguments))
+    return found
+
+
 def assert_same(found: Walks, expected: Walks) -> None:
     for name, one, other in zip(Walks._fields, found, expected, strict=True):
         assert torch.equal(one, other), (name, one, other)
@@ -90,12 +108,8 @@ GREEDY = CASES | {"ties in several blocks": Case(ties=True, vocab=200, batch=4, 
 @pytest.mark.parametrize("name", fast(GREEDY, ("usual", "end tokens", "ties in several blocks")))
 def test_greedy(name: str, device: torch.device) -> None:
     case = GREEDY[name]
-    tree = tree_arguments(case, device)
-    found = room(case, tree, device)
-    launch_target_walk(**tree, uniforms=None, temperature=None, top_k=None, top_p=None, **found._asdict())
-    expected = greedy_walk_naive(**tree)
-    assert_same(found, expected)
-    assert case.nodes == 1 or (expected.accepted > 0).any()
+    found = compare(launch_target_walk, greedy_walk_naive, case, tree_arguments(case, device), device)
+    assert case.nodes == 1 or (found.accepted > 0).any()
 
 
 @pytest.mark.parametrize("name", fast(CASES | FILTERED, ("usual", "end tokens", "all filters, several blocks")))
@@ -103,11 +117,8 @@ def test_target(name: str, device: torch.device) -> None:
     case = (CASES | FILTERED)[name]
     arguments = tree_arguments(case, device) | filter_arguments(case, device)
     arguments["uniforms"] = uniforms(case, device)
-    found = room(case, arguments, device)
-    launch_target_walk(**arguments, **found._asdict())
-    expected = target_walk_naive(**arguments)
-    assert_same(found, expected)
-    assert case.nodes == 1 or (expected.accepted > 0).any()
+    found = compare(launch_target_walk, target_walk_naive, case, arguments, device)
+    assert case.nodes == 1 or (found.accepted > 0).any()
 
 
 REJECTED = CASES | DRAFTED | {name: FILTERED[name] for name in ("temperature", "all filters, ties")}
@@ -117,14 +128,8 @@ FAST = ("usual", "several blocks", "bfloat16", "small support", "all filters, ti
 @pytest.mark.parametrize("name", fast(REJECTED, FAST))
 def test_rejection(name: str, device: torch.device) -> None:
     case = REJECTED[name]
-    tree = tree_arguments(case, device)
-    arguments = draft_arguments(case, device, tree) | tree | filter_arguments(case, device)
-    arguments["uniforms"] = uniforms(case, device)
-    found = room(case, arguments, device)
-    launch_rejection_walk(**arguments, **found._asdict())
-    expected = rejection_walk_naive(**arguments)
-    assert_same(found, expected)
-    assert case.nodes == 1 or (expected.accepted > 0).any()
+    found = compare(launch_rejection_walk, rejection_walk_naive, case, arguments_of(case, device), device)
+    assert case.nodes == 1 or (found.accepted > 0).any()
 
 
 PREPARED = {
@@ -139,15 +144,10 @@ PREPARED = {
 def test_sums_of_all_nodes_beforehand(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_specdec_kernels.rejection_sampling.triton.PREPARED_NODES", 100)
     case = PREPARED[name]
-    tree = tree_arguments(case, device)
-    drafted = draft_arguments(case, device, tree)
-    arguments = tree | filter_arguments(case, device) | {"uniforms": uniforms(case, device)}
-    found = room(case, arguments, device)
-    launch_rejection_walk(**drafted, **arguments, **found._asdict())
-    assert_same(found, rejection_walk_naive(**drafted, **arguments))
-    found = room(case, arguments, device)
-    launch_target_walk(**arguments, **found._asdict())
-    assert_same(found, target_walk_naive(**arguments))
+    arguments = arguments_of(case, device)
+    compare(launch_rejection_walk, rejection_walk_naive, case, arguments, device)
+    of_target = {name: value for name, value in arguments.items() if not name.startswith("draft_")}
+    compare(launch_target_walk, target_walk_naive, case, of_target, device)
 
 
 def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
@@ -162,11 +162,8 @@ def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
         "uniforms": torch.stack([torch.full((2,), 0.5), torch.full((2,), 0.5), second], dim=1).double().to(device),
         "max_depth": 1,
     }
-    found = room(Case(batch=2), arguments, device)
-    others = ("draft_index", "draft_columns", "draft_temperature", "temperature", "top_k", "top_p", "end_tokens")
-    launch_rejection_walk(**arguments, **dict.fromkeys((*others, "active")), **found._asdict())
+    found = compare(launch_rejection_walk, rejection_walk_naive, Case(batch=2), arguments, device)
     assert found.accepted.tolist() == [1, 0]
-    assert_same(found, rejection_walk_naive(**arguments))
 
 
 @pytest.mark.parametrize("children", [1, 2])
@@ -185,10 +182,7 @@ def test_a_refusal_that_leaves_nothing(children: int, device: torch.device) -> N
         "max_depth": 1,
     }
     arguments["uniforms"][:, 0] = torch.linspace(0.05, 0.95, 9)
-    found = room(Case(batch=9), arguments, device)
-    others = ("draft_index", "draft_columns", "draft_temperature", "temperature", "top_k", "top_p", "end_tokens")
-    launch_rejection_walk(**arguments, **dict.fromkeys((*others, "active")), **found._asdict())
-    assert_same(found, rejection_walk_naive(**arguments))
+    found = compare(launch_rejection_walk, rejection_walk_naive, Case(batch=9), arguments, device)
     assert len(set(found.next_tokens.tolist())) > 3 if children == 1 else set(found.next_tokens.tolist()) == {4}
 
 
@@ -243,9 +237,7 @@ def test_large_vocabularies(
         (CASES | FILTERED | DRAFTED)[name], dtype=dtype, batch=batch, nodes=17, vocab=128_256, sharpness=3.0
     )
     case = replace(case, draft_vocab=32_000 if case.draft_vocab else None)
-    tree = tree_arguments(case, device)
-    arguments = draft_arguments(case, device, tree) | tree | filter_arguments(case, device)
-    arguments["uniforms"] = uniforms(case, device)
+    arguments = arguments_of(case, device)
     found = room(case, arguments, device)
     launch_rejection_walk(**arguments, **found._asdict())
     expected = rejection_walk_naive(**arguments)
@@ -257,9 +249,7 @@ def test_large_vocabularies(
 @pytest.mark.gpu
 def test_replay_of_a_graph_with_other_numbers(device: torch.device) -> None:
     case = Case(batch=32, temperature=True, top_k=True, top_p=True)
-    tree = tree_arguments(case, device)
-    arguments = draft_arguments(case, device, tree) | tree | filter_arguments(case, device)
-    arguments["uniforms"] = uniforms(case, device)
+    arguments = arguments_of(case, device)
     found = rejection_walk(**arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

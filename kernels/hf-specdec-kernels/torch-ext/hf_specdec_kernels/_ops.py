@@ -3,6 +3,13 @@ Namespace in which the operators are registered. A build for the Hub (see `build
 to the build, so that several versions can be loaded in one process.
 """
 
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -14,3 +21,50 @@ ops = getattr(torch.ops, NAMESPACE)
 def add_op_namespace_prefix(op_name: str) -> str:
     """The name of an operator with its namespace."""
     return f"{NAMESPACE}::{op_name}"
+
+
+def register(
+    naive: Callable[..., Any],
+    results: tuple[str, ...] = (),
+    *,
+    optional: tuple[str, ...] = (),
+    mutated: tuple[str, ...] = (),
+    suits: Callable[..., bool] = lambda *arguments: True,
+) -> Any:
+    """
+    Registers the operator of a pair: `name_naive`, which runs on a CPU, and `launch_name` of `triton.py` beside it,
+    which is imported where it runs. Its arguments are those of `name_naive`, and then tensors for the results.
+
+    Args:
+        naive (`Callable`): the plain version; its signature is the operator's.
+        results (`tuple[str, …]`): names of the tensors to which what `naive` returns is written.
+        optional (`tuple[str, …]`): those of them that may be None.
+        mutated (`tuple[str, …]`): arguments that it changes in place.
+        suits (`Callable[..., bool]`): whether the kernels take the arguments; else `naive` runs on CUDA, too.
+    """
+    name, package = naive.__name__.removesuffix("_naive"), naive.__module__.rpartition(".")[0]
+    signature = inspect.signature(naive, eval_str=True)
+    given = [parameter.replace(default=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    types = {result: torch.Tensor | None if result in optional else torch.Tensor for result in results}
+    written = [inspect.Parameter(result, given[0].kind, annotation=types[result]) for result in results]
+
+    def on_cpu(*arguments: Any) -> None:
+        found = naive(*arguments[: len(given)])
+        for result, value in zip(arguments[len(given) :], (found,) if len(results) == 1 else found or (), strict=True):
+            if result is not None:
+                result.copy_(value)
+
+    def on_cuda(*arguments: Any) -> None:
+        if not suits(*arguments):
+            return on_cpu(*arguments)
+        launch = getattr(importlib.import_module(f"{package}.triton"), f"launch_{name}")
+        tensor = arguments[0] if isinstance(arguments[0], torch.Tensor) else arguments[0][0]
+        with torch.cuda.device_of(tensor):  # Triton launches on the current device
+            launch(*arguments)
+
+    vars(on_cpu)["__signature__"] = inspect.Signature([*given, *written], return_annotation=None)
+    qualified, changed = add_op_namespace_prefix(name), (*mutated, *results)
+    operator = torch.library.custom_op(qualified, on_cpu, mutates_args=changed, device_types="cpu")
+    operator.register_kernel("cuda", on_cuda)
+    operator.register_fake(lambda *arguments: None)
+    return operator

@@ -6,9 +6,25 @@ import torch
 
 
 INTEGERS = (torch.int32, torch.int64)
+Sizes = int | tuple[int, ...] | None
 
 
-def check_shape(name: str, tensor: torch.Tensor, *sizes: int | tuple[int, ...] | None) -> None:
+def check(
+    name: str,
+    tensor: torch.Tensor | None,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...] | None,
+    *sizes: Sizes,
+) -> None:
+    """Checks shape, dtype (unless `dtypes` is None) and device of an argument, which may be None."""
+    if tensor is not None:
+        check_shape(name, tensor, *sizes)
+        if dtypes is not None:
+            check_dtype(name, tensor, dtypes)
+        check_device(name, tensor, device)
+
+
+def check_shape(name: str, tensor: torch.Tensor, *sizes: Sizes) -> None:
     """
     Raises:
         ValueError: if the tensor's shape is not `sizes`; a tuple names the sizes allowed, None allows any.

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from ..checks import check_device, check_dtype, check_shape
+from .._ops import ops, register
+from ..checks import check, check_shape
 from .naive import share_out_naive
 
 
 __all__ = ["BudgetedLevel", "share_out", "share_out_naive"]
 
-
+MOST_PAIRS = 8192
+"""Pairs of a node and a rank that a program holds; with more, plain PyTorch shares out."""
 RESULTS = (
     "tokens",
     "node_valid",
@@ -92,9 +93,8 @@ def share_out(
         ("drawn", drawn, torch.int64),
         ("drawn_log_q", drawn_log_q, torch.float32),
     ):
-        check_shape(name, tensor, *((batch, above) if name in ("numbers", "path_log_q", "valid") else best.shape))
-        check_dtype(name, tensor, (dtype,))
-        check_device(name, tensor, best.device)
+        shape = (batch, above) if name in ("numbers", "path_log_q", "valid") else best.shape
+        check(name, tensor, best.device, (dtype,), *shape)
     if not 0 < num_chosen <= budget <= above * ranks:
         raise ValueError(
             f"`num_chosen` is {num_chosen} and `budget` {budget}; they must be from 1 on, in this order, and at most "
@@ -115,48 +115,4 @@ def share_out(
     return level
 
 
-@torch.library.custom_op(
-    add_op_namespace_prefix("share_out"),
-    mutates_args=RESULTS,
-    device_types="cpu",
-)
-def _share_out(
-    numbers: torch.Tensor,
-    path_log_q: torch.Tensor,
-    valid: torch.Tensor,
-    best: torch.Tensor,
-    drawn: torch.Tensor,
-    drawn_log_q: torch.Tensor,
-    budget: int,
-    num_chosen: int,
-    first_node: int,
-    tokens: torch.Tensor,
-    node_valid: torch.Tensor,
-    parents: torch.Tensor,
-    chosen: torch.Tensor,
-    chosen_log_q: torch.Tensor,
-    chosen_tokens: torch.Tensor,
-    chosen_valid: torch.Tensor,
-    chosen_above: torch.Tensor,
-) -> None:
-    results = (tokens, node_valid, parents, chosen, chosen_log_q, chosen_tokens, chosen_valid, chosen_above)
-    _write(numbers, path_log_q, valid, best, drawn, drawn_log_q, budget, num_chosen, first_node, *results)
-
-
-def _write(*args) -> None:
-    for result, values in zip(args[9:], share_out_naive(*args[:9]), strict=True):
-        result.copy_(values)
-
-
-@_share_out.register_kernel("cuda")
-def _(*args) -> None:
-    from .triton import MOST_PAIRS, launch_share_out  # triton is only needed where it runs
-
-    if args[3][0].numel() > MOST_PAIRS:
-        _write(*args)
-        return
-    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
-        launch_share_out(*args)
-
-
-_share_out.register_fake(lambda *args: None)
+register(share_out_naive, results=RESULTS, suits=lambda *arguments: arguments[3][0].numel() <= MOST_PAIRS)

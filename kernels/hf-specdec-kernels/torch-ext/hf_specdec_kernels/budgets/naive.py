@@ -16,10 +16,7 @@ def share_out_naive(
     num_chosen: int,
     first_node: int,
 ) -> tuple[torch.Tensor, ...]:
-    """
-    Reference implementation of `hf_specdec_kernels.share_out`, with the arguments described there; returns the fields
-    of `BudgetedLevel`.
-    """
+    """See `hf_specdec_kernels.share_out`; returns the fields of `BudgetedLevel`."""
     ranks = best.shape[2]
     gains = (path_log_q[:, :, None] + best).flatten(1)
     pairs = gains.sort(dim=1, descending=True, stable=True).indices[:, :budget]

@@ -9,9 +9,6 @@ import triton.language as tl
 from ..triton_ranking import nothing, pack, place_of
 
 
-MOST_PAIRS = 8192
-
-
 @triton.jit
 def _is_among_the_best(keys, places, count):
     """1 for the `count` largest keys, of equals those of the lowest places; else 0."""
@@ -63,21 +60,9 @@ def _share_out_kernel(
 
 
 def launch_share_out(
-    numbers: torch.Tensor,
-    path_log_q: torch.Tensor,
-    valid: torch.Tensor,
-    best: torch.Tensor,
-    drawn: torch.Tensor,
-    drawn_log_q: torch.Tensor,
-    budget: int,
-    num_chosen: int,
-    first_node: int,
-    *results: torch.Tensor,
-) -> None:
-    """
-    Launches the kernel, which writes to the contiguous tensors `results`, the fields of `BudgetedLevel`; the other
-    arguments are those of `hf_specdec_kernels.share_out`.
-    """
+    numbers, path_log_q, valid, best, drawn, drawn_log_q, budget, num_chosen, first_node, *results
+) -> None:  # fmt: skip
+    """See `hf_specdec_kernels.share_out`; writes to contiguous `results`, the fields of `BudgetedLevel`."""
     batch, above, ranks = best.shape
     if batch == 0:
         return

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from ..checks import check_device, check_dtype, check_shape
+from .._ops import ops, register
+from ..checks import check, check_dtype, check_shape
 from .naive import draft_tokens_naive, draw_children_naive
 from .noise import exponential_noise
 
@@ -76,9 +76,7 @@ def draft_tokens(
     if out is None:
         out = logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32)
     for name, tensor, dtype in (("out[0]", out[0], torch.int64), ("out[1]", out[1], torch.float32)):
-        check_shape(name, tensor, *shape)
-        check_dtype(name, tensor, (dtype,))
-        check_device(name, tensor, logits.device)
+        check(name, tensor, logits.device, (dtype,), *shape)
         if not tensor.is_contiguous():
             raise ValueError(f"`{name}` has strides {tensor.stride()}; it must be contiguous.")
     ops.draft_tokens(logits, count, temperature, *out)
@@ -115,9 +113,7 @@ def draw_children(
     """
     _check(logits, count, MOST_CHILDREN, temperature)
     batch, queries, _ = logits.shape
-    check_shape("seeds", seeds, batch)
-    check_dtype("seeds", seeds, (torch.int64,))
-    check_device("seeds", seeds, logits.device)
+    check("seeds", seeds, logits.device, (torch.int64,), batch)
     tokens = logits.new_empty((batch, queries, count), dtype=torch.int64)
     found = Children(
         tokens,
@@ -136,62 +132,8 @@ def _check(logits: torch.Tensor, count: int, most: int, temperature: torch.Tenso
         raise ValueError(f"`count` is {count}; it must be from 1 to {min(most, vocab)}.")
     if vocab > 1 and logits.stride(2) != 1:
         raise ValueError(f"`logits` has strides {logits.stride()}; the last must be 1: pass `logits.contiguous()`.")
-    if temperature is not None:
-        check_shape("temperature", temperature, batch)
-        check_dtype("temperature", temperature, (torch.float32,))
-        check_device("temperature", temperature, logits.device)
+    check("temperature", temperature, logits.device, (torch.float32,), batch)
 
 
-@torch.library.custom_op(
-    add_op_namespace_prefix("draft_tokens"), mutates_args=("tokens", "log_probabilities"), device_types="cpu"
-)
-def _draft_tokens(
-    logits: torch.Tensor,
-    count: int,
-    temperature: torch.Tensor | None,
-    tokens: torch.Tensor,
-    log_probabilities: torch.Tensor,
-) -> None:
-    found = draft_tokens_naive(logits, count, temperature)
-    tokens.copy_(found[0])
-    log_probabilities.copy_(found[1])
-
-
-@_draft_tokens.register_kernel("cuda")
-def _(*args) -> None:
-    from .triton import launch_draft_tokens  # triton is only needed where it runs
-
-    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
-        launch_draft_tokens(*args)
-
-
-@torch.library.custom_op(
-    add_op_namespace_prefix("draw_children"), mutates_args=("tokens", "log_probabilities", "best"), device_types="cpu"
-)
-def _draw_children(
-    logits: torch.Tensor,
-    count: int,
-    seeds: torch.Tensor,
-    first_query: int,
-    temperature: torch.Tensor | None,
-    tokens: torch.Tensor,
-    log_probabilities: torch.Tensor,
-    best: torch.Tensor | None,
-) -> None:
-    found = draw_children_naive(logits, count, seeds, first_query, temperature)
-    tokens.copy_(found[0])
-    log_probabilities.copy_(found[1])
-    if best is not None:
-        best.copy_(found[2])
-
-
-@_draw_children.register_kernel("cuda")
-def _(*args) -> None:
-    from .triton import launch_draw_children
-
-    with torch.cuda.device_of(args[0]):
-        launch_draw_children(*args)
-
-
-for _operator in (_draft_tokens, _draw_children):
-    _operator.register_fake(lambda *args: None)
+register(draft_tokens_naive, results=("tokens", "log_probabilities"))
+register(draw_children_naive, results=("tokens", "log_probabilities", "best"), optional=("best",))

@@ -10,7 +10,7 @@ from .noise import exponential_noise
 def draft_tokens_naive(
     logits: torch.Tensor, count: int, temperature: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference implementation of `hf_specdec_kernels.draft_tokens`, with the arguments described there."""
+    """See `hf_specdec_kernels.draft_tokens`."""
     log_q = _log_q(logits, temperature)
     return _first(log_q, log_q, count)
 
@@ -22,10 +22,7 @@ def draw_children_naive(
     first_query: int = 0,
     temperature: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Reference implementation of `hf_specdec_kernels.draw_children`, with the arguments described there: tokens, their
-    log-probabilities, and those of the best tokens.
-    """
+    """See `hf_specdec_kernels.draw_children`: tokens, their log-probabilities, and those of the best tokens."""
     log_q = _log_q(logits, temperature)
     noise = exponential_noise(seeds, logits.shape[1], logits.shape[2], first_query)
     tokens, log_probabilities = _first(log_q - noise.log(), log_q, count)

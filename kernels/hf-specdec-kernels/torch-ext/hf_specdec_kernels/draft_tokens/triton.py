@@ -136,34 +136,13 @@ def _best_of_parts_kernel(
         )  # fmt: skip
 
 
-def launch_draft_tokens(
-    logits: torch.Tensor,
-    count: int,
-    temperature: torch.Tensor | None,
-    tokens: torch.Tensor,
-    log_probabilities: torch.Tensor,
-) -> None:
-    """
-    Launches `draft_tokens`, which writes to `tokens` and `log_probabilities`; the other arguments are those of
-    `hf_specdec_kernels.draft_tokens`.
-    """
+def launch_draft_tokens(logits, count, temperature, tokens, log_probabilities) -> None:
+    """See `hf_specdec_kernels.draft_tokens`; writes to the last two."""
     _launch(logits, count, temperature, best=(tokens, log_probabilities))
 
 
-def launch_draw_children(
-    logits: torch.Tensor,
-    count: int,
-    seeds: torch.Tensor,
-    first_query: int,
-    temperature: torch.Tensor | None,
-    tokens: torch.Tensor,
-    log_probabilities: torch.Tensor,
-    best: torch.Tensor | None,
-) -> None:
-    """
-    Launches `draw_children`, which writes to `tokens` and `log_probabilities` those of the drawn tokens, and to `best`
-    the log-probabilities of the best tokens; the other arguments are those of `hf_specdec_kernels.draw_children`.
-    """
+def launch_draw_children(logits, count, seeds, first_query, temperature, tokens, log_probabilities, best) -> None:
+    """See `hf_specdec_kernels.draw_children`; writes to the last three."""
     best_found = None if best is None else (None, best)
     _launch(logits, count, temperature, best_found, (tokens, log_probabilities), seeds, first_query)
 

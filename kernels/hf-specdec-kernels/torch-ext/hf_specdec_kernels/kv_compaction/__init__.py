@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from ..checks import INTEGERS, check_device, check_dtype, check_shape
+from .._ops import ops, register
+from ..checks import INTEGERS, check, check_device, check_shape
 from .naive import kv_compaction_naive
 
 
@@ -55,32 +55,10 @@ def kv_compaction(
         ValueError, TypeError: if shapes, dtypes or devices do not fit together.
     """
     _check(caches, pointers, lengths, path, accepted, block_tables)
-    ops.kv_compaction(list(caches), pointers, lengths, path, accepted, block_tables)
+    ops.kv_compaction(list(caches), lengths, path, accepted, block_tables, pointers)
 
 
-@torch.library.custom_op(add_op_namespace_prefix("kv_compaction"), mutates_args=("caches",), device_types="cpu")
-def _kv_compaction(
-    caches: Sequence[torch.Tensor],
-    pointers: torch.Tensor,
-    lengths: torch.Tensor,
-    path: torch.Tensor,
-    accepted: torch.Tensor,
-    block_tables: torch.Tensor | None,
-) -> None:
-    kv_compaction_naive(caches, lengths, path, accepted, block_tables)
-
-
-@_kv_compaction.register_kernel("cuda")
-def _(*args) -> None:
-    from .triton import launch_kv_compaction  # triton is only needed where it runs
-
-    with torch.cuda.device_of(args[0][0]):  # Triton launches on the current device
-        launch_kv_compaction(*args)
-
-
-@_kv_compaction.register_fake
-def _(*args) -> None:
-    return None
+register(kv_compaction_naive, mutated=("caches",))
 
 
 def _check(caches, pointers, lengths, path, accepted, block_tables) -> None:
@@ -99,16 +77,8 @@ def _check(caches, pointers, lengths, path, accepted, block_tables) -> None:
     if first.stride(3) != 1:
         raise ValueError(f"`caches` have strides {first.stride()}; the last must be 1.")
     batch = path.shape[0] if block_tables is not None else first.shape[0]
-    check_shape("pointers", pointers, len(caches))
-    check_dtype("pointers", pointers, (torch.int64,))
-    check_device("pointers", pointers, first.device)
-    check_shape("path", path, batch, None)
-    tensors = {"lengths": lengths, "accepted": accepted}
-    for name, tensor in tensors.items():
-        check_shape(name, tensor, batch)
-    if block_tables is not None:
-        check_shape("block_tables", block_tables, batch, None)
-        tensors["block_tables"] = block_tables
-    for name, tensor in ({"path": path} | tensors).items():
-        check_dtype(name, tensor, INTEGERS)
-        check_device(name, tensor, first.device)
+    check("pointers", pointers, first.device, (torch.int64,), len(caches))
+    check("path", path, first.device, INTEGERS, batch, None)
+    check("lengths", lengths, first.device, INTEGERS, batch)
+    check("accepted", accepted, first.device, INTEGERS, batch)
+    check("block_tables", block_tables, first.device, INTEGERS, batch, None)

@@ -13,11 +13,9 @@ def kv_compaction_naive(
     path: torch.Tensor,
     accepted: torch.Tensor,
     block_tables: torch.Tensor | None = None,
+    pointers: torch.Tensor | None = None,
 ) -> None:
-    """
-    Reference implementation of `hf_specdec_kernels.kv_compaction`, with the arguments described there; reads values on
-    the host.
-    """
+    """See `hf_specdec_kernels.kv_compaction`; reads values on the host, and no `pointers`."""
     for row, (length, last) in enumerate(zip(lengths.tolist(), accepted.tolist(), strict=True)):
         for place in range(last + 1):
             source, target = length + int(path[row, place]), length + place

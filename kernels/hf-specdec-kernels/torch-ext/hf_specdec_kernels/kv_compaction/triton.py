@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -53,15 +51,8 @@ def _kv_compaction_kernel(
         tl.store(cache + target_offsets[:, None] + dims[None, :], states, mask=mask)
 
 
-def launch_kv_compaction(
-    caches: Sequence[torch.Tensor],
-    pointers: torch.Tensor,
-    lengths: torch.Tensor,
-    path: torch.Tensor,
-    accepted: torch.Tensor,
-    block_tables: torch.Tensor | None,
-) -> None:
-    """Launches the kernel, in place; the arguments are those of `hf_specdec_kernels.kv_compaction`."""
+def launch_kv_compaction(caches, lengths, path, accepted, block_tables, pointers) -> None:
+    """See `hf_specdec_kernels.kv_compaction`."""
     cache = caches[0]
     if path.shape[1] < 2 or cache.numel() == 0:
         return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .._ops import add_op_namespace_prefix, ops
-from ..checks import check_device, check_dtype, check_shape
+from ..checks import check, check_dtype
 from .naive import LARGEST_NUM_WEIGHTS, merged_linear_naive
 
 
@@ -38,9 +38,7 @@ def merged_linear(input: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[
     floats = (torch.bfloat16, torch.float16, torch.float32) + ((torch.float64,) if input.device.type == "cpu" else ())
     check_dtype("input", input, floats)
     for number, weight in enumerate(weights):
-        check_shape(f"weights[{number}]", weight, None, input.shape[-1])
-        check_dtype(f"weights[{number}]", weight, (input.dtype,))
-        check_device(f"weights[{number}]", weight, input.device)
+        check(f"weights[{number}]", weight, input.device, (input.dtype,), None, input.shape[-1])
     return ops.merged_linear(input, list(weights))
 
 

@@ -13,5 +13,5 @@ LARGEST_NUM_WEIGHTS = 3
 
 
 def merged_linear_naive(input: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Reference implementation of `hf_specdec_kernels.merged_linear`, with the arguments described there."""
+    """See `hf_specdec_kernels.merged_linear`."""
     return [functional.linear(input, weight) for weight in weights]

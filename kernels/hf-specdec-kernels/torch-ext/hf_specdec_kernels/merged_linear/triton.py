@@ -118,10 +118,7 @@ def suits(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
 def launch_merged_linear(
     input: torch.Tensor, weights: list[torch.Tensor], out: list[torch.Tensor], tiles: Tiles | None = None
 ) -> None:
-    """
-    Launches the kernel, which writes to the contiguous tensors `out`; the other arguments are those of
-    `hf_specdec_kernels.merged_linear`, and `tiles` to use instead of the chosen ones.
-    """
+    """See `hf_specdec_kernels.merged_linear`; writes to contiguous `out`. `tiles` replace the chosen ones."""
     flat = input.reshape(-1, input.shape[-1])
     if flat.stride(1) != 1:
         flat = flat.contiguous()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from ..checks import INTEGERS, check_device, check_dtype, check_shape
+from .._ops import ops, register
+from ..checks import INTEGERS, check, check_shape
 from .naive import draft_overlaps_naive
 
 
@@ -47,50 +47,20 @@ def draft_overlaps(
     """
     check_shape("logits", logits, None, None)
     batch, vocab = logits.shape
-    check_shape("draft_logits", draft_logits, batch, vocab if vocabulary is None else len(vocabulary))
-    check_shape("grid", grid, None)
-    check_dtype("grid", grid, (torch.float32,))
-    for name, tensor in (("logits", logits), ("draft_logits", draft_logits)):
-        check_dtype(name, tensor, FLOATS)
+    check("grid", grid, logits.device, (torch.float32,), None)
+    columns = vocab if vocabulary is None else len(vocabulary)
+    for name, tensor, size in (("logits", logits, vocab), ("draft_logits", draft_logits, columns)):
+        check(name, tensor, logits.device, FLOATS, batch, size)
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(
                 f"`{name}` has strides {tensor.stride()}; the last must be 1: pass `{name}.contiguous()`."
             )
-    if vocabulary is not None:
-        check_shape("vocabulary", vocabulary, None)
-        check_dtype("vocabulary", vocabulary, INTEGERS)
-    per_row = {"temperature": temperature, "draft_temperature": draft_temperature}
-    for name, values in per_row.items():
-        if values is not None:
-            check_shape(name, values, batch)
-            check_dtype(name, values, (torch.float32,))
-    for name, values in (per_row | {"draft_logits": draft_logits, "grid": grid, "vocabulary": vocabulary}).items():
-        if values is not None:
-            check_device(name, values, logits.device)
+    check("vocabulary", vocabulary, logits.device, INTEGERS, None)
+    check("temperature", temperature, logits.device, (torch.float32,), batch)
+    check("draft_temperature", draft_temperature, logits.device, (torch.float32,), batch)
     found = logits.new_empty(batch, len(grid), dtype=torch.float32)
     ops.draft_overlaps(logits, draft_logits, grid, temperature, draft_temperature, vocabulary, found)
     return found
 
 
-@torch.library.custom_op(add_op_namespace_prefix("draft_overlaps"), mutates_args=("overlaps",), device_types="cpu")
-def _draft_overlaps(
-    logits: torch.Tensor,
-    draft_logits: torch.Tensor,
-    grid: torch.Tensor,
-    temperature: torch.Tensor | None,
-    draft_temperature: torch.Tensor | None,
-    vocabulary: torch.Tensor | None,
-    overlaps: torch.Tensor,
-) -> None:
-    overlaps.copy_(draft_overlaps_naive(logits, draft_logits, grid, temperature, draft_temperature, vocabulary))
-
-
-@_draft_overlaps.register_kernel("cuda")
-def _(*args) -> None:
-    from .triton import launch_draft_overlaps  # triton is only needed where it runs
-
-    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
-        launch_draft_overlaps(*args)
-
-
-_draft_overlaps.register_fake(lambda *args: None)
+register(draft_overlaps_naive, results=("overlaps",))

@@ -13,7 +13,7 @@ def draft_overlaps_naive(
     draft_temperature: torch.Tensor | None = None,
     vocabulary: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reference implementation of `hf_specdec_kernels.draft_overlaps`, with the arguments described there."""
+    """See `hf_specdec_kernels.draft_overlaps`."""
     p = _tempered(logits, temperature).softmax(dim=-1)
     if vocabulary is not None:
         p = p[:, vocabulary.long()]

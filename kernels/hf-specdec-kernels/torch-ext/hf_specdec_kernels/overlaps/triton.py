@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -50,18 +49,9 @@ def _draft_overlaps_kernel(
 
 
 def launch_draft_overlaps(
-    logits: torch.Tensor,
-    draft_logits: torch.Tensor,
-    grid: torch.Tensor,
-    temperature: torch.Tensor | None,
-    draft_temperature: torch.Tensor | None,
-    vocabulary: torch.Tensor | None,
-    overlaps: torch.Tensor,
-) -> None:
-    """
-    Launches the kernel, which writes to `overlaps`; the other arguments are those of
-    `hf_specdec_kernels.draft_overlaps`.
-    """
+    logits, draft_logits, grid, temperature, draft_temperature, vocabulary, overlaps
+) -> None:  # fmt: skip
+    """See `hf_specdec_kernels.draft_overlaps`; writes to `overlaps`."""
     batch, vocab = logits.shape
     if batch == 0:
         return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import ops
-from . import registration  # noqa: F401  (registers the operators)
+from .._ops import ops, register
 from .checking import check_draft, check_rows, check_tree, check_uniforms
 from .naive import greedy_walk_naive, rejection_walk_naive, target_walk_naive
 from .walks import Walks
@@ -21,6 +20,10 @@ __all__ = [
     "target_walk",
     "target_walk_naive",
 ]
+
+
+for _walk in (greedy_walk_naive, target_walk_naive, rejection_walk_naive):
+    register(_walk, results=Walks._fields)
 
 
 def greedy_walk(
@@ -167,22 +170,9 @@ def rejection_walk(
     check_rows(logits, temperature=temperature, top_k=top_k, top_p=top_p, draft_temperature=draft_temperature)
     out = _walks(logits, max_depth, out)
     ops.rejection_walk(
-        logits,
-        draft_logits,
-        tokens,
-        parents,
-        uniforms,
-        max_depth,
-        draft_index,
-        draft_columns,
-        draft_temperature,
-        temperature,
-        top_k,
-        top_p,
-        end_tokens,
-        active,
-        *out,
-    )
+        logits, draft_logits, tokens, parents, uniforms, max_depth, draft_index, draft_columns, draft_temperature,
+        temperature, top_k, top_p, end_tokens, active, *out,
+    )  # fmt: skip
     return out
 
 

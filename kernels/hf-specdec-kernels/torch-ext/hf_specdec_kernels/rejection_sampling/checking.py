@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..checks import INTEGERS, check_device, check_dtype, check_shape
+from ..checks import INTEGERS, check
 
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -22,26 +22,20 @@ def check_tree(
     Raises:
         ValueError, TypeError: if the arguments that all walks share do not fit together.
     """
-    check_shape("logits", logits, None, None, None)
-    _check_floats("logits", logits)
+    check("logits", logits, logits.device, FLOATS, None, None, None)
+    _check_last_stride("logits", logits)
     batch, nodes, _ = logits.shape
     if max_depth < 0:
         raise ValueError(f"`max_depth` is {max_depth}; pass the depth of the deepest node, 0 for a root alone.")
-    check_shape("tokens", tokens, batch, nodes)
-    check_shape("parents", parents, (1, batch), nodes)
+    check("tokens", tokens, logits.device, (torch.int64,), batch, nodes)
+    check("parents", parents, logits.device, (torch.int64,), (1, batch), nodes)
+    check("end_tokens", end_tokens, logits.device, (torch.int64,), None)
     for name, tensor in (("tokens", tokens), ("parents", parents), ("end_tokens", end_tokens)):
         if tensor is not None:
-            check_dtype(name, tensor, (torch.int64,))
-            check_device(name, tensor, logits.device)
             _check_last_stride(name, tensor)
-    if end_tokens is not None:
-        check_shape("end_tokens", end_tokens, None)
-        if len(end_tokens) == 0:
-            raise ValueError("`end_tokens` is empty; pass None.")
-    if active is not None:
-        check_shape("active", active, batch)
-        check_dtype("active", active, (torch.bool,))
-        check_device("active", active, logits.device)
+    if end_tokens is not None and len(end_tokens) == 0:
+        raise ValueError("`end_tokens` is empty; pass None.")
+    check("active", active, logits.device, (torch.bool,), batch)
 
 
 def check_uniforms(logits: torch.Tensor, uniforms: torch.Tensor) -> None:
@@ -49,9 +43,7 @@ def check_uniforms(logits: torch.Tensor, uniforms: torch.Tensor) -> None:
     Raises:
         ValueError, TypeError: if there is not one random number for every node.
     """
-    check_shape("uniforms", uniforms, *logits.shape[:2])
-    check_dtype("uniforms", uniforms, (torch.float64, torch.float32))
-    check_device("uniforms", uniforms, logits.device)
+    check("uniforms", uniforms, logits.device, (torch.float64, torch.float32), *logits.shape[:2])
     _check_last_stride("uniforms", uniforms)
 
 
@@ -61,10 +53,7 @@ def check_rows(logits: torch.Tensor, **values: torch.Tensor | None) -> None:
         ValueError, TypeError: if values per row are not `[batch]`, or of a wrong dtype.
     """
     for name, tensor in values.items():
-        if tensor is not None:
-            check_shape(name, tensor, logits.shape[0])
-            check_dtype(name, tensor, INTEGERS if name == "top_k" else (torch.float32,))
-            check_device(name, tensor, logits.device)
+        check(name, tensor, logits.device, INTEGERS if name == "top_k" else (torch.float32,), logits.shape[0])
 
 
 def check_draft(
@@ -78,23 +67,13 @@ def check_draft(
         ValueError, TypeError: if the draft's distributions do not fit the target's.
     """
     batch, nodes, vocab = logits.shape
-    check_shape("draft_logits", draft_logits, batch, None, vocab if draft_columns is None else None)
-    _check_floats("draft_logits", draft_logits)
-    check_device("draft_logits", draft_logits, logits.device)
+    columns = vocab if draft_columns is None else None
+    check("draft_logits", draft_logits, logits.device, FLOATS, batch, None, columns)
+    _check_last_stride("draft_logits", draft_logits)
+    check("draft_index", draft_index, logits.device, (torch.int64,), (1, batch), nodes)
     if draft_index is not None:
-        check_shape("draft_index", draft_index, (1, batch), nodes)
-        check_dtype("draft_index", draft_index, (torch.int64,))
-        check_device("draft_index", draft_index, logits.device)
         _check_last_stride("draft_index", draft_index)
-    if draft_columns is not None:
-        check_shape("draft_columns", draft_columns, vocab)
-        check_dtype("draft_columns", draft_columns, INTEGERS)
-        check_device("draft_columns", draft_columns, logits.device)
-
-
-def _check_floats(name: str, tensor: torch.Tensor) -> None:
-    check_dtype(name, tensor, FLOATS)
-    _check_last_stride(name, tensor)
+    check("draft_columns", draft_columns, logits.device, INTEGERS, vocab)
 
 
 def _check_last_stride(name: str, tensor: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ def greedy_walk_naive(
     end_tokens: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
 ) -> Walks:
-    """Reference implementation of `hf_specdec_kernels.greedy_walk`, with the arguments described there."""
+    """See `hf_specdec_kernels.greedy_walk`."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
     while walk.walking.any():
         walk.choose(walk.at_node(logits).float().argmax(dim=-1))
@@ -35,7 +35,7 @@ def target_walk_naive(
     end_tokens: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
 ) -> Walks:
-    """Reference implementation of `hf_specdec_kernels.target_walk`, with the arguments described there."""
+    """See `hf_specdec_kernels.target_walk`."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
     while walk.walking.any():
         p = target_probabilities(walk.at_node(logits), temperature, top_k, top_p)
@@ -59,7 +59,7 @@ def rejection_walk_naive(
     end_tokens: torch.Tensor | None = None,
     active: torch.Tensor | None = None,
 ) -> Walks:
-    """Reference implementation of `hf_specdec_kernels.rejection_walk`, with the arguments described there."""
+    """See `hf_specdec_kernels.rejection_walk`."""
     walk = WalkState(tokens, parents, max_depth, end_tokens, active)
     while walk.walking.any():
         p = target_probabilities(walk.at_node(logits), temperature, top_k, top_p)

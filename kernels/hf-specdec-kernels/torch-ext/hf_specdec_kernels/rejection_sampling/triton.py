@@ -23,25 +23,17 @@ PREPARED_NODES = 264
 """Most nodes of a batch for which parallel programs compute the sums of all nodes before the walks."""
 
 
+def launch_greedy_walk(logits, tokens, parents, max_depth, end_tokens, active, path, accepted, next_tokens) -> None:
+    """See `hf_specdec_kernels.greedy_walk`; writes to the last three."""
+    results = (path, accepted, next_tokens)
+    launch_target_walk(logits, tokens, parents, None, max_depth, None, None, None, end_tokens, active, *results)
+
+
 def launch_target_walk(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    parents: torch.Tensor,
-    uniforms: torch.Tensor | None,
-    max_depth: int,
-    temperature: torch.Tensor | None,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    end_tokens: torch.Tensor | None,
-    active: torch.Tensor | None,
-    path: torch.Tensor,
-    accepted: torch.Tensor,
-    next_tokens: torch.Tensor,
-) -> None:
-    """
-    Launches `target_walk`, or without `uniforms` `greedy_walk`, which write to `path`, `accepted` and `next_tokens`;
-    the other arguments are those of `hf_specdec_kernels.target_walk`.
-    """
+    logits, tokens, parents, uniforms, max_depth, temperature, top_k, top_p, end_tokens, active,
+    path, accepted, next_tokens,
+) -> None:  # fmt: skip
+    """See `hf_specdec_kernels.target_walk`; writes to the last three. Greedy without `uniforms`."""
     if logits.shape[0] == 0:
         return
     samples = uniforms is not None
@@ -59,28 +51,10 @@ def launch_target_walk(
 
 
 def launch_rejection_walk(
-    logits: torch.Tensor,
-    draft_logits: torch.Tensor,
-    tokens: torch.Tensor,
-    parents: torch.Tensor,
-    uniforms: torch.Tensor,
-    max_depth: int,
-    draft_index: torch.Tensor | None,
-    draft_columns: torch.Tensor | None,
-    draft_temperature: torch.Tensor | None,
-    temperature: torch.Tensor | None,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    end_tokens: torch.Tensor | None,
-    active: torch.Tensor | None,
-    path: torch.Tensor,
-    accepted: torch.Tensor,
-    next_tokens: torch.Tensor,
-) -> None:
-    """
-    Launches `rejection_walk`, which writes to `path`, `accepted` and `next_tokens`; the other arguments are those of
-    `hf_specdec_kernels.rejection_walk`.
-    """
+    logits, draft_logits, tokens, parents, uniforms, max_depth, draft_index, draft_columns, draft_temperature,
+    temperature, top_k, top_p, end_tokens, active, path, accepted, next_tokens,
+) -> None:  # fmt: skip
+    """See `hf_specdec_kernels.rejection_walk`; writes to the last three."""
     batch, _, vocab = logits.shape
     if batch == 0:
         return
@@ -111,15 +85,7 @@ def launch_rejection_walk(
     )
 
 
-def _target(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    parents: torch.Tensor,
-    temperature: torch.Tensor | None,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    active: torch.Tensor | None,
-) -> dict[str, Any]:
+def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[str, Any]:
     """The arguments of tree and target that all kernels take, by name; placeholders for absent ones are never read."""
     batch, num_nodes, vocab = logits.shape
     filtered = top_k is not None or top_p is not None

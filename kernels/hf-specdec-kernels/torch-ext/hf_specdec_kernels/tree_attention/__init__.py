@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .._ops import add_op_namespace_prefix, ops
-from ..checks import INTEGERS, check_device, check_dtype, check_shape
+from .._ops import ops, register
+from ..checks import INTEGERS, check, check_device, check_dtype, check_shape
 from .masks import NODES_PER_WORD, pack_ancestors
 from .naive import tree_attention_naive
 
@@ -93,86 +93,20 @@ def tree_attention(
     shape = (batch, queries, heads, value.shape[3])
     if out is None:
         out = query.new_empty(shape)
-    check_shape("out", out, *shape)
-    check_dtype("out", out, (query.dtype,))
-    check_device("out", out, query.device)
+    check("out", out, query.device, (query.dtype,), *shape)
     scale = head_dim**-0.5 if scale is None else float(scale)
     ops.tree_attention(
-        query,
-        key,
-        value,
-        lengths,
-        ancestors,
-        num_nodes,
-        first_slots,
-        query_depths,
-        node_depths,
-        block_tables,
-        sinks,
-        scale,
-        window,
-        None if softcap is None else float(softcap),
-        num_splits,
-        out,
-    )
+        query, key, value, lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, block_tables, sinks,
+        scale, window, None if softcap is None else float(softcap), num_splits, out,
+    )  # fmt: skip
     return out
 
 
-@torch.library.custom_op(add_op_namespace_prefix("tree_attention"), mutates_args=("out",), device_types="cpu")
-def _tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: torch.Tensor,
-    ancestors: torch.Tensor,
-    num_nodes: int,
-    first_slots: torch.Tensor | None,
-    query_depths: torch.Tensor | None,
-    node_depths: torch.Tensor | None,
-    block_tables: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    num_splits: int | None,
-    out: torch.Tensor,
-) -> None:
-    out.copy_(
-        tree_attention_naive(
-            query,
-            key,
-            value,
-            lengths,
-            ancestors,
-            num_nodes,
-            first_slots,
-            query_depths,
-            node_depths,
-            block_tables,
-            sinks,
-            scale,
-            window,
-            softcap,
-        )
-    )
-
-
-@_tree_attention.register_kernel("cuda")
-def _(*args) -> None:
-    query, _, value = args[:3]
-    if max(query.shape[3], value.shape[3]) > LARGEST_HEAD_DIM:
-        *inputs, _, out = args
-        out.copy_(tree_attention_naive(*inputs))
-        return
-    from .triton import launch_tree_attention  # triton is only needed where it runs
-
-    with torch.cuda.device_of(args[0]):  # Triton launches on the current device
-        launch_tree_attention(*args)
-
-
-@_tree_attention.register_fake
-def _(*args) -> None:
-    return None
+operator = register(
+    tree_attention_naive,
+    results=("out",),
+    suits=lambda query, key, value, *others: max(query.shape[3], value.shape[3]) <= LARGEST_HEAD_DIM,
+)
 
 
 def _check(
@@ -187,27 +121,17 @@ def _check(
     check_shape("value", value, key.shape[0], key.shape[1], key.shape[2], None)
     if key.shape[1] == 0 or heads % key.shape[1]:
         raise ValueError(f"`key` has {key.shape[1]} heads; {heads} query heads must be a multiple of it.")
-    check_shape("lengths", lengths, batch)
     if num_nodes < 1 <= queries:
         raise ValueError(f"`num_nodes` is {num_nodes}; it must be positive. Queries are nodes themselves.")
-    check_shape("ancestors", ancestors, (1, batch), queries, -(-num_nodes // NODES_PER_WORD))
-    check_dtype("ancestors", ancestors, (torch.int64,))
     for name, tensor in (("key", key), ("value", value)):
         check_dtype(name, tensor, (query.dtype,))
-    if first_slots is not None:
-        check_shape("first_slots", first_slots, batch)
-    if block_tables is not None:
-        check_shape("block_tables", block_tables, batch, None)
-    for name, tensor in (("lengths", lengths), ("first_slots", first_slots), ("block_tables", block_tables)):
-        if tensor is not None:
-            check_dtype(name, tensor, INTEGERS)
-    if sinks is not None:
-        check_shape("sinks", sinks, heads)
-    optional = {"first_slots": first_slots, "block_tables": block_tables, "sinks": sinks}
-    tensors = {"key": key, "value": value, "lengths": lengths, "ancestors": ancestors} | optional
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            check_device(name, tensor, query.device)
+        check_device(name, tensor, query.device)
+    check("lengths", lengths, query.device, INTEGERS, batch)
+    words = -(-num_nodes // NODES_PER_WORD)
+    check("ancestors", ancestors, query.device, (torch.int64,), (1, batch), queries, words)
+    check("first_slots", first_slots, query.device, INTEGERS, batch)
+    check("block_tables", block_tables, query.device, INTEGERS, batch, None)
+    check("sinks", sinks, query.device, None, heads)
     for name, number in (("scale", scale), ("window", window), ("softcap", softcap)):
         if number is not None and number <= 0:
             raise ValueError(f"`{name}` is {number}; pass a positive number, or None.")
@@ -217,8 +141,5 @@ def _check_depths(query, num_nodes, query_depths, node_depths, window) -> None:
     batch, queries = query.shape[0], query.shape[2]
     if window is not None and query_depths is None:
         raise ValueError("`query_depths` is None, but a `window` needs positions; pass the depths of the nodes.")
-    for name, depths, count in (("query_depths", query_depths, queries), ("node_depths", node_depths, num_nodes)):
-        if depths is not None:
-            check_shape(name, depths, (1, batch), count)
-            check_dtype(name, depths, INTEGERS)
-            check_device(name, depths, query.device)
+    check("query_depths", query_depths, query.device, INTEGERS, (1, batch), queries)
+    check("node_depths", node_depths, query.device, INTEGERS, (1, batch), num_nodes)

@@ -22,14 +22,9 @@ def tree_attention_naive(
     scale: float = 1.0,
     window: int | None = None,
     softcap: float | None = None,
+    num_splits: int | None = None,
 ) -> torch.Tensor:
-    """
-    Reference implementation of `hf_specdec_kernels.tree_attention` in float32 (float64 for a float64 query), with the
-    arguments described there.
-
-    Returns:
-        `torch.Tensor`: `[batch, queries, heads, value_dim]` in the dtype of `query`.
-    """
+    """See `hf_specdec_kernels.tree_attention`; in float32 (float64 for a float64 query), without splits."""
     if block_tables is not None:
         key, value = in_slot_order(key, block_tables), in_slot_order(value, block_tables)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32

@@ -277,28 +277,10 @@ def _combine_kernel(
 
 
 def launch_tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: torch.Tensor,
-    ancestors: torch.Tensor,
-    num_nodes: int,
-    first_slots: torch.Tensor | None,
-    query_depths: torch.Tensor | None,
-    node_depths: torch.Tensor | None,
-    block_tables: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    num_splits: int | None,
-    out: torch.Tensor,
-    tiles: Tiles | None = None,
-) -> None:
-    """
-    Launches the kernels, which write to `out`; the other arguments are those of `hf_specdec_kernels.tree_attention`,
-    and `tiles` to use instead of the chosen ones.
-    """
+    query, key, value, lengths, ancestors, num_nodes, first_slots, query_depths, node_depths, block_tables, sinks,
+    scale, window, softcap, num_splits, out, tiles: Tiles | None = None,
+) -> None:  # fmt: skip
+    """See `hf_specdec_kernels.tree_attention`; with `tiles` instead of the chosen ones."""
     batch, heads, queries, head_dim = query.shape
     kv_heads, value_dim = key.shape[1], value.shape[3]
     if out.numel() == 0:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from ...attention import switched_to_tree_attention
-from ...cache import DeviceCache, TreeCache
-from ...compat import CACHE
-from ...compiling.layers import MOST_SHAPES
-from ...forwards.tree_forward import TreeForward
-from ...graphs import GraphStore
-from ...models.structure import keeping_one_logit
-from ...trees import TokenTree, Topology
+from hf_specdec.attention import switched_to_tree_attention
+from hf_specdec.cache import DeviceCache, TreeCache
+from hf_specdec.compat import CACHE
+from hf_specdec.compiling.layers import MOST_SHAPES
+from hf_specdec.forwards.tree_forward import TreeForward
+from hf_specdec.graphs import GraphStore
+from hf_specdec.models.structure import keeping_one_logit
+from hf_specdec.trees import TokenTree, Topology
 
 
 @contextmanager

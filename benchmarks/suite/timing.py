@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..comparison import synchronize
+from hf_specdec.benchmarking.comparison import synchronize
 
 
 def captured(function: Callable[[], object], device: torch.device) -> Callable[[], object]:

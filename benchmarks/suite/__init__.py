@@ -1,5 +1,5 @@
 """
-`hf-specdec bench --suite gpu`: measures the project's speed targets.
+The speed targets of the project, measured by benchmarks/speed_targets.py.
 
 | | figure | goal |
 |---|---|---|

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...config import SpeculativeConfig
-from ...loading import load_draft, load_target, load_tokenizer
-from ...metrics import SpeculationMetrics, metrics_of_last_call
-from ...trees import DynamicTree
-from ..bench import REFERENCE
-from ..comparison import compare
-from ..contenders import baseline, sampling_options, speculative
-from ..equality import Gate, check, differences_of
-from ..figures import figures
-from ..phases import trace_call
-from ..prompts import EncodedPrompt, built_in, encode, encode_turns
+from hf_specdec.benchmarking.bench import REFERENCE
+from hf_specdec.benchmarking.comparison import compare
+from hf_specdec.benchmarking.contenders import baseline, sampling_options, speculative
+from hf_specdec.benchmarking.equality import Gate, check, differences_of
+from hf_specdec.benchmarking.figures import figures
+from hf_specdec.benchmarking.phases import trace_call
+from hf_specdec.benchmarking.prompts import EncodedPrompt, built_in, encode, encode_turns
+from hf_specdec.config import SpeculativeConfig
+from hf_specdec.loading import load_draft, load_target, load_tokenizer
+from hf_specdec.metrics import SpeculationMetrics, metrics_of_last_call
+from hf_specdec.trees import DynamicTree
+
 from .sizes import tree_of
 
 

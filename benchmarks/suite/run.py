@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ...compiling.layers import MOST_SHAPES
-from ..equality import Gate
+from hf_specdec.benchmarking.equality import Gate
+from hf_specdec.compiling.layers import MOST_SHAPES
+
 from . import heads, kernels, steps
 from .pair import Calibration, Pair, calibrate
 from .sizes import LLAMA_8B, TINY, Sizes
@@ -241,7 +242,7 @@ class Suite:
             raise Skipped("its kernel needs a CUDA device.")
         script = kernels.find_script(kernel)
         if script is None:
-            raise Skipped(f"there is no benchmark of {kernel} in {kernels.FOLDER.name}/ of this installation.")
+            raise Skipped(f"there is no benchmark of {kernel} in {kernels.FOLDER.name}/.")
         return kernels.run_script(script)
 
     def p8(self) -> Entry:

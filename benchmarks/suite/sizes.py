@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from ...trees import TokenTree
-from ...trees.auto_tables import likeliest_paths
+from hf_specdec.trees import TokenTree
+from hf_specdec.trees.auto_tables import likeliest_paths
 
 
 @dataclass(frozen=True, kw_only=True)

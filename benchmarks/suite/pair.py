@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AutoModelForCausalLM, BatchEncoding, PreTrainedModel
 
-from ...metrics import SpeculationMetrics, metrics_of_last_call
-from ..comparison import generate
-from ..contenders import GREEDY, Contender, speculative
-from ..figures import pool
-from ..prompts import EncodedPrompt
+from hf_specdec.benchmarking.comparison import generate
+from hf_specdec.benchmarking.contenders import GREEDY, Contender, speculative
+from hf_specdec.benchmarking.figures import pool
+from hf_specdec.benchmarking.prompts import EncodedPrompt
+from hf_specdec.metrics import SpeculationMetrics, metrics_of_last_call
+
 from .sizes import Sizes, random_llama, tree_of
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch.profiler import profile
 
-from ...metrics import metrics_of_last_call
-from ...trees import TokenTree
-from ..bench import REFERENCE
-from ..comparison import compare, generate
-from ..contenders import GREEDY, Contender, baseline, speculative
-from ..equality import Gate, check, differences_of
-from ..figures import figures, percentiles
-from ..phases import activities, trace_call, write_trace
+from hf_specdec.benchmarking.bench import REFERENCE
+from hf_specdec.benchmarking.comparison import compare, generate
+from hf_specdec.benchmarking.contenders import GREEDY, Contender, baseline, speculative
+from hf_specdec.benchmarking.equality import Gate, check, differences_of
+from hf_specdec.benchmarking.figures import figures, percentiles
+from hf_specdec.benchmarking.phases import activities, trace_call, write_trace
+from hf_specdec.metrics import metrics_of_last_call
+from hf_specdec.trees import TokenTree
+
 from .forwards import forward_after, matmuls
 from .pair import TREE, Calibration, Pair
 from .sizes import tree_of

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 
-FOLDER = Path(__file__).parents[3] / "kernels" / "hf-specdec-kernels" / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "kernels" / "hf-specdec-kernels" / "benchmarks"
 SECONDS = 180
 """Time limit of a script, in seconds."""
 
 
 def find_script(kernel: str, folder: Path = FOLDER) -> Path | None:
-    """The path of a kernel's benchmark script; None if this installation has none."""
+    """The path of a kernel's benchmark script; None if there is none."""
     return next(iter(sorted(folder.glob(f"*{kernel}*.py"))), None)
 
 
