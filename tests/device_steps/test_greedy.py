@@ -170,6 +170,19 @@ def test_end_tokens(batch_size: int, steps: Steps) -> None:
         assert torch.equal(both(target, steps, IRREGULAR, **call, assistant_model=draft), plain)
 
 
+@pytest.mark.parametrize("batch_size", [5, 9])
+def test_rows_that_end_early(batch_size: int, steps: Steps) -> None:
+    """Nothing is captured for the rows that are left, even for a single one."""
+    target = tiny_model(dtype=torch.float32)
+    draft, inputs = noisy_copy(target, 0.05), prompts(batch_size, 9)
+    rows = target.generate(**inputs, max_new_tokens=40, do_sample=False)[:, 9:].tolist()
+    ends = [row[2] for row in rows[1:]]
+    call = inputs | {"max_new_tokens": 40, "eos_token_id": ends, "pad_token_id": 0, "do_sample": False}
+    text = target.generate(**call, assistant_model=draft, tree=IRREGULAR)
+    assert torch.equal(text, target.generate(**call))
+    assert steps.captures == 1
+
+
 class Columns(BaseStreamer):
     """Keeps what it is given."""
 

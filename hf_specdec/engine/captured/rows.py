@@ -43,10 +43,13 @@ class StepSize:
     lag: int
 
     @classmethod
-    def of(cls, requests: list[Request], depth: int, lag: int, fewest_blocks: int = FEWEST_BLOCKS) -> StepSize:
-        """The smallest size with room for these requests, and for `fewest_blocks` blocks at least."""
+    def of(
+        cls, requests: list[Request], depth: int, lag: int, fewest_blocks: int = FEWEST_BLOCKS, fewest_rows: int = 1
+    ) -> StepSize:
+        """The smallest size with room for these requests, and for so many blocks and rows at least."""
         blocks = max(len(request.table.blocks) for request in requests) + 1
-        return cls(next_size(len(requests)), max(fewest_blocks, next_power_of_two(blocks)), depth, lag)
+        rows = next_size(max(fewest_rows, len(requests)))
+        return cls(rows, max(fewest_blocks, next_power_of_two(blocks)), depth, lag)
 
 
 @dataclass

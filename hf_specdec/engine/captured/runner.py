@@ -65,6 +65,8 @@ class DeviceSteps:
         self.compiles, self.compiles_whole = compiles, compiles_whole
         """Whether forwards are compiled before the capture; and whether as a whole."""
         self.fewest_blocks = fewest_blocks
+        self.fewest_rows = 1
+        """Rows for which steps have room at least: those of a batch that only shrinks, so that nothing is captured."""
         self.mixes_rows = True
         """
         Whether rows of a step may be verified in different ways, and have seeds; else a step does what its rows need.
@@ -219,7 +221,8 @@ class DeviceSteps:
             compiles=self.compiles,
             compiles_whole=self.compiles_whole,
         )
-        part.wanted = StepKey(kind, StepSize.of(part.own, part.depth, lag, self.fewest_blocks))
+        size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
+        part.wanted = StepKey(kind, size)
         step = self._step_for(part.wanted, part, values)
         if step is not None:
             step.launch()
