@@ -150,6 +150,8 @@ class StaticBatch:
         else:
             if self._visible.shape != self.input_ids.shape or first_slots_of(self._visible) is None:
                 return "padding is not on the left"
+            if max(self._padding) == self.input_ids.shape[1]:
+                return "a prompt is empty"
             counted = self._visible.long().cumsum(dim=1) - 1
         positions = kwargs.get("position_ids")
         if positions is not None and not self._are_counted(positions, counted):

@@ -38,6 +38,7 @@ class Never(StoppingCriteria):
         {"repetition_penalty": 1.2},
         {"stopping_criteria": StoppingCriteriaList([Never()])},
         {"max_time": 100.0},
+        {"attention_mask": torch.zeros(1, 9, dtype=torch.long)},
         {"return_dict_in_generate": True, "output_scores": True},
         {"do_sample": True, "min_p": 0.1},
         {"assistant_model": hf_specdec.NgramDraft()},
