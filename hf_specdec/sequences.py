@@ -178,10 +178,6 @@ class Sequences:
         """Writes a padding token after the end of a finished row."""
         self.write(row, position, [token])
 
-    def pad(self, row: int, start: int, end: int, token: int) -> None:
-        """Writes padding tokens after a finished row, from `start` to before `end`, where memory is allocated."""
-        self._ids[row, start:end] = token
-
     def take(self, ids: torch.Tensor, lengths: list[int], resting: list[bool]) -> None:
         """
         Replaces the tokens of all rows by `ids` (`[batch, tokens]`, int64), which were generated elsewhere; `lengths`

@@ -49,8 +49,8 @@ class ColumnJudge:
     def all_finished(self) -> bool:
         return all(self.finished)
 
-    def advance(self, streams: bool = True) -> None:
-        """Judges all columns that are complete, and streams them, unless they have been streamed (`streams`)."""
+    def advance(self) -> None:
+        """Judges all columns that are complete, and streams them."""
         sequences = self.sequences
         while not self.all_finished and all(
             done or length > self.judged for done, length in zip(self.ended(), sequences.lengths, strict=True)
@@ -62,7 +62,7 @@ class ColumnJudge:
             ids = sequences.columns(self.judged).contiguous()  # criteria may flatten them
             self.recorder.add_column(self.ended())
             stops = self.criteria(ids, self.recorder.scores)
-            if self.streamer is not None and streams:
+            if self.streamer is not None:
                 self.streamer.put(ids[:, -1].to("cpu", copy=True))  # the streamer may write into it
             stops = torch.as_tensor(stops, device="cpu").expand(sequences.batch_size).tolist()
             for row, stop in enumerate(stops):
@@ -70,13 +70,6 @@ class ColumnJudge:
                     self.finished[row] = True
                     if self.pads_finished_rows:
                         sequences.finish(row, self.judged)
-
-    def end(self, length: int) -> None:
-        """Ends the call after `length` tokens, by which all rows are known to have ended and been streamed."""
-        for row, own in enumerate(self.sequences.lengths):
-            if self.pads_finished_rows and own < length:
-                self.sequences.pad(row, own, length, self.pad_token)
-        self.judged, self.finished = length, [True] * len(self.finished)
 
     def ended(self) -> list[bool]:
         """Whether each row gets padding from now on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -261,15 +261,6 @@ class Target:
             yield
         finally:
             self.is_running = False
-
-    @contextmanager
-    def recorded_features(self, for_compiler: bool = False) -> Iterator[Features | None]:
-        """
-        Records hidden states of this call's forwards inside the context, apart from earlier ones, where these forwards
-        do not go through `score`. Yields the `Features`, or None if the drafter reads none; see `Features.recorded`.
-        """
-        with self._running(), nullcontext() if self.features is None else self.features.recorded(for_compiler):
-            yield self.features
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Commits the root and an accepted path for every row; see `TreeCache.keep`."""

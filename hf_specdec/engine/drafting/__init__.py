@@ -2,6 +2,7 @@
 Drafting for requests in flight: a drafter's state is kept per request, because rows change between steps.
 
 - `base`: what the engine asks of any draft.
+- `cached`: what drafts with a cache have in common.
 - `draft_model`, `eagle`, `medusa`: models, which draft for all requests of a step at once; `forwards`: how much they
   read at once, and whether they can be captured.
 - `one_by_one`: other drafters, one for each request; `proposals`: checks of what these propose.

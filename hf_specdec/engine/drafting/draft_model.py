@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
 
 from ...cache.blocks import BlockPool
 from ...cache.paged_cache import PagedCache
@@ -20,7 +19,7 @@ from ...trees import DraftTree
 from ..captured.drafts import CapturedDraftModel
 from ..request import Request
 from ..step_rows import StepRows
-from .base import Drafting
+from .cached import CachedDrafting
 from .forwards import MOST_UNREAD_TOKENS, can_be_captured
 
 
@@ -28,7 +27,7 @@ MOST_TOKENS = 8192
 """Most tokens of all rows, padding included, that a draft model forwards at once when it catches up."""
 
 
-class DraftModelDrafting(Drafting):
+class DraftModelDrafting(CachedDrafting):
     """Drafts with a draft model. Tokens that are not in its cache yet are forwarded when a tree is proposed."""
 
     def __init__(
@@ -42,22 +41,8 @@ class DraftModelDrafting(Drafting):
         self._cache = PagedCache(num_cached_layers(drafter.model), pool, execution_device(drafter.model), graphs)
         self.attach(drafter)
 
-    def attach(self, drafter: DraftModelDrafter) -> None:
-        self.drafter: Any = drafter
-        self._cache.serve(drafter.model)
+    def _begin(self, drafter: Any) -> None:
         drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device))
-
-    def detach(self) -> None:
-        self.drafter = None
-        self._cache.serve(None)
-
-    @property
-    def cache(self) -> PagedCache:
-        return self._cache
-
-    @property
-    def models(self) -> tuple[PreTrainedModel, ...]:
-        return self.drafter.models
 
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         self.drafter.ask(asked)

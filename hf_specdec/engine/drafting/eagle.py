@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from transformers import PreTrainedModel
 
 from ...cache.blocks import BlockPool
 from ...cache.paged_cache import PagedCache
@@ -20,7 +19,7 @@ from ...trees import DraftTree
 from ..captured.drafts import CapturedHead
 from ..request import Request
 from ..step_rows import StepRows
-from .base import Drafting
+from .cached import CachedDrafting
 from .forwards import MOST_UNREAD_TOKENS, can_be_captured, nodes_of
 
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ..target import InFlightTarget
 
 
-class EagleDrafting(Drafting):
+class EagleDrafting(CachedDrafting):
     """
     Drafts with an EAGLE head. The head reads each prompt chunk right after the target; features of generated tokens
     wait until a tree is proposed, or until there are too many of them.
@@ -48,22 +47,8 @@ class EagleDrafting(Drafting):
         self._cache = PagedCache(num_layers, pool, device, PagedGraphs.of(drafter.head, cuda_graphs, graph_pool))
         self.attach(drafter)
 
-    def attach(self, drafter: EagleDrafter) -> None:
-        self.drafter: Any = drafter
-        self._cache.serve(drafter.head)
+    def _begin(self, drafter: Any) -> None:
         drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device), 0)
-
-    def detach(self) -> None:
-        self.drafter = None
-        self._cache.serve(None)
-
-    @property
-    def cache(self) -> PagedCache:
-        return self._cache
-
-    @property
-    def models(self) -> tuple[PreTrainedModel, ...]:
-        return self.drafter.models
 
     def refresh(self) -> None:
         self.drafter.refresh()
