@@ -7,6 +7,7 @@ PYTEST_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 OMP_NUM_THREADS ?= $(if $(filter test% smoke,$(MAKECMDGOALS)),1,2)
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 export OMP_NUM_THREADS
 
@@ -21,7 +22,7 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo space smoke test test-slow test-sweep test-oldest test-newest test-newest-pinned test-plain test-space \
-	kernel check format clean
+	bench-auto kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
@@ -34,6 +35,7 @@ help:
 	@echo "make test-newest  the tests on what pip installs without constraints; test-newest-pinned: on what CI pins"
 	@echo "make test-plain   the Python of README and docs, after the plain install"
 	@echo "make test-space   the page of make space, in Chromium"
+	@echo "make bench-auto   tree=\"auto\" against plain steps and fixed trees, on this machine"
 	@echo "make kernel       the Hub kernel, into kernels/hf-specdec-kernels/build/torch-universal"
 	@echo "make check        ruff: lint and formatting; mypy: types"
 	@echo "make format       ruff: fix and format"
@@ -71,6 +73,9 @@ test-plain: .venv-plain/.plain
 
 test-space: .venv/.browser
 	.venv/bin/python -m pytest tests/space/test_browser.py $(PYTEST_ARGS)
+
+bench-auto: .venv/.demo
+	.venv/bin/python benchmarks/auto_speed.py $(BENCH_ARGS)
 
 kernel:
 	$(PYTHON) kernels/hf-specdec-kernels/build.py

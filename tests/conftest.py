@@ -170,7 +170,7 @@ def _phases_take_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Every phase of a step takes as long as any other, however busy the machine: which trees "auto" chooses on the host,
     as it does by default, depends on acceptance alone. (Measured times: tests/trees/test_auto_simulated.py and
-    benchmarks/default_speed.py.)
+    benchmarks/auto_speed.py.)
     """
     ticks = itertools.count()
     monkeypatch.setattr("hf_specdec.metrics.time", SimpleNamespace(perf_counter=lambda: next(ticks) * 1e-3))

@@ -1,0 +1,217 @@
+"""
+What `tree="auto"` chooses against everything that it could choose (target P13): steps without a tree, and fixed trees.
+
+    python benchmarks/auto_speed.py [--paths generate generate_batch] [--rows 1 8 64] [--temperatures 0 1] [--compile]
+
+SmolLM2-135M-Instruct, and the head in `model_cards/` or n-grams. Contenders are "plain" (plain `generate`; on a GPU
+our captured steps without a tree, which are faster), "default" (nothing asked), "auto", and the trees of `--trees`. In
+one process, every turn runs all of them on every prompt (with several rows, on several prompts at once), each turn
+beginning with another one. All texts have the same length. The first turn, in which "auto" measures and graphs are
+captured, is reported apart.
+
+Prints, for every path, draft, temperature and number of rows, tokens per second over plain of each contender: the
+first turn, the median of the later ones with its spread, and "auto" and "default" over the best contender; with one
+row, each prompt's medians, too. One JSON line at the end. On a CPU: 1 and 8 rows of 96 tokens; on a GPU 1, 8 and 64 of
+256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import hf_specdec
+from hf_specdec import SpeculativeConfig
+from hf_specdec.benchmarking.prompts import encode_turns
+from hf_specdec.loading import default_device
+from hf_specdec.smollm2 import smollm2_folder
+
+
+HEAD = Path(__file__).parent.parent / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
+PROMPTS = {
+    "chat": "What should I think about before I adopt a dog?",
+    "german": "Erzähle mir kurz, warum der Himmel blau ist.",
+    "code": "Write a Python function that returns the prime factors of a number.",
+    "list": "List the planets of the solar system with one sentence about each.",
+    "maths": "A train goes 60 km in 45 minutes. How far does it go in two hours? Explain each step.",
+    "story": "Write a short story about a lighthouse keeper who finds a letter.",
+    "rewrite": "Repeat this text with better punctuation: the cat sat on the mat the dog sat on the cat",
+    "table": "Make a table of five countries with their capitals and continents.",
+}
+TREES = ("dynamic:4,3,9", "chain:3", "chain:5", "branching:4,2,1")
+"""The first one is the default tree of the head."""
+Call = Callable[[list[str]], None]
+"""Writes the texts of some prompts."""
+Seconds = dict[str, dict[str, list[float]]]
+"""Seconds of the calls of each contender, by what was asked, one for each turn."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=default_device())
+    parser.add_argument("--dtype", help="default: float32 on a CPU, else bfloat16")
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch on a CPU")
+    parser.add_argument("--turns", type=int, default=5, help="timed ones, after the first")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--paths", nargs="+", default=["generate"], choices=["generate", "generate_batch"])
+    parser.add_argument("--rows", nargs="+", type=int)
+    parser.add_argument("--drafts", nargs="+", default=["head"], choices=["head", "ngram"])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument("--trees", nargs="*", default=TREES, help="fixed trees; default: %(default)s")
+    parser.add_argument("--compile", action="store_true", help="compile forwards, see `SpeculativeConfig`")
+    arguments = parser.parse_args()
+    on_cpu = arguments.device == "cpu"
+    arguments.dtype = arguments.dtype or ("float32" if on_cpu else "bfloat16")
+    arguments.max_new_tokens = arguments.max_new_tokens or (96 if on_cpu else 256)
+    arguments.rows = arguments.rows or ([1, 8] if on_cpu else [1, 8, 64])
+    return arguments
+
+
+def configs_of(arguments: argparse.Namespace) -> dict[str, SpeculativeConfig | None]:
+    """How each contender speculates; None for plain `generate`."""
+    fixed: dict[str, Any] = {"compile": arguments.compile}
+    on_cpu = arguments.device == "cpu" and arguments.paths == ["generate"]
+    plain = None if on_cpu else SpeculativeConfig(tree="chain:1", disable_by_batch_size=0, **fixed)
+    asked = {"default": None, "auto": "auto", **{tree: tree for tree in arguments.trees}}
+    return {"plain": plain, **{name: SpeculativeConfig(tree=tree, **fixed) for name, tree in asked.items()}}
+
+
+class Texts:
+    """The model, its prompts, and calls that continue them."""
+
+    def __init__(self, arguments: argparse.Namespace, draft: str, temperature: float):
+        folder = smollm2_folder()
+        dtype = getattr(torch, arguments.dtype)
+        # A new model: its step times are measured from the start.
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(arguments.device)
+        self.model.eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        head = hf_specdec.EagleHead.from_pretrained(HEAD).to(arguments.device)
+        self.draft: Any = hf_specdec.NgramDraft() if draft == "ngram" else head
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        self.options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, **sampling}
+        self.model.generation_config.eos_token_id = None  # every text has the same length
+
+    def call(self, path: str, speculation: SpeculativeConfig | None) -> Call:
+        drafting = {"assistant_model": self.draft, "speculative_config": speculation}
+        options = self.options | ({} if speculation is None else drafting)
+
+        def generate(prompts: list[str]) -> None:
+            inputs = encode_turns(self.tokenizer, prompts).to(self.model.device)
+            self.model.generate(**inputs, **options)
+
+        def generate_batch(prompts: list[str]) -> None:
+            inputs = encode_turns(self.tokenizer, prompts)
+            rows = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+            self.model.generate_batch([ids[mask].tolist() for ids, mask in rows], persistent_manager=True, **options)
+
+        return generate if path == "generate" else generate_batch
+
+
+def seconds_of(call: Call, prompts: list[str], seed: int, device: str) -> float:
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    call(prompts)
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def batches_of(prompts: dict[str, str], rows: int) -> dict[str, list[str]]:
+    """What is asked at once: each prompt alone, or as many as there are rows, some of them several times."""
+    if rows == 1:
+        return {name: [text] for name, text in prompts.items()}
+    texts = list(prompts.values())
+    return {f"{rows} rows": [texts[number % len(texts)] for number in range(rows)]}
+
+
+def measure(calls: dict[str, Call], batches: dict[str, list[str]], turns: int, device: str) -> Seconds:
+    found: Seconds = {contender: {name: [] for name in batches} for contender in calls}
+    names = list(calls)
+    for turn in range(turns + 1):
+        for number, (batch, prompts) in enumerate(batches.items()):
+            first = (turn + number) % len(names)
+            for name in names[first:] + names[:first]:
+                found[name][batch].append(seconds_of(calls[name], prompts, turn, device))
+    return found
+
+
+def measure_one_by_one(calls: dict[str, Call], batches: dict[str, list[str]], turns: int, device: str) -> Seconds:
+    """As `measure`, one contender after the other: a model keeps the manager of the last one only."""
+    found: Seconds = {}
+    for name, call in calls.items():
+        found |= measure({name: call}, batches, turns, device)
+    return found
+
+
+def report(found: Seconds) -> dict[str, float]:
+    """Prints a line for each contender, and one for each prompt if there are several; returns the medians."""
+    of_turns = {name: [sum(turn) for turn in zip(*by.values(), strict=True)] for name, by in found.items()}
+    medians = {}
+    for name, seconds in of_turns.items():
+        ratios = [plain / own for plain, own in zip(of_turns["plain"], seconds, strict=True)]
+        later = sorted(ratios[1:])
+        medians[name] = statistics.median(later)
+        spread = f"{later[0]:.2f} … {later[-1]:.2f}"
+        print(f"  {name:16} {medians[name]:5.2f} x plain ({spread}), first turn {ratios[0]:.2f}")
+    best = max(value for name, value in medians.items() if name not in ("auto", "default"))
+    for name in ("auto", "default"):
+        print(f"  {name} over the best of plain and fixed trees: {medians[name] / best:.3f}")
+    for prompt in next(iter(found.values())) if len(next(iter(found.values()))) > 1 else ():
+        cells = []
+        for name in found:
+            pairs = zip(found["plain"][prompt][1:], found[name][prompt][1:], strict=True)
+            cells.append(f"{name} {statistics.median(plain / own for plain, own in pairs):.2f}")
+        print(f"    {prompt:8} {'  '.join(cells)}", flush=True)
+    return medians
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    prompts = dict(list(PROMPTS.items())[: arguments.prompts])
+    results: dict[str, Any] = {}
+    for path in arguments.paths:
+        for draft in arguments.drafts:
+            for temperature in arguments.temperatures:
+                texts = Texts(arguments, draft, temperature)
+                calls = {name: texts.call(path, config) for name, config in configs_of(arguments).items()}
+                for rows in arguments.rows:
+                    batches = batches_of(prompts, rows)
+                    measure_all = measure if path == "generate" else measure_one_by_one
+                    seconds = measure_all(calls, batches, arguments.turns, arguments.device)
+                    plain = min(sum(turn) for turn in zip(*seconds["plain"].values(), strict=True))
+                    tokens = arguments.max_new_tokens * sum(map(len, batches.values()))
+                    name = f"{path}, {draft}, temperature {temperature:g}, {rows} rows"
+                    print(f"{name}: plain writes {tokens / plain:,.0f} tokens/s", flush=True)
+                    results[name] = {"over_plain": report(seconds), "seconds": seconds}
+                del texts, calls
+                gc.collect()
+    on_cpu = arguments.device == "cpu"
+    setting = {
+        "device": arguments.device,
+        "machine": platform.processor() if on_cpu else torch.cuda.get_device_name(),
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "compile": arguments.compile,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps({**setting, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
