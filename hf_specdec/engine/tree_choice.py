@@ -77,6 +77,12 @@ class TreeChoices:
         for of_texts in (self._auto, self._acceptance, self._asked):
             of_texts.clear()
 
+    def end_warm_up(self) -> None:
+        """Takes note that every tree that is worth a capture has been timed."""
+        for choice in self._auto.values():
+            if isinstance(choice, MenuChoice):
+                choice.times.are_complete = True
+
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
         """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
         self._batch_size = _bucket(len(requests))

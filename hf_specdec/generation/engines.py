@@ -152,8 +152,10 @@ def _new_engine(
         compiles_whole=key.compiles_whole,
         fewest_blocks=FEWEST_BLOCKS,
     )
+    engine.device_steps.prompts.captures_at_once = True
     engine.device_steps.prompts.draws_tokens = False  # a seed gives one text, whichever call captures
     engine.device_steps.mixes_rows, engine.device_steps.fewest_rows = False, key.rows
+    engine.device_steps.capture_no_size_twice()
     for part, cache in ((model, engine.target.cache), (engine.drafting.models[0], engine.drafting.cache)):
         if cache is not None:  # the draft's model runs in the target's dtype, perhaps as a copy
             cache.allocate(layer_sizes(part))

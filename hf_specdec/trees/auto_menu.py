@@ -23,33 +23,32 @@ from .whole_times import WholeTimes
 
 class TreeMenu:
     """
-    The trees to choose among: the likeliest paths for drafts with peaked (deep trees), average and flat distributions
-    (broad trees).
+    The trees to choose among: the likeliest paths of some depth, for drafts with peaked, average and flat
+    distributions. For texts and machines of any kind one of them is nearly as fast as the best tree of all.
 
     Args:
         limits (`AutoTree`): largest size of a tree.
-        times (`WholeTimes`, *optional*): times of steps with these trees. Once `FEWEST` trees have been timed, which
-            happens when graphs are captured, the other trees are not worth a capture and are left out.
+        times (`WholeTimes`, *optional*): times of steps with these trees. Once `WholeTimes.are_complete`, trees that
+            were not timed are not worth a capture and are left out.
     """
 
-    FEWEST = 3
-    """Number of timed trees from which on the menu leaves out the others."""
     DRAFTS = (
-        ((0.85, 0.06, 0.03, 0.02, 0.01), (1, 2, 4, 8, 16, 32)),
-        (AcceptanceTable.FIRST_GUESS, (8, 16, 32, 64)),
-        ((0.35, 0.15, 0.1, 0.07, 0.05), (2, 4)),
+        ((0.85, 0.06, 0.03, 0.02, 0.01), ((1, 1), (2, 2), (4, 4), (8, 8), (20, 8), (64, 7))),
+        (AcceptanceTable.FIRST_GUESS, ((10, 2), (12, 5))),
+        ((0.35, 0.15, 0.1, 0.07, 0.05), ((2, 1), (4, 2), (24, 3), (48, 3))),
     )
-    """Pairs of acceptance probabilities by rank, and the numbers of nodes of the trees built for them."""
+    """Acceptance probabilities by rank, and for each the nodes and levels of trees that are built for them."""
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
         found: dict[TokenTree, None] = {}
         for chances, sizes in self.DRAFTS:
             table = [list(chances[: limits.max_children])] * limits.max_depth
-            for size in sizes:
-                likeliest = likeliest_paths(table, min(size, limits.max_nodes), limits.max_depth)
+            for nodes, levels in sizes:
+                likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, limits.max_depth))
                 found[TokenTree([path for _, path in likeliest])] = None
-        timed = [] if times is None else [tree for tree in found if times.has(tree)]
-        trees = timed if len(timed) >= self.FEWEST else found
+        trees = list(found)
+        if times is not None and times.are_complete:
+            trees = [tree for tree in found if times.has(tree)] or trees
         self.trees = sorted(trees, key=lambda tree: (tree.num_nodes, tree.depth))
 
 

@@ -35,6 +35,8 @@ class WholeTimes:
         Whether the times are those of steps run whole on the device; until the first of these, they are those of other
         steps.
         """
+        self.are_complete = False
+        """Whether every tree that is worth a capture has been timed, as after a warm-up."""
         self._clear()
 
     def _clear(self) -> None:

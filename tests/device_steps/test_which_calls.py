@@ -18,7 +18,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import hf_specdec
 from hf_specdec import SpeculativeConfig, graphs
+from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.trees.auto_menu import TreeMenu
 
 
 class Halved(LogitsProcessor):
@@ -124,3 +126,23 @@ def test_captured_steps_go_with_their_models(kind: str, steps: Steps, monkeypatc
     del target
     gc.collect()
     assert gone[1]() is None
+
+
+@pytest.mark.parametrize("tree", [IRREGULAR, "auto"], ids=["fixed", "auto"])
+def test_later_rounds_capture_nothing(tree: str, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of six lengths, three times each: whatever is captured, prompts included, is in the first round."""
+    target = tiny_model(dtype=torch.float32)
+    head, captured, capture = tiny_head(target), [], CapturedStep.capture
+
+    def counted(self: CapturedStep, *args: Any) -> None:
+        captured.append(self)
+        capture(self, *args)
+
+    monkeypatch.setattr(CapturedStep, "capture", counted)
+    monkeypatch.setattr(TreeMenu, "DRAFTS", (((0.9,), ((1, 1), (2, 2))),))
+    rounds = []
+    for _ in range(3):
+        for length in (5, 9, 14, 20, 31, 40):
+            target.generate(**prompts(1, length), max_new_tokens=16, do_sample=False, assistant_model=head, tree=tree)
+        rounds.append(len(captured))
+    assert rounds[0] == rounds[1] == rounds[2] > 0 and steps.captures > 0

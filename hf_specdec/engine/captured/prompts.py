@@ -152,7 +152,7 @@ class LaunchedPrompts:
 
 class DevicePrompts:
     """
-    Runs prefill chunks by captured steps. A step is captured when its size comes for the second time.
+    Runs prefill chunks by captured steps. A step is captured when its size comes for the second time, or at once.
 
     Args:
         steps (`DeviceSteps`): the engine's decoding steps; if their capture fails, prefill is not captured either.
@@ -166,6 +166,8 @@ class DevicePrompts:
         self._steps: dict[StepSize, PromptStep] = {}
         self._seen: set[StepSize] = set()
         self._failed = False
+        self.captures_at_once = False
+        """Whether the first prompt of a size waits for the capture, so that no later one does."""
         self.draws_tokens = True
         """
         Whether captured steps draw the first token of sampled requests. They draw by other random numbers than the
@@ -194,9 +196,9 @@ class DevicePrompts:
         if chunk.width not in widths:
             return None
         size = StepSize.of(chunk.requests, 0, chunk.width + 1, self._decoding_steps.fewest_blocks)
-        is_second = size in self._seen
+        is_due = self.captures_at_once or size in self._seen
         self._seen.add(size)
-        if not is_second or not all(self.can_read(request) for request in chunk.requests):
+        if not is_due or not all(self.can_read(request) for request in chunk.requests):
             return None
         step = self._steps.pop(size, None)
         cache = self._target.cache

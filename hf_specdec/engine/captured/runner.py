@@ -86,6 +86,10 @@ class DeviceSteps:
         """Captured prefill steps."""
         self._captures = 0
 
+    def capture_no_size_twice(self) -> None:
+        """From now on, a captured size serves smaller ones for ever; see `CapturedSteps`."""
+        self._steps.capture_no_size_twice()
+
     def capturing_every_size(self) -> AbstractContextManager[None]:
         """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
         return self._steps.capturing_every_size()

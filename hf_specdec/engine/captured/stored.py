@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +31,11 @@ class CapturedSteps:
     def __init__(self) -> None:
         self._steps: dict[StepKey, InFlightStep] = {}
         self._seen: Counter[StepKey] = Counter()
-        self._patience = PATIENCE
+        self._patience: float = PATIENCE
+
+    def capture_no_size_twice(self) -> None:
+        """From now on, larger graphs stand in for ever: a call does not wait for a capture in its midst."""
+        self._patience = math.inf
 
     def __iter__(self) -> Iterator[StepKey]:
         return iter(self._steps)
@@ -41,11 +46,11 @@ class CapturedSteps:
     @contextmanager
     def capturing_every_size(self) -> Iterator[None]:
         """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
-        self._patience = 0
+        patience, self._patience = self._patience, 0
         try:
             yield
         finally:
-            self._patience = PATIENCE
+            self._patience = patience
 
     def chosen(self, wanted: StepKey) -> StepKey:
         """

@@ -14,8 +14,10 @@ from .walks import kind_of
 if TYPE_CHECKING:
     from ..drafting import Drafting
 
-MOST_LAG = 8
-"""Most levels of an earlier, deeper tree that a draft can catch up with in a step; more are read before the step."""
+MOST_LAG, SURE_LAG = 8, 4
+"""Most levels of an earlier, deeper tree that a draft can catch up with in a step: of few rows, and of any number."""
+MOST_READ = 128
+"""Most tokens of all rows that a draft reads in every step for the sake of earlier, deeper trees."""
 
 
 class ValuesOfRows:
@@ -67,7 +69,8 @@ class ValuesOfRows:
         # An earlier tree of the request may have been deeper, as with a schedule.
         plans = [request.options.plan for request in part.of(part.drafted)]
         deepest = max([part.depth, *(plan.tree.depth for plan in plans if plan is not None)])
-        return 1 + max(part.depth, min(deepest, MOST_LAG))
+        most = min(max(MOST_READ // len(part.rows), SURE_LAG), MOST_LAG)
+        return 1 + max(part.depth, min(deepest, most))
 
     def _waiting(self, part: StepPart) -> list[int]:
         """Number of waiting features of each of the part's rows; 0 without an EAGLE head."""
