@@ -12,8 +12,6 @@ from ...trees import DraftTree
 from ...verification import DraftTemperature
 
 
-MOST_KEPT = 256
-"""Number of the draft's best tokens that top-k and top-p filters look at."""
 _UNIT = 2**30
 """Factor by which overlaps are scaled to integers for a report."""
 
@@ -53,44 +51,22 @@ class Drawing:
     @property
     def warp(self) -> Tempered:
         """
-        What makes the scores of q from a draft's logits `[batch, queries, draft vocab]`. Filters look at the
-        `MOST_KEPT` best tokens alone: a larger top-k filters nothing, and top-p keeps no more than these, except ties
-        with the last one. (Any q is exact, because the walk knows it; so no level has to sort its whole vocabulary.)
+        What makes the scores of q from a draft's logits `[batch, queries, draft vocab]`. The draft temperature is left
+        out of the filters, as on the host: else they would keep other tokens at every draft temperature.
         """
-        draft_temperature = self.draft_temperature.float()
-        if self._is_filtered:
-            # Last, as the host does: else the filters would keep other tokens at every draft temperature.
-            return Tempered(draft_temperature, self._filtered)
-        if self._temperature is None:
-            return Tempered(draft_temperature)
-        return Tempered(draft_temperature * self._temperature.float())
-
-    @property
-    def _is_filtered(self) -> bool:
-        return self._top_k is not None or self._top_p is not None
+        temperature = self.draft_temperature.float()
+        if self._temperature is not None:
+            temperature = temperature * self._temperature.float()
+        is_filtered = self._top_k is not None or self._top_p is not None
+        return Tempered(temperature, self._filtered if is_filtered else None)
 
     def _filtered(self, logits: torch.Tensor) -> torch.Tensor:
-        """
-        Scores `[batch, queries, draft vocab]`, float32, at the target's temperature, with -inf for tokens that top-k
-        or top-p of their row hides.
-        """
-        scores = logits.float()
-        if self._temperature is not None:
-            scores = scores / _per_row(self._temperature)
-        best = scores.topk(min(MOST_KEPT, scores.shape[-1]), dim=-1).values
-        total, hidden = scores.logsumexp(dim=-1, keepdim=True), torch.zeros_like(best, dtype=torch.bool)
-        if self._top_k is not None:
-            filters = ((self._top_k > 0) & (self._top_k <= best.shape[-1]))[:, None, None]
-            hidden = (torch.arange(best.shape[-1], device=best.device) >= self._top_k[:, None, None]) & filters
-            total = torch.where(filters, best.masked_fill(hidden, -torch.inf).logsumexp(dim=-1, keepdim=True), total)
-        is_filtered = filters if self._top_k is not None else torch.zeros_like(total, dtype=torch.bool)
-        if self._top_p is not None:
-            chances = (best - total).exp()
-            hidden = hidden | (chances.cumsum(dim=-1) - chances >= _per_row(self._top_p))
-            is_filtered = is_filtered | (_per_row(self._top_p) < 1.0)
-        hidden = hidden & (torch.arange(best.shape[-1], device=best.device) > 0)  # the best stays, with any top-p
-        last = best.masked_fill(hidden, torch.inf).amin(dim=-1, keepdim=True)
-        return scores.masked_fill((scores < last) & is_filtered, -torch.inf)
+        """The logits, with -inf for tokens that top-k or top-p of their row hides."""
+        from hf_specdec_kernels import filter_logits
+
+        values = {"temperature": self._temperature, "top_p": self._top_p}
+        heats: Any = {name: None if value is None else value.float() for name, value in values.items()}
+        return filter_logits(logits if logits.dtype in DTYPES else logits.float(), top_k=self._top_k, **heats)
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
@@ -107,14 +83,10 @@ class Drawing:
             scores[:, 0],
             self._grid,
             temperature=temperature,
-            draft_temperature=None if self._is_filtered else temperature,
+            draft_temperature=temperature,
             vocabulary=self._vocabulary,
         )
         return (found * _UNIT).long()
-
-
-def _per_row(values: torch.Tensor) -> torch.Tensor:
-    return values.float()[:, None, None]
 
 
 def mean_overlaps(reported: list[list[int]]) -> list[float]:

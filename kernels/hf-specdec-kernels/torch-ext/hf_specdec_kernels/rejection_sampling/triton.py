@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-from .triton_nodes import prepare_kernel
+from .triton_nodes import filter_kernel, prepare_kernel
 from .triton_walks import rejection_walk_kernel, target_walk_kernel
 
 
@@ -85,21 +85,50 @@ def launch_rejection_walk(
     )
 
 
+def launch_filter_logits(logits, temperature, top_k, top_p, filtered) -> None:
+    """See `hf_specdec_kernels.filter_logits`; writes to the last one, which is contiguous."""
+    batch, queries, vocab = logits.shape
+    if batch * queries == 0:
+        return
+    top_k, top_p = _filters(logits, top_k, top_p)
+    filter_kernel[(batch * queries,)](
+        logits, filtered, logits.new_empty(batch * queries, BINS, dtype=torch.int64),
+        logits if temperature is None else temperature.contiguous(), top_k, top_p,
+        vocab, queries, *logits.stride()[:2], TEMPERED=temperature is not None, **_sizes(logits),
+    )  # fmt: skip
+
+
+def _filters(logits, top_k, top_p) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both filters of every row, if one is given: what is absent keeps all tokens."""
+    batch = logits.shape[0]
+    top_k = logits.new_zeros(batch, dtype=torch.int32) if top_k is None else top_k.contiguous()
+    return top_k, logits.new_ones(batch, dtype=torch.float32) if top_p is None else top_p.contiguous()
+
+
+def _sizes(logits: torch.Tensor) -> dict[str, int]:
+    """Sizes of the passes of one program over a vocabulary."""
+    block = min(max(triton.next_power_of_2(logits.shape[-1]), 64), LARGEST_BLOCK)
+    return {
+        "SHIFT": SHIFTS[logits.dtype],
+        "BLOCK": block,  # a larger block has more loads in flight
+        "BINS": BINS,
+        "STAGES": STAGES[logits.dtype],
+        "num_warps": min(32, max(4, block // 512)),
+    }
+
+
 def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[str, Any]:
     """The arguments of tree and target that all kernels take, by name; placeholders for absent ones are never read."""
-    batch, num_nodes, vocab = logits.shape
+    _, num_nodes, vocab = logits.shape
     filtered = top_k is not None or top_p is not None
-    if filtered:
-        top_k = logits.new_zeros(batch, dtype=torch.int32) if top_k is None else top_k.contiguous()
-        top_p = logits.new_ones(batch, dtype=torch.float32) if top_p is None else top_p.contiguous()
-    block = min(max(triton.next_power_of_2(vocab), 64), LARGEST_BLOCK)
+    top_k, top_p = _filters(logits, top_k, top_p) if filtered else (tokens, tokens)
     return {
         "logits": logits,
         "tokens": tokens,
         "parents": parents,
         "temperature": tokens if temperature is None else temperature.contiguous(),
-        "top_k": top_k if filtered else tokens,
-        "top_p": top_p if filtered else tokens,
+        "top_k": top_k,
+        "top_p": top_p,
         "active": tokens if active is None else active.contiguous(),
         "vocab": vocab,
         "num_nodes": num_nodes,
@@ -110,12 +139,8 @@ def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[
         "FILTERED": filtered,
         "TEMPERED": temperature is not None,
         "ACTIVE": active is not None,
-        "SHIFT": SHIFTS[logits.dtype],
-        "BLOCK": block,  # a larger block has more loads in flight
-        "BINS": BINS,
-        "STAGES": STAGES[logits.dtype],
         "BLOCK_NODES": max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
-        "num_warps": min(32, max(4, block // 512)),
+        **_sizes(logits),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_filters import filters
+from .triton_filters import filters, sort_keys
 from .triton_passes import softmax_sums
 
 
@@ -92,3 +92,24 @@ def prepare_kernel(
 def prepared(sums, edges):
     """The highest score, total, threshold and first tie of p that `prepare_kernel` wrote for a node."""
     return tl.load(sums), tl.load(sums + 1), tl.load(edges), tl.load(edges + 1)
+
+
+@triton.jit(do_not_specialize=["queries"])
+def filter_kernel(
+    logits, filtered, bins, temperature, top_k, top_p, vocab, queries, logits_stride_b, logits_stride_q,
+    TEMPERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (query of a row): copies logits, with -inf for tokens that the filters hide."""
+    query = tl.program_id(0).to(tl.int64)
+    row = query // queries
+    logits += row * logits_stride_b + (query % queries) * logits_stride_q
+    heat = tl.load(temperature + row) if TEMPERED else 1.0
+    _, _, threshold, first_tied = sums_of_p(
+        logits, bins + query * BINS, top_k + row, top_p + row, vocab, heat, True, SHIFT, BLOCK, BINS, STAGES
+    )
+    for first in range(0, vocab, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        found = tl.load(logits + at, mask=at < vocab, other=0.0)
+        keys = sort_keys(found.to(tl.float32), SHIFT)
+        kept = (keys > threshold) | ((keys == threshold) & (at >= first_tied)) | (found != found)
+        tl.store(filtered + query * vocab + at, tl.where(kept, found, float("-inf")), mask=at < vocab)
