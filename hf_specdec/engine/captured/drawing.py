@@ -46,7 +46,7 @@ class Drawing:
         self.columns = None
         """Draft column of every target token, for `rejection_walk`; None without a draft vocabulary."""
         if self._vocabulary is not None:
-            self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size)
+            self.columns = draft_columns(self._vocabulary, drafter.request.vocab_size).int()  # a walk reads them all
 
     @property
     def warp(self) -> Tempered:

@@ -19,6 +19,8 @@ STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
 """Pipeline stages by dtype: blocks in flight, the one in work included; more do not fit into shared memory."""
 FEWEST_NODES, FEWEST_DEPTHS = 64, 16
 """Smallest block sizes over nodes and path, so that trees of usual sizes share kernels, which are slow to compile."""
+KEPT = 1024
+"""Most tokens kept by filters with which a walk works in registers."""
 PREPARED_NODES = 264
 """Most nodes of a batch for which parallel programs compute the sums of all nodes before the walks."""
 
@@ -64,6 +66,7 @@ def launch_rejection_walk(
         "draft_index": tokens if draft_index is None else draft_index,
         "draft_columns": tokens if draft_columns is None else draft_columns.contiguous(),
         "draft_temperature": tokens if draft_temperature is None else draft_temperature.contiguous(),
+        "draft_vocab": draft_logits.shape[2],
         "num_parents": draft_logits.shape[1],
         "draft_stride_b": draft_logits.stride(0),
         "draft_stride_n": draft_logits.stride(1),
@@ -78,7 +81,7 @@ def launch_rejection_walk(
         **_prepare(target, draft | {"DRAFTED": True}),
         **_walk(uniforms, max_depth, end_tokens),
         weights=logits.new_empty(batch, 2, vocab, dtype=torch.float32),
-        scores=logits.new_empty(batch, vocab, dtype=torch.float32),
+        scores=logits.new_empty(batch, max(vocab, draft_logits.shape[2]), dtype=torch.float32),
         path=path,
         accepted=accepted,
         next_tokens=next_tokens,
@@ -146,7 +149,7 @@ def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[
 
 def _no_draft(tokens: torch.Tensor) -> dict[str, Any]:
     tensors = dict.fromkeys(("draft_logits", "draft_index", "draft_columns", "draft_temperature"), tokens)
-    numbers = dict.fromkeys(("num_parents", "draft_stride_b", "draft_stride_n", "index_stride_b"), 0)
+    numbers = dict.fromkeys(("draft_vocab", "num_parents", "draft_stride_b", "draft_stride_n", "index_stride_b"), 0)
     flags = dict.fromkeys(("DRAFTED", "DRAFT_TEMPERED", "INDEXED", "COLUMNS"), False)
     return tensors | numbers | flags
 
@@ -159,10 +162,14 @@ def _prepare(target: dict[str, Any], draft: dict[str, Any]) -> dict[str, Any]:
         return _unprepared(target, batch)
     nodes = _unprepared(target, batch * num_nodes) | {
         "sums": logits.new_empty(batch, num_nodes, 4, dtype=torch.float32),
-        "edges": logits.new_empty(batch, num_nodes, 2, dtype=torch.int32),
+        "edges": logits.new_empty(batch, num_nodes, 3, dtype=torch.int32),
         "PREPARED": True,
     }
-    prepare_kernel[(num_nodes, batch)](**target, **draft, **{name: nodes[name] for name in ("bins", "sums", "edges")})
+    if target["FILTERED"]:
+        nodes["kept"] = logits.new_empty(batch, num_nodes, KEPT, dtype=torch.int32)
+    prepare_kernel[(num_nodes, batch)](
+        **target, **draft, **{name: nodes[name] for name in ("bins", "sums", "edges", "kept", "KEPT")}
+    )
     return nodes
 
 
@@ -170,7 +177,8 @@ def _unprepared(target: dict[str, Any], searches: int) -> dict[str, Any]:
     """The walks' arguments without sums computed beforehand, with bins for `searches` filter searches at once."""
     logits = target["logits"]
     bins = logits.new_empty(searches, BINS, dtype=torch.int64) if target["FILTERED"] else logits
-    return {"bins": bins, "sums": logits, "edges": logits, "PREPARED": False}
+    kept = logits.new_empty(0, dtype=torch.int32)
+    return {"bins": bins, "sums": logits, "edges": logits, "kept": kept, "KEPT": KEPT, "PREPARED": False}
 
 
 def _walk(uniforms: torch.Tensor, max_depth: int, end_tokens: torch.Tensor | None) -> dict[str, Any]:
