@@ -23,10 +23,11 @@ class Drawing:
 
     Args:
         drafter: the drafter that draws; its request holds the size of the target's vocabulary.
-        draft_temperature (`torch.Tensor` of shape `[batch]`): the value of the `DraftTemperature` of every row.
-        temperature, top_p (`torch.Tensor` of shape `[batch]`, *optional*), top_k (`torch.Tensor` of shape `[batch]`,
-            int64, *optional*): values of the target's warpers; 1, 1 and 0 where a row has none. All tensors lie at
-            fixed addresses.
+        draft_temperature (`torch.Tensor` of shape `[batch]`, float32): the value of the `DraftTemperature` of every
+            row.
+        temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
+            `[batch]`, int64, *optional*): values of the target's warpers; 1, 1 and 0 where a row has none. All tensors
+            lie at fixed addresses.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class Drawing:
         What makes the scores of q from a draft's logits `[batch, queries, draft vocab]`. The draft temperature is left
         out of the filters, as on the host: else they would keep other tokens at every draft temperature.
         """
-        temperature = self.draft_temperature.float()
+        temperature = self.draft_temperature
         if self._temperature is not None:
-            temperature = temperature * self._temperature.float()
+            temperature = temperature * self._temperature
         is_filtered = self._top_k is not None or self._top_p is not None
         return Tempered(temperature, self._filtered if is_filtered else None)
 
@@ -64,9 +65,8 @@ class Drawing:
         """The logits, with -inf for tokens that top-k or top-p of their row hides."""
         from hf_specdec_kernels import filter_logits
 
-        values = {"temperature": self._temperature, "top_p": self._top_p}
-        heats: Any = {name: None if value is None else value.float() for name, value in values.items()}
-        return filter_logits(logits if logits.dtype in DTYPES else logits.float(), top_k=self._top_k, **heats)
+        logits = logits if logits.dtype in DTYPES else logits.float()
+        return filter_logits(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p)
 
     def reported_overlaps(self, logits: torch.Tensor, draft: DraftTree) -> torch.Tensor:
         """
@@ -77,13 +77,12 @@ class Drawing:
         from hf_specdec_kernels import draft_overlaps
 
         scores: Any = draft.scores
-        temperature = None if self._temperature is None else self._temperature.float()
         found = draft_overlaps(
             logits if logits.dtype in DTYPES else logits.float(),
             scores[:, 0],
             self._grid,
-            temperature=temperature,
-            draft_temperature=temperature,
+            temperature=self._temperature,
+            draft_temperature=self._temperature,
             vocabulary=self._vocabulary,
         )
         return (found * _UNIT).long()
