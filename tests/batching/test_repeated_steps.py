@@ -421,7 +421,7 @@ def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkey
 
     def noted(self: InFlightRows, requests: Any, draft_temperature: list[float]) -> None:
         load_changes(self, requests, draft_temperature)
-        loaded.append((self.draft_temperature[: len(requests)].tolist(), draft_temperature))
+        loaded.append((self.draft_temperature[: len(requests)].tolist(), torch.tensor(draft_temperature).tolist()))
 
     monkeypatch.setattr(InFlightRows, "load_changes", noted)
     target, prompts = trained_target(), trained_prompts()["prompts"][:3]

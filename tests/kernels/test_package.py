@@ -108,6 +108,7 @@ CALLS = {
     "draw_children": lambda **changes: (
         {"logits": torch.randn(2, 3, 11), "count": 4, "seeds": torch.tensor([1, 2]), "with_best": True} | changes
     ),
+    "filter_logits": lambda **changes: {"logits": torch.randn(2, 3, 11), "top_k": torch.tensor([4, 0])} | changes,
     "draft_overlaps": lambda **changes: (
         {"logits": torch.randn(2, 11), "draft_logits": torch.randn(2, 11), "grid": torch.tensor([0.5, 1.0])} | changes
     ),

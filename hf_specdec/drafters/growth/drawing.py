@@ -20,8 +20,8 @@ class Tempered:
 
     Args:
         temperature (`torch.Tensor` of shape `[batch]`, float32): positive divisor of the scores of every row.
-        filtered (`Callable`, *optional*): makes the scores to divide, float32, from the draft's logits; by default
-            they are the logits.
+        filtered (`Callable`, *optional*): makes the scores to divide, of a dtype that kernels take, from the draft's
+            logits; by default they are the logits.
     """
 
     temperature: torch.Tensor

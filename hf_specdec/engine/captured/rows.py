@@ -16,6 +16,10 @@ from ..distribution import uniform
 from ..request import Request
 
 
+REALS = ("temperature", "top_p", "draft_temperature")
+"""Values of a row that are float32."""
+
+
 class WalkKind(IntEnum):
     """Verification of a row: none (`RESTS`), along the argmax, along tokens drawn from p, or by rejection."""
 
@@ -114,10 +118,10 @@ class InFlightRows:
         staged, on_device, start = {}, {}, 0
         for name, shape in shapes.items():
             part = slice(start, start + sizes[name])
-            is_real = name in ("temperature", "top_p", "draft_temperature", "numbers")
-            values = self._on_device[part].view(torch.float64) if is_real else self._on_device[part]
-            staged[name] = self._staged.numpy()[part].view(np.float64 if is_real else np.int64).reshape(shape)
-            on_device[name] = values.view(shape)
+            # Half of a float32's place is not used: all values lie in one buffer of int64.
+            dtype = {"numbers": torch.float64}.get(name, torch.float32 if name in REALS else torch.int64)
+            staged[name] = self._staged[part].view(dtype)[: sizes[name]].view(shape).numpy()
+            on_device[name] = self._on_device[part].view(dtype)[: sizes[name]].view(shape)
             start = part.stop
         self._host = staged
         self._loaded: list[tuple[BlockTable, int]] = []
@@ -142,13 +146,13 @@ class InFlightRows:
         self.tail: torch.Tensor = on_device["tail"]
         """The unread tokens of each row, padded with the last token of its text, `[rows, lag]` int64."""
         self.temperature: torch.Tensor = on_device["temperature"]
-        """Sampling temperature of each row, `[rows]` float64; 1 for none."""
+        """Sampling temperature of each row, `[rows]` float32; 1 for none."""
         self.top_k: torch.Tensor = on_device["top_k"]
         """Top-k of each row, `[rows]` int64; 0 for none."""
         self.top_p: torch.Tensor = on_device["top_p"]
-        """Top-p of each row, `[rows]` float64; 1 for none."""
+        """Top-p of each row, `[rows]` float32; 1 for none."""
         self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
-        """Draft temperature of each row, `[rows]` float64; see `Drawing`."""
+        """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
         self._numbers, self._numbers_from = on_device["numbers"], on_device["numbers_from"]
         self._depths = torch.arange(new, device=device)
         self.tables: torch.Tensor = on_device["tables"]
@@ -204,7 +208,7 @@ class InFlightRows:
         if self._was_copied is not None:
             self._was_copied.synchronize()
         before = self._host["draft_temperature"][: len(requests)]
-        have_changed = [not np.array_equal(before, draft_temperature)]
+        have_changed = [not np.array_equal(before, np.asarray(draft_temperature, dtype=before.dtype))]
         have_changed += [self._load_tables(requests), self._load_numbers(requests)]
         if any(have_changed):
             before[:] = draft_temperature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -152,14 +152,15 @@ class InFlightStep(CapturedStep):
         highest = logits.amax(dim=-1)
         is_nan = rows_with_nan(logits, highest)
         drafted = usable[:, 1:].expand(len(path), -1).sum(dim=1)
-        accepted = self._walks.checked(highest, path, accepted)
+        is_compiled = self.compiles and self.compiles_whole
+        compiled: Any = compiled_function if is_compiled else lambda function: function
+        accepted = self._walks.checked(highest, path, accepted, compiled)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
         if self.can_repeat:
-            is_compiled = self.compiles and self.compiles_whole
-            rows.advance(accepted, new, compiled_function if is_compiled else lambda function: function)
+            rows.advance(accepted, new, compiled)
         return [self._report]
 
     @property

@@ -33,11 +33,6 @@ class Verdict:
     top_p: torch.Tensor | None = None
     drawing: Drawing | None = None
 
-    @property
-    def do_sample(self) -> bool:
-        """Whether tokens are drawn."""
-        return self.kind != "greedy"
-
     def walk(
         self,
         logits: torch.Tensor,
@@ -79,13 +74,13 @@ class Verdict:
             **options,
         )
 
-    def checked(self, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """
-        The numbers of accepted nodes, `[batch]`; where a token was drawn from logits with NaN, +inf or nothing but
-        -inf, `NOTHING_TO_DRAW`. `highest` (`[batch, nodes]`) are the largest logits of all nodes.
-        """
-        if not self.do_sample:
-            return accepted
-        visited = torch.arange(path.shape[1], device=path.device) <= accepted[:, None]
-        is_bad = ((highest - highest).gather(1, path) != 0) & visited  # what is not finite leaves NaN
-        return accepted.masked_fill(is_bad.any(dim=1), NOTHING_TO_DRAW)
+
+def checked(draws: torch.Tensor, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+    """
+    The numbers of accepted nodes, `[batch]`; `NOTHING_TO_DRAW` in rows that draw (`draws`, `[batch]` bool) where a
+    token was drawn from logits with NaN, +inf or nothing but -inf. `highest` (`[batch, nodes]`) are the largest logits
+    of all nodes.
+    """
+    visited = (torch.arange(path.shape[1], device=path.device) <= accepted[:, None]) & draws[:, None]
+    is_bad = ((highest - highest).gather(1, path) != 0) & visited  # what is not finite leaves NaN
+    return accepted.masked_fill(is_bad.any(dim=1), NOTHING_TO_DRAW)

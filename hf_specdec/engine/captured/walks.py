@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
 from ..request import Request
 from .drawing import Drawing
 from .rows import InFlightRows, WalkKind
-from .verdicts import NOTHING_TO_DRAW, Verdict
+from .verdicts import NOTHING_TO_DRAW, Verdict, checked
 
 
 class RowWalks:
@@ -37,7 +38,7 @@ class RowWalks:
     ):
         self._rows, self._kinds, self._has_seeds = rows, kinds, has_seeds
         temperature, filters = {"temperature": rows.temperature}, {"top_k": rows.top_k, "top_p": rows.top_p}
-        self._warpers: dict[str, torch.Tensor] = temperature | filters
+        self._warpers: Any = temperature | filters
         of_draft = self._warpers if draft_is_filtered else temperature
         self.drawing = None if drawn_by is None else Drawing(drawn_by, rows.draft_temperature, **of_draft)
         """The distribution from which children are drawn; None if they are not drawn."""
@@ -65,17 +66,24 @@ class RowWalks:
     def _verdict(self, kind: WalkKind) -> Verdict:
         if kind == WalkKind.GREEDY:
             return Verdict("greedy")
-        values: Any = {name: value if name == "top_k" else value.float() for name, value in self._warpers.items()}
         if kind == WalkKind.TARGET:
-            return Verdict("target", **values)
-        return Verdict("rejection", drawing=self.drawing, **values)
+            return Verdict("target", **self._warpers)
+        return Verdict("rejection", drawing=self.drawing, **self._warpers)
 
-    def checked(self, highest: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; see `Verdict`."""
+    def checked(
+        self,
+        highest: torch.Tensor,
+        path: torch.Tensor,
+        accepted: torch.Tensor,
+        compiled: Callable[[Callable], Callable] = lambda function: function,
+    ) -> torch.Tensor:
+        """
+        Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; see `verdicts.checked`.
+        `compiled` compiles that function of tensors, or leaves it.
+        """
         if self._kinds == {WalkKind.GREEDY}:
             return accepted
-        draws = self._rows.kinds >= WalkKind.TARGET
-        return torch.where(draws, Verdict("target").checked(highest, path, accepted), accepted)
+        return compiled(checked)(self._rows.kinds >= WalkKind.TARGET, highest, path, accepted)
 
 
 def kind_of(request: Request, draws_children: bool) -> WalkKind:

@@ -7,9 +7,9 @@ Times one level of drawn children: `draw_children` against the operations of PyT
 
 A level is scaled by the temperatures of its rows, its children are drawn without replacement, and log q of each is
 found; for dynamic trees also log q of the best tokens. `draft_tokens`, which finds the best tokens as greedy steps do,
-is the floor. Logits are bfloat16 and lie in the L2 cache where they fit, as they do after the draft's last layer.
-Overlaps of p and q at six temperatures are timed, too. Equality with the naive version is checked first. The last line
-of the output is JSON.
+is the floor. Logits are bfloat16 and lie in the L2 cache where they fit, as they do after the draft's last layer. A
+level's filters (top-k of 50, top-p of 0.9, both) and overlaps of p and q at six temperatures are timed, too. Equality
+with the naive version is checked first. The last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from measuring import Time, attempt, environment, require_cuda, time_calls
 
-from hf_specdec_kernels import draft_overlaps, draft_tokens, draw_children
+from hf_specdec_kernels import draft_overlaps, draft_tokens, draw_children, filter_logits
 from hf_specdec_kernels.draft_tokens import draw_children_naive
 from hf_specdec_kernels.draft_tokens import triton as launches
 from hf_specdec_kernels.overlaps import draft_overlaps_naive
@@ -100,6 +100,34 @@ def measure(vocab: int, batch: int, queries: int, count: int) -> dict[str, Any]:
     return row
 
 
+def filtered_by_operations(logits: torch.Tensor, heat: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> Any:
+    """What captured steps did before: filters that look at the best 256 tokens."""
+    scores = logits.float() / heat[:, None, None]
+    best = scores.topk(256, dim=-1).values
+    total, ranks = scores.logsumexp(dim=-1, keepdim=True), torch.arange(256, device=logits.device)
+    filters = ((top_k > 0) & (top_k <= 256))[:, None, None]
+    hidden = (ranks >= top_k[:, None, None]) & filters
+    total = torch.where(filters, best.masked_fill(hidden, -torch.inf).logsumexp(dim=-1, keepdim=True), total)
+    chances = (best - total).exp()
+    hidden = (hidden | (chances.cumsum(dim=-1) - chances >= top_p[:, None, None])) & (ranks > 0)
+    last = best.masked_fill(hidden, torch.inf).amin(dim=-1, keepdim=True)
+    return scores.masked_fill((scores < last) & (filters | (top_p < 1.0)[:, None, None]), -torch.inf)
+
+
+def measure_filters(vocab: int, batch: int, queries: int) -> dict[str, Any]:
+    """Times the filters of one level."""
+    level, row = Level(vocab, batch, queries), {"vocab": vocab, "batch": batch, "queries": queries}
+    for name, k, p in (("top-k", 50, 1.0), ("top-p", 0, 0.9), ("both", 50, 0.9)):
+        top_k, top_p = torch.full((batch,), k, device="cuda"), torch.full((batch,), p, device="cuda")
+        values = {"temperature": level.heat, "top_k": top_k, "top_p": top_p}
+        row[name] = 1e3 * timed(lambda values=values: filter_logits(level.logits, **values)).median
+        told = level.logits, *values.values()
+        row[f"{name} by operations"] = 1e3 * timed(lambda told=told: filtered_by_operations(*told)).median
+    times = ", ".join(f"{name} {value:.1f}" for name, value in row.items() if isinstance(value, float))
+    print(f"filters, vocabulary {vocab}, batch {batch}, {queries} queries: µs a level: {times}")
+    return row
+
+
 def measure_overlaps(vocab: int, batch: int) -> dict[str, Any]:
     logits, draft_logits = (3 * torch.randn(2, batch, vocab, device="cuda")).bfloat16()
     heat, grid = torch.full((batch,), 0.8, device="cuda"), torch.tensor([1.4, 1.0, 0.7, 0.5, 0.35, 0.25]).cuda()
@@ -142,7 +170,10 @@ def main() -> dict[str, Any]:
         found: dict[str, Any] = {"sweep": [row for setting in settings for row in sweep(*setting)], **environment()}
     else:
         overlaps = [measure_overlaps(*setting) for setting in itertools.product(options.vocab, options.batch)]
+        levels = itertools.product(options.vocab, options.batch, options.queries)
+        filters = [measure_filters(*setting) for setting in levels]
         found = {"rows": [measure(*setting) for setting in settings], "overlaps": overlaps, **environment()}
+        found["filters"] = filters
     print(json.dumps(found))
     return found
 

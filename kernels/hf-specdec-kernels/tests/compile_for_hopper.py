@@ -28,7 +28,11 @@ from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
 from hf_specdec_kernels.overlaps.triton import launch_draft_overlaps
-from hf_specdec_kernels.rejection_sampling.triton import launch_rejection_walk, launch_target_walk
+from hf_specdec_kernels.rejection_sampling.triton import (
+    launch_filter_logits,
+    launch_rejection_walk,
+    launch_target_walk,
+)
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
 
@@ -157,6 +161,11 @@ def walks(
     )
 
 
+def filters(vocab: int) -> None:
+    logits, rows = torch.empty(1, 3, vocab, dtype=torch.bfloat16, device="meta"), torch.ones(1)
+    launch_filter_logits(logits, rows, rows.long(), rows, logits)
+
+
 def drafting(vocab: int, drawn: bool = False, rows: int = 4) -> None:
     logits = torch.empty(rows, 10, vocab, dtype=torch.bfloat16, device="meta")
     tokens, heat = torch.empty(rows, 10, 10, dtype=torch.long), torch.ones(rows)
@@ -231,6 +240,7 @@ CASES = {
     "walks with filters": lambda: walks(HALF, filtered=True),
     "walks, batch of 1, with filters": lambda: walks(HALF, batch=1, filtered=True),
     "walks with all options": lambda: walks(SINGLE, filtered=True, all_options=True),
+    **{f"filters, vocabulary of {vocab}": lambda vocab=vocab: filters(vocab) for vocab in (8_192, 128_256)},
     **{f"drafting, vocabulary of {vocab}": lambda vocab=vocab: drafting(vocab) for vocab in (32_000, 128_256)},
     **{
         f"drafting, drawn, {rows} rows of {vocab}": lambda vocab=vocab, rows=rows: drafting(vocab, True, rows)

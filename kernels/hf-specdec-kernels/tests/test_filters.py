@@ -9,8 +9,9 @@ import triton.language as tl
 from selection import fast
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from hf_specdec_kernels.rejection_sampling.filters import target_probabilities
-from hf_specdec_kernels.rejection_sampling.triton import SHIFTS
+from hf_specdec_kernels.rejection_sampling import triton as launches
+from hf_specdec_kernels.rejection_sampling.filters import filter_logits_naive, target_probabilities
+from hf_specdec_kernels.rejection_sampling.triton import SHIFTS, launch_filter_logits
 from hf_specdec_kernels.rejection_sampling.triton_filters import filters
 from hf_specdec_kernels.rejection_sampling.triton_passes import kept_weights, softmax_sums
 
@@ -113,6 +114,34 @@ def test_transformers_leaves_the_same(top_k: int, top_p: float, device: torch.de
     ones = torch.ones(4, device=device)
     weights, _ = filtered(logits, ones, (top_k * ones).int(), top_p * ones)
     assert torch.equal(weights > 0, expected > -torch.inf)
+
+
+def logits_left(logits: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+    found = torch.full_like(logits, 7.0)
+    launch_filter_logits(logits, *values, found)
+    return found
+
+
+@pytest.mark.parametrize("dtype", fast([torch.float32, torch.float16, torch.bfloat16], [torch.bfloat16]))
+@pytest.mark.parametrize("name", fast(SCORES, ["ties"]))
+def test_the_logits_that_are_left(
+    name: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two blocks, strided as the last of three queries."""
+    monkeypatch.setattr(launches, "LARGEST_BLOCK", 64)
+    logits = SCORES[name](24, 70).view(8, 3, 70)[:, 2:].to(device, dtype)
+    values = settings(70, device)
+    assert torch.equal(logits_left(logits, *values), filter_logits_naive(logits, *values))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays(bad: float, device: torch.device) -> None:
+    """NaN and +inf must show where children are drawn; a row of -inf stays as it is."""
+    logits = torch.randn(8, 1, 40, device=device)
+    logits[:, :, slice(None) if bad == -torch.inf else 7] = bad
+    for filtered in (logits_left, filter_logits_naive):
+        found = filtered(logits, *settings(40, device))
+        assert torch.equal(found[:, :, 7].nan_to_num(9.0), logits[:, :, 7].nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("wrong", ["one key more", "ties not cut"])

@@ -150,6 +150,24 @@ def test_sums_of_all_nodes_beforehand(name: str, device: torch.device, monkeypat
     compare(launch_target_walk, target_walk_naive, case, of_target, device)
 
 
+FEW = Case(batch=3, nodes=4, vocab=12, dtype=torch.bfloat16, top_k=True, distance=2.0, max_depth=2)
+FEW_KEPT = {"own vocabulary": FEW, "draft vocabulary, tempered": replace(FEW, draft_vocab=7, temperature=True)}
+
+
+@pytest.mark.parametrize("kept", fast([2, 4, 16], [4]))
+@pytest.mark.parametrize("name", fast(FEW_KEPT, ["draft vocabulary, tempered"]))
+def test_few_kept_tokens(name: str, kept: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of which filters keep no more than `kept` tokens walk in registers, others do not."""
+    for constant, value in {"PREPARED_NODES": 100, "BINS": 256, "KEPT": kept}.items():
+        monkeypatch.setattr(launching, constant, value)
+    case = FEW_KEPT[name]
+    arguments = arguments_of(case, device)
+    found = compare(launch_rejection_walk, rejection_walk_naive, case, arguments, device)
+    assert len(set(found.accepted.tolist())) > 1
+    of_target = {name: value for name, value in arguments.items() if not name.startswith("draft_")}
+    compare(launch_target_walk, target_walk_naive, case, of_target, device)
+
+
 def test_a_draft_that_float32_cannot_hold(device: torch.device) -> None:
     """q is 1, e^-800, e^-801: once the first child is refused, the second must pass with 0.5 / 0.73, not always."""
     ratio = 0.5 * (1 + torch.tensor(-1.0).exp().item())

@@ -11,7 +11,7 @@ from .draft_tokens import Children, draft_tokens, draw_children
 from .kv_compaction import kv_compaction, pointer_table
 from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
-from .rejection_sampling import Walks, draft_columns, greedy_walk, rejection_walk, target_walk
+from .rejection_sampling import Walks, draft_columns, filter_logits, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
 
 
@@ -23,6 +23,7 @@ __all__ = [
     "draft_overlaps",
     "draft_tokens",
     "draw_children",
+    "filter_logits",
     "greedy_walk",
     "kv_compaction",
     "pack_ancestors",

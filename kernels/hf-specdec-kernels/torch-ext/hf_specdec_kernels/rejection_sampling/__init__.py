@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from .._ops import ops, register
-from .checking import check_draft, check_rows, check_tree, check_uniforms
+from .checking import check_draft, check_logits, check_rows, check_tree, check_uniforms
+from .filters import filter_logits_naive
 from .naive import greedy_walk_naive, rejection_walk_naive, target_walk_naive
 from .walks import Walks
 
@@ -13,6 +14,8 @@ from .walks import Walks
 __all__ = [
     "Walks",
     "draft_columns",
+    "filter_logits",
+    "filter_logits_naive",
     "greedy_walk",
     "greedy_walk_naive",
     "rejection_walk",
@@ -24,6 +27,7 @@ __all__ = [
 
 for _walk in (greedy_walk_naive, target_walk_naive, rejection_walk_naive):
     register(_walk, results=Walks._fields)
+register(filter_logits_naive, results=("filtered",))
 
 
 def greedy_walk(
@@ -174,6 +178,39 @@ def rejection_walk(
         temperature, top_k, top_p, end_tokens, active, *out,
     )  # fmt: skip
     return out
+
+
+def filter_logits(
+    logits: torch.Tensor,
+    *,
+    temperature: torch.Tensor | None = None,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    Hides the tokens that temperature, top-k and top-p (in this order, as in transformers) leave out: the logits of the
+    others as they are, not divided by the temperature.
+
+    On CUDA this is one launch, which finds thresholds by a radix search and sorts nothing. The kept tokens are those
+    of transformers' `TopKLogitsWarper` (all equal to the k-th best stay) and `TopPLogitsWarper`; which of equally
+    likely tokens top-p keeps depends on the sort there, and here it is those of higher ids, as with a stable sort. A
+    row with NaN or +inf keeps them.
+
+    Args:
+        logits (`torch.Tensor` of shape `[batch, queries, vocab]`): float32, float16 or bfloat16. The last stride is 1.
+        temperature, top_k, top_p: values of every row; see `target_walk`.
+
+    Returns:
+        `torch.Tensor`: `[batch, queries, vocab]`, of the logits' dtype, -inf for hidden tokens.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    check_logits(logits)
+    check_rows(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    filtered = logits.new_empty(logits.shape)
+    ops.filter_logits(logits, temperature, top_k, top_p, filtered)
+    return filtered
 
 
 def draft_columns(vocabulary: torch.Tensor, vocab_size: int) -> torch.Tensor:

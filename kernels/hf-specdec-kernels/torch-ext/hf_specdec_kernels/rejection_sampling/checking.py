@@ -22,8 +22,7 @@ def check_tree(
     Raises:
         ValueError, TypeError: if the arguments that all walks share do not fit together.
     """
-    check("logits", logits, logits.device, FLOATS, None, None, None)
-    _check_last_stride("logits", logits)
+    check_logits(logits)
     batch, nodes, _ = logits.shape
     if max_depth < 0:
         raise ValueError(f"`max_depth` is {max_depth}; pass the depth of the deepest node, 0 for a root alone.")
@@ -36,6 +35,15 @@ def check_tree(
     if end_tokens is not None and len(end_tokens) == 0:
         raise ValueError("`end_tokens` is empty; pass None.")
     check("active", active, logits.device, (torch.bool,), batch)
+
+
+def check_logits(logits: torch.Tensor) -> None:
+    """
+    Raises:
+        ValueError, TypeError: if the logits are not `[batch, nodes, vocab]`, or of a wrong dtype or stride.
+    """
+    check("logits", logits, logits.device, FLOATS, None, None, None)
+    _check_last_stride("logits", logits)
 
 
 def check_uniforms(logits: torch.Tensor, uniforms: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The target's distribution after temperature, top-k and top-p, in plain PyTorch."""
+"""Temperature, top-k and top-p in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,32 @@ def target_probabilities(
         logits (`torch.Tensor` of shape `[batch, vocab]`): the target's logits at one node per row.
         temperature, top_k, top_p (`torch.Tensor` of shape `[batch]`, *optional*): see `target_walk`.
     """
+    return _warped(logits, temperature, top_k, top_p).softmax(dim=-1)
+
+
+def filter_logits_naive(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `hf_specdec_kernels.filter_logits`."""
+    values = (None if of is None else of.repeat_interleave(logits.shape[1]) for of in (temperature, top_k, top_p))
+    hidden = _warped(logits.flatten(0, 1), *values) == -torch.inf
+    return logits.masked_fill(hidden.view_as(logits), -torch.inf)
+
+
+def _warped(
+    logits: torch.Tensor, temperature: torch.Tensor | None, top_k: torch.Tensor | None, top_p: torch.Tensor | None
+) -> torch.Tensor:
+    """Scores `[rows, vocab]`, float64, -inf for tokens that the filters hide."""
     scores = logits.float()
     if temperature is not None:
         scores = scores / temperature[:, None].float()
     scores = scores.double()
     if top_k is not None:
         scores = _top_k(scores, top_k.long())
-    if top_p is not None:
-        scores = _top_p(scores, top_p.double())
-    return scores.softmax(dim=-1)
+    return scores if top_p is None else _top_p(scores, top_p.double())
 
 
 def _top_k(scores: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:

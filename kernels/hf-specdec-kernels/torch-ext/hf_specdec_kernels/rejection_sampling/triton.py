@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-from .triton_nodes import prepare_kernel
+from .triton_nodes import filter_kernel, prepare_kernel
 from .triton_walks import rejection_walk_kernel, target_walk_kernel
 
 
@@ -19,6 +19,8 @@ STAGES = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 2}
 """Pipeline stages by dtype: blocks in flight, the one in work included; more do not fit into shared memory."""
 FEWEST_NODES, FEWEST_DEPTHS = 64, 16
 """Smallest block sizes over nodes and path, so that trees of usual sizes share kernels, which are slow to compile."""
+KEPT = 1024
+"""Most tokens kept by filters with which a walk works in registers."""
 PREPARED_NODES = 264
 """Most nodes of a batch for which parallel programs compute the sums of all nodes before the walks."""
 
@@ -64,6 +66,7 @@ def launch_rejection_walk(
         "draft_index": tokens if draft_index is None else draft_index,
         "draft_columns": tokens if draft_columns is None else draft_columns.contiguous(),
         "draft_temperature": tokens if draft_temperature is None else draft_temperature.contiguous(),
+        "draft_vocab": draft_logits.shape[2],
         "num_parents": draft_logits.shape[1],
         "draft_stride_b": draft_logits.stride(0),
         "draft_stride_n": draft_logits.stride(1),
@@ -78,28 +81,57 @@ def launch_rejection_walk(
         **_prepare(target, draft | {"DRAFTED": True}),
         **_walk(uniforms, max_depth, end_tokens),
         weights=logits.new_empty(batch, 2, vocab, dtype=torch.float32),
-        scores=logits.new_empty(batch, vocab, dtype=torch.float32),
+        scores=logits.new_empty(batch, max(vocab, draft_logits.shape[2]), dtype=torch.float32),
         path=path,
         accepted=accepted,
         next_tokens=next_tokens,
     )
 
 
+def launch_filter_logits(logits, temperature, top_k, top_p, filtered) -> None:
+    """See `hf_specdec_kernels.filter_logits`; writes to the last one, which is contiguous."""
+    batch, queries, vocab = logits.shape
+    if batch * queries == 0:
+        return
+    top_k, top_p = _filters(logits, top_k, top_p)
+    filter_kernel[(batch * queries,)](
+        logits, filtered, logits.new_empty(batch * queries, BINS, dtype=torch.int64),
+        logits if temperature is None else temperature.contiguous(), top_k, top_p,
+        vocab, queries, *logits.stride()[:2], TEMPERED=temperature is not None, **_sizes(logits),
+    )  # fmt: skip
+
+
+def _filters(logits, top_k, top_p) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both filters of every row, if one is given: what is absent keeps all tokens."""
+    batch = logits.shape[0]
+    top_k = logits.new_zeros(batch, dtype=torch.int32) if top_k is None else top_k.contiguous()
+    return top_k, logits.new_ones(batch, dtype=torch.float32) if top_p is None else top_p.contiguous()
+
+
+def _sizes(logits: torch.Tensor) -> dict[str, int]:
+    """Sizes of the passes of one program over a vocabulary."""
+    block = min(max(triton.next_power_of_2(logits.shape[-1]), 64), LARGEST_BLOCK)
+    return {
+        "SHIFT": SHIFTS[logits.dtype],
+        "BLOCK": block,  # a larger block has more loads in flight
+        "BINS": BINS,
+        "STAGES": STAGES[logits.dtype],
+        "num_warps": min(32, max(4, block // 512)),
+    }
+
+
 def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[str, Any]:
     """The arguments of tree and target that all kernels take, by name; placeholders for absent ones are never read."""
-    batch, num_nodes, vocab = logits.shape
+    _, num_nodes, vocab = logits.shape
     filtered = top_k is not None or top_p is not None
-    if filtered:
-        top_k = logits.new_zeros(batch, dtype=torch.int32) if top_k is None else top_k.contiguous()
-        top_p = logits.new_ones(batch, dtype=torch.float32) if top_p is None else top_p.contiguous()
-    block = min(max(triton.next_power_of_2(vocab), 64), LARGEST_BLOCK)
+    top_k, top_p = _filters(logits, top_k, top_p) if filtered else (tokens, tokens)
     return {
         "logits": logits,
         "tokens": tokens,
         "parents": parents,
         "temperature": tokens if temperature is None else temperature.contiguous(),
-        "top_k": top_k if filtered else tokens,
-        "top_p": top_p if filtered else tokens,
+        "top_k": top_k,
+        "top_p": top_p,
         "active": tokens if active is None else active.contiguous(),
         "vocab": vocab,
         "num_nodes": num_nodes,
@@ -110,18 +142,14 @@ def _target(logits, tokens, parents, temperature, top_k, top_p, active) -> dict[
         "FILTERED": filtered,
         "TEMPERED": temperature is not None,
         "ACTIVE": active is not None,
-        "SHIFT": SHIFTS[logits.dtype],
-        "BLOCK": block,  # a larger block has more loads in flight
-        "BINS": BINS,
-        "STAGES": STAGES[logits.dtype],
         "BLOCK_NODES": max(FEWEST_NODES, triton.next_power_of_2(num_nodes)),
-        "num_warps": min(32, max(4, block // 512)),
+        **_sizes(logits),
     }
 
 
 def _no_draft(tokens: torch.Tensor) -> dict[str, Any]:
     tensors = dict.fromkeys(("draft_logits", "draft_index", "draft_columns", "draft_temperature"), tokens)
-    numbers = dict.fromkeys(("num_parents", "draft_stride_b", "draft_stride_n", "index_stride_b"), 0)
+    numbers = dict.fromkeys(("draft_vocab", "num_parents", "draft_stride_b", "draft_stride_n", "index_stride_b"), 0)
     flags = dict.fromkeys(("DRAFTED", "DRAFT_TEMPERED", "INDEXED", "COLUMNS"), False)
     return tensors | numbers | flags
 
@@ -134,10 +162,14 @@ def _prepare(target: dict[str, Any], draft: dict[str, Any]) -> dict[str, Any]:
         return _unprepared(target, batch)
     nodes = _unprepared(target, batch * num_nodes) | {
         "sums": logits.new_empty(batch, num_nodes, 4, dtype=torch.float32),
-        "edges": logits.new_empty(batch, num_nodes, 2, dtype=torch.int32),
+        "edges": logits.new_empty(batch, num_nodes, 3, dtype=torch.int32),
         "PREPARED": True,
     }
-    prepare_kernel[(num_nodes, batch)](**target, **draft, **{name: nodes[name] for name in ("bins", "sums", "edges")})
+    if target["FILTERED"]:
+        nodes["kept"] = logits.new_empty(batch, num_nodes, KEPT, dtype=torch.int32)
+    prepare_kernel[(num_nodes, batch)](
+        **target, **draft, **{name: nodes[name] for name in ("bins", "sums", "edges", "kept", "KEPT")}
+    )
     return nodes
 
 
@@ -145,7 +177,8 @@ def _unprepared(target: dict[str, Any], searches: int) -> dict[str, Any]:
     """The walks' arguments without sums computed beforehand, with bins for `searches` filter searches at once."""
     logits = target["logits"]
     bins = logits.new_empty(searches, BINS, dtype=torch.int64) if target["FILTERED"] else logits
-    return {"bins": bins, "sums": logits, "edges": logits, "PREPARED": False}
+    kept = logits.new_empty(0, dtype=torch.int32)
+    return {"bins": bins, "sums": logits, "edges": logits, "kept": kept, "KEPT": KEPT, "PREPARED": False}
 
 
 def _walk(uniforms: torch.Tensor, max_depth: int, end_tokens: torch.Tensor | None) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_filters import filters
+from .triton_filters import filters, sort_keys
+from .triton_kept import next_child, write_kept
 from .triton_passes import softmax_sums
 
 
@@ -17,16 +18,6 @@ def child_with(tokens, parents, node, token, num_nodes, BLOCK_NODES: tl.constexp
     is_child = (tl.load(parents + nodes, mask=inside, other=-1) == node) & inside
     held = tl.load(tokens + nodes, mask=inside, other=-1)
     return tl.min(tl.where(is_child & (held == token), nodes, num_nodes), axis=0)
-
-
-@triton.jit
-def next_child(tokens, parents, node, after, num_nodes, BLOCK_NODES: tl.constexpr):
-    """The first child of `node` after node `after` that is not void, or `num_nodes`."""
-    nodes = tl.arange(0, BLOCK_NODES)
-    inside = (nodes > after) & (nodes < num_nodes)
-    is_child = (tl.load(parents + nodes, mask=inside, other=-1) == node) & inside
-    counts = tl.load(tokens + nodes, mask=inside, other=-1) >= 0
-    return tl.min(tl.where(is_child & counts, nodes, num_nodes), axis=0)
 
 
 @triton.jit
@@ -48,16 +39,17 @@ def sums_of_p(
 @triton.jit(do_not_specialize=["num_nodes", "num_parents", "tokens_stride_b", "parents_stride_b", "index_stride_b"])
 def prepare_kernel(
     logits, draft_logits, tokens, parents, draft_index, draft_columns, draft_temperature,
-    temperature, top_k, top_p, active, bins, sums, edges, vocab, num_nodes, num_parents,
+    temperature, top_k, top_p, active, bins, sums, edges, kept, vocab, draft_vocab, num_nodes, num_parents,
     logits_stride_b, logits_stride_n, draft_stride_b, draft_stride_n,
     tokens_stride_b, parents_stride_b, index_stride_b,
     DRAFTED: tl.constexpr, FILTERED: tl.constexpr, TEMPERED: tl.constexpr, DRAFT_TEMPERED: tl.constexpr,
-    ACTIVE: tl.constexpr, INDEXED: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr,
+    ACTIVE: tl.constexpr, INDEXED: tl.constexpr, COLUMNS: tl.constexpr, SHIFT: tl.constexpr, KEPT: tl.constexpr,
     BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr, BLOCK_NODES: tl.constexpr,
 ):  # fmt: skip
     """
-    Program (node, row): writes a node's `sums` (the highest score and the total of p and of q) and its `edges` (p's
-    threshold and first tie). Writes nothing for nodes that no walk can reach.
+    Program (node, row): writes a node's `sums` (the highest score and the total of p and of q), its `edges` (p's
+    threshold and first tie, and the number of tokens that are `kept`), and the tokens that filters have `kept`; see
+    `write_kept`. Writes nothing for nodes that no walk can reach.
     """
     node = tl.program_id(0)
     row = tl.program_id(1)
@@ -75,20 +67,51 @@ def prepare_kernel(
         )  # fmt: skip
         tl.store(sums + 4 * place, highest)
         tl.store(sums + 4 * place + 1, total)
-        tl.store(edges + 2 * place, threshold)
-        tl.store(edges + 2 * place + 1, first_tied)
+        tl.store(edges + 3 * place, threshold)
+        tl.store(edges + 3 * place + 1, first_tied)
+        if FILTERED:
+            number = place * 0
+            k = tl.load(top_k + row)
+            if ((k > 0) & (k < vocab)) | (tl.load(top_p + row) < 1.0):
+                number = write_kept(at_node, kept + place * KEPT, vocab, threshold, first_tied, SHIFT, KEPT, BLOCK)
+            tl.store(edges + 3 * place + 2, number)
         if DRAFTED:
             parent = tl.load(draft_index + row * index_stride_b + node).to(tl.int32) if INDEXED else node
             child = next_child(tokens, parents + row * parents_stride_b, node, node, num_nodes, BLOCK_NODES)
             if (parent >= 0) & (parent < num_parents) & (child < num_nodes):
                 draft_heat = tl.load(draft_temperature + row).to(tl.float32) if DRAFT_TEMPERED else 1.0
                 draft = draft_logits + row.to(tl.int64) * draft_stride_b + parent.to(tl.int64) * draft_stride_n
-                q_highest, q_total = softmax_sums(draft, draft_columns, vocab, draft_heat, COLUMNS, BLOCK, STAGES)
+                q_highest, q_total = softmax_sums(draft, draft, draft_vocab, draft_heat, False, BLOCK, STAGES)
                 tl.store(sums + 4 * place + 2, q_highest)
                 tl.store(sums + 4 * place + 3, q_total)
 
 
 @triton.jit
-def prepared(sums, edges):
-    """The highest score, total, threshold and first tie of p that `prepare_kernel` wrote for a node."""
-    return tl.load(sums), tl.load(sums + 1), tl.load(edges), tl.load(edges + 1)
+def prepared(sums, edges, FILTERED: tl.constexpr):
+    """The highest score, total, threshold, first tie and number of kept tokens that `prepare_kernel` wrote."""
+    threshold = tl.load(edges)
+    number = threshold * 0
+    if FILTERED:
+        number = tl.load(edges + 2)
+    return tl.load(sums), tl.load(sums + 1), threshold, tl.load(edges + 1), number
+
+
+@triton.jit(do_not_specialize=["queries"])
+def filter_kernel(
+    logits, filtered, bins, temperature, top_k, top_p, vocab, queries, logits_stride_b, logits_stride_q,
+    TEMPERED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (query of a row): copies logits, with -inf for tokens that the filters hide."""
+    query = tl.program_id(0).to(tl.int64)
+    row = query // queries
+    logits += row * logits_stride_b + (query % queries) * logits_stride_q
+    heat = tl.load(temperature + row) if TEMPERED else 1.0
+    _, _, threshold, first_tied = sums_of_p(
+        logits, bins + query * BINS, top_k + row, top_p + row, vocab, heat, True, SHIFT, BLOCK, BINS, STAGES
+    )
+    for first in range(0, vocab, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        found = tl.load(logits + at, mask=at < vocab, other=0.0)
+        keys = sort_keys(found.to(tl.float32), SHIFT)
+        kept = (keys > threshold) | ((keys == threshold) & (at >= first_tied)) | (found != found)
+        tl.store(filtered + query * vocab + at, tl.where(kept, found, float("-inf")), mask=at < vocab)

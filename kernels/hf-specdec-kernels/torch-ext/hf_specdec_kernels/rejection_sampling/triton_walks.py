@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_nodes import child_with, next_child, prepared, sums_of_p
+from .triton_kept import draw_kept, load_kept, next_child, test_kept
+from .triton_nodes import child_with, prepared, sums_of_p
 from .triton_passes import (
     argmax,
     draw,
@@ -45,11 +46,12 @@ SIZES_OF_TREES = (
 
 @triton.jit(do_not_specialize=[name for name in SIZES_OF_TREES if name not in ("num_parents", "index_stride_b")])
 def target_walk_kernel(
-    logits, tokens, parents, uniforms, temperature, top_k, top_p, end_tokens, active, bins, sums, edges,
+    logits, tokens, parents, uniforms, temperature, top_k, top_p, end_tokens, active, bins, sums, edges, kept,
     path, accepted, next_tokens, vocab, num_nodes, max_depth, num_end_tokens,
     logits_stride_b, logits_stride_n, tokens_stride_b, parents_stride_b, uniforms_stride_b,
     SAMPLE: tl.constexpr, FILTERED: tl.constexpr, TEMPERED: tl.constexpr, ACTIVE: tl.constexpr,
-    PREPARED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+    PREPARED: tl.constexpr, SHIFT: tl.constexpr, KEPT: tl.constexpr,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_NODES: tl.constexpr, BLOCK_PATH: tl.constexpr, BLOCK_ENDS: tl.constexpr,
 ):  # fmt: skip
     """Program (row): at each node takes the target's argmax, or with SAMPLE a draw; descends to a child with it."""
@@ -69,17 +71,23 @@ def target_walk_kernel(
     while walking > 0:
         at_node = logits + node.to(tl.int64) * logits_stride_n
         if SAMPLE:
+            number = node * 0
+            place = row * num_nodes + node
+            uniform = tl.load(uniforms + row * uniforms_stride_b + node)
             if PREPARED:
-                place = row * num_nodes + node
-                highest, total, threshold, first_tied = prepared(sums + 4 * place, edges + 2 * place)
+                highest, total, threshold, first_tied, number = prepared(sums + 4 * place, edges + 3 * place, FILTERED)
             else:
                 highest, total, threshold, first_tied = sums_of_p(
                     at_node, bins, top_k + row, top_p + row, vocab, heat, FILTERED, SHIFT, BLOCK, BINS, STAGES
                 )
-            token = draw(
-                at_node, at_node, vocab, highest, heat, threshold, first_tied, total,
-                tl.load(uniforms + row * uniforms_stride_b + node), False, FILTERED, SHIFT, BLOCK,
-            )  # fmt: skip
+            if number > 0:
+                at, p = load_kept(at_node, kept + place * KEPT, number, highest, heat, KEPT)
+                token = draw_kept(at, p, tl.sum(p, axis=0), uniform, KEPT)
+            else:
+                token = draw(
+                    at_node, at_node, vocab, highest, heat, threshold, first_tied, total, uniform,
+                    False, FILTERED, SHIFT, BLOCK,
+                )  # fmt: skip
         else:
             token = argmax(at_node, vocab, BLOCK)
         child = child_with(tokens, parents, node, token, num_nodes, BLOCK_NODES)
@@ -97,19 +105,21 @@ def target_walk_kernel(
 @triton.jit(do_not_specialize=SIZES_OF_TREES)
 def rejection_walk_kernel(
     logits, draft_logits, tokens, parents, uniforms, draft_index, draft_columns, draft_temperature,
-    temperature, top_k, top_p, end_tokens, active, weights, scores, bins, sums, edges,
-    path, accepted, next_tokens, vocab, num_nodes, num_parents, max_depth, num_end_tokens,
+    temperature, top_k, top_p, end_tokens, active, weights, scores, bins, sums, edges, kept,
+    path, accepted, next_tokens, vocab, draft_vocab, num_nodes, num_parents, max_depth, num_end_tokens,
     logits_stride_b, logits_stride_n, draft_stride_b, draft_stride_n,
     tokens_stride_b, parents_stride_b, uniforms_stride_b, index_stride_b,
     FILTERED: tl.constexpr, TEMPERED: tl.constexpr, DRAFT_TEMPERED: tl.constexpr, ACTIVE: tl.constexpr,
     INDEXED: tl.constexpr, COLUMNS: tl.constexpr,
-    PREPARED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
+    PREPARED: tl.constexpr, SHIFT: tl.constexpr, KEPT: tl.constexpr,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_NODES: tl.constexpr, BLOCK_PATH: tl.constexpr, BLOCK_ENDS: tl.constexpr,
 ):  # fmt: skip
     """
     Program (row): recursive rejection sampling. Until a child of a node is refused, p and q are computed from the
     logits, and only their sums are kept. From then on `weights` has two rows of float32 for p, the current one (not
-    normalised) and one for the next residual; `scores` has log q, in which refused tokens are set to -inf.
+    normalised) and one for the next residual; `scores` has log q, in which refused tokens are set to -inf. Where
+    filters have kept few tokens, p stays in registers; see `test_kept`.
     """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * logits_stride_b
@@ -118,7 +128,7 @@ def rejection_walk_kernel(
     parents += row * parents_stride_b
     uniforms += row * uniforms_stride_b
     weights += row.to(tl.int64) * 2 * vocab
-    scores += row.to(tl.int64) * vocab
+    scores += row.to(tl.int64) * tl.maximum(vocab, draft_vocab)
     bins += row * BINS
     places = tl.arange(0, BLOCK_PATH)
     nodes_of_path = places
@@ -132,8 +142,9 @@ def rejection_walk_kernel(
     while walking > 0:
         at_node = logits + node.to(tl.int64) * logits_stride_n
         here = row * num_nodes + node
+        number = node * 0
         if PREPARED:
-            highest, total, threshold, first_tied = prepared(sums + 4 * here, edges + 2 * here)
+            highest, total, threshold, first_tied, number = prepared(sums + 4 * here, edges + 3 * here, FILTERED)
         else:
             highest, total, threshold, first_tied = sums_of_p(
                 at_node, bins, top_k + row, top_p + row, vocab, heat, FILTERED, SHIFT, BLOCK, BINS, STAGES
@@ -154,7 +165,15 @@ def rejection_walk_kernel(
         found = node * 0
         refused = node * 0
         in_force = node * 0  # the row of `weights` with the current p
-        while (child < num_nodes) & (found == 0):
+        drawn = node * 0
+        if number > 0:
+            child, drawn = test_kept(
+                at_node, draft, draft_columns, scores, kept + here * KEPT, number, tokens, parents, uniforms,
+                node, child, num_nodes, vocab, draft_vocab, highest, heat, q_highest, q_total, draft_heat,
+                COLUMNS, KEPT, BLOCK, BLOCK_NODES,
+            )  # fmt: skip
+            found = (child < num_nodes).to(tl.int32)
+        while (number == 0) & (child < num_nodes) & (found == 0):
             token = tl.load(tokens + child)
             if q_highest > float("-inf"):
                 if refused == 0:
@@ -208,7 +227,9 @@ def rejection_walk_kernel(
             walking = 1 - _is_end(end_tokens, num_end_tokens, tl.load(tokens + child), BLOCK_ENDS)
         else:
             uniform = tl.load(uniforms)
-            if refused > 0:
+            if number > 0:
+                next_token = drawn
+            elif refused > 0:
                 next_token = draw(
                     at_node, weights + in_force.to(tl.int64) * vocab, vocab, highest, heat, threshold, first_tied,
                     total, uniform, True, FILTERED, SHIFT, BLOCK,
