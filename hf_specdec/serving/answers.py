@@ -10,12 +10,14 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 from transformers.utils.chat_parsing import ResponseParser
+from transformers.utils.chat_parsing.content_parsers import STREAMABLE_PARSERS
 
 from ..batching import SpeculativeGenerationOutput
 from .errors import unexpected
 from .stop_strings import TrimmedPieces
 from .text_pieces import TextPieces
 from .tokenizers import LikeTokenizer
+from .work_pool import WorkPool
 
 
 _KINDS: dict[str | None, type[str]] = {
@@ -32,19 +34,56 @@ def is_cut(gen_config: GenerationConfig) -> bool:
     return gen_config.max_new_tokens == 0
 
 
+MOST_READ = 8192
+"""Characters that a parser has read and keeps, until it drops them."""
+LEAST_READ = 1024
+"""Characters of these that it keeps nevertheless: what a delimiter may look back at."""
+MOST_HELD = 256
+"""Characters that it holds back because they may begin a delimiter, which may begin with any number of spaces."""
+MOST_FED = 256
+"""Characters of a whole text that it is given at once: after each delimiter it searches all of them for others."""
+
+
 class TotalParser(ResponseParser):
     """
     transformers' parser, which reads any text: a region that is not what its field of the response template says (a
     tool call that is no JSON, or is cut) gives an event `raw` with its text, delimiters included, instead of an error.
+
+    What is fed costs about its own length, however much text was before it. (transformers' parser copies all of that
+    twice, and searches all that it holds back, from each of its characters.) So the bodies of regions that are told
+    piece by piece are not kept, and of what is held back some is told if it becomes long.
     """
+
+    _buffer: str
+    _pos: int
+    _body: str
+    _opening: str
+    """The delimiter that has opened the present region."""
+    _pieces: list[str]
+    """The body of the present region, if its value is known only at its end."""
+    _told_to: int
+    """Where in the buffer the present region's body ends so far."""
 
     @classmethod
     def over(cls, parser: ResponseParser) -> TotalParser:
         """A parser in the state of another one, which has read the prompt."""
         own = cls.__new__(cls)
         own.__dict__.update(parser.__dict__)
-        own._start = len(own._buffer)
+        own._opening, own._pieces, own._told_to = "", [own._body], own._pos
         return own
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """The events with the next piece of the text."""
+        spare = self._pos - LEAST_READ
+        if spare > MOST_READ:
+            self._buffer = self._buffer[spare:]
+            self._pos, self._told_to = LEAST_READ, self._told_to - spare
+        events: list[dict[str, Any]] = super().feed(text)
+        if len(self._buffer) - self._pos > MOST_HELD:
+            end = len(self._buffer) - MOST_HELD // 2
+            self._accumulate(events, self._buffer[self._pos : end])
+            self._pos = end
+        return events
 
     def end(self) -> list[dict[str, Any]]:
         """The events at the end of the text."""
@@ -56,21 +95,31 @@ class TotalParser(ResponseParser):
         """Whether white space around a field's text is left out."""
         return bool(self._spec.fields[field].content_args.get("strip", True))
 
+    def _accumulate(self, events: list[dict[str, Any]], text: str) -> None:
+        before = self._body
+        super()._accumulate(events, text)
+        if self._current is not None and self._spec.fields[self._current].content not in STREAMABLE_PARSERS:
+            self._pieces.append(text)
+        self._body, self._told_to = before, self._pos + len(text)
+
     def _open_explicit(self, events: list[dict[str, Any]], field: Any, match: Any) -> None:
-        self._start = match.start()
         super()._open_explicit(events, field, match)
+        self._opening, self._told_to = match.group(), match.end()
 
     def _close_current(self, events: list[dict[str, Any]]) -> None:
-        field, body, before = self._current, self._body, len(events)
+        field, body, before = self._current, "".join(self._pieces), len(events)
+        self._body = body
         try:
             super()._close_current(events)
             if field == "tool_calls" and len(events) > before:
                 events[-1]["value"] = _calls_in(events[-1]["value"])
         except Exception:  # whatever a field's parser makes of what a model writes
             del events[before:]
-            raw = body if field == self._implicit_name else self._buffer[self._start : self._pos]
-            events.append({"type": "raw", "field": field, "text": raw})
+            if field != self._implicit_name:
+                body = self._opening + body + self._buffer[self._told_to : self._pos]
+            events.append({"type": "raw", "field": field, "text": body})
             self._reset_to_implicit()
+        self._pieces.clear()
 
 
 def _calls_in(value: Any) -> list[ToolCall]:
@@ -119,6 +168,16 @@ class AnswerPieces:
         self._last = token
         return self._parts_in(self._texts.add(token))
 
+    def add_all(self, tokens: list[int]) -> list[Any]:
+        """The parts of a whole answer."""
+        self._last = tokens[-1] if tokens else None
+        return self._parts_in(self._tokenizer.decode(tokens, skip_special_tokens=self._parser is None))
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of tokens whose text is known only at the end."""
+        return self._texts.num_waiting
+
     def end(self, is_cut: bool) -> list[Any]:
         """
         The last parts.
@@ -141,7 +200,10 @@ class AnswerPieces:
     def _parts_in(self, text: str) -> list[Any]:
         if self._parser is None or not text:
             return [text] if text else []
-        return self._parts_of(self._parser.feed(text))
+        parts: list[Any] = []
+        for at in range(0, len(text), MOST_FED):
+            parts += self._parts_of(self._parser.feed(text[at : at + MOST_FED]))
+        return parts
 
     def _parts_of(self, events: list[dict[str, Any]]) -> list[Any]:
         parts: list[Any] = []
@@ -202,16 +264,23 @@ class AnswerStream:
     Args:
         pieces (`AnswerPieces`): makes parts from tokens.
         cancel (`Callable`): cancels the request.
+        work (`WorkPool`): decodes and parses a long text that is known only at the end.
     """
 
-    def __init__(self, pieces: AnswerPieces, cancel: Callable[[], None]):
+    def __init__(self, pieces: AnswerPieces, cancel: Callable[[], None], work: WorkPool):
         self.parts: asyncio.Queue[Any] = asyncio.Queue()
         """Text, reasoning and calls; an error ends them, or None."""
         self.total_tokens = 0
         """Number of tokens taken."""
-        self.cancel = cancel
-        self._pieces = pieces
+        self._cancel, self._pieces, self._work = cancel, pieces, work
+        self._ending: asyncio.Task[None] | None = None
         self._put(pieces.begin())
+
+    def cancel(self) -> None:
+        """Cancels the request, and what is done for the end of its text."""
+        self._cancel()
+        if self._ending is not None:
+            self._ending.cancel()
 
     def take(self, output: SpeculativeGenerationOutput) -> None:
         """Takes a result of the request, with all of its tokens so far."""
@@ -220,10 +289,16 @@ class AnswerStream:
                 self.total_tokens += 1
                 self._put(self._pieces.add(token))
             if output.is_finished() or output.error is not None:
-                self._put(self._pieces.end(output.finish_reason == "length"))
-                self._put([None if output.error is None else _StreamError(output.error)])
+                self._ending = asyncio.ensure_future(self._end(output.finish_reason == "length", output.error))
         except Exception as error:
             self._put([_StreamError(unexpected(error))])
+
+    async def _end(self, is_cut: bool, error: str | None) -> None:
+        try:
+            self._put(await self._work.run(self._pieces.end, is_cut, num_tokens=self._pieces.num_waiting))
+            self._put([None if error is None else _StreamError(error)])
+        except Exception as fault:
+            self._put([_StreamError(unexpected(fault))])
 
     def _put(self, parts: list[Any]) -> None:
         for part in parts:
@@ -246,10 +321,7 @@ class ParsedAnswers(LikeTokenizer):
     def parse_response(self, tokens: list[int], template: Any, *, prefix: str, tools: Any = None) -> dict[str, Any]:
         """The parts of an answer; see the tokenizer's own method. The reasoning is `thinking`."""
         pieces = AnswerPieces(self._own, ResponseParser(template, prefix=prefix, tools=tools))
-        parts = pieces.begin()
-        for token in tokens:
-            parts += pieces.add(token)
-        parts += [*pieces.end(is_cut(self._config)), None]
+        parts = [*pieces.begin(), *pieces.add_all(tokens), *pieces.end(is_cut(self._config)), None]
         trimmed = TrimmedPieces(self._config.stop_strings)
         found = [one for part in parts for one in trimmed.take(part)]
         calls = [{"name": one.name, "arguments": one.arguments} for one in found if isinstance(one, ToolCall)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -27,7 +27,7 @@ from .engine.client import EngineClient
 from .engine.messages import Served
 from .error_answers import add_error_handlers, error_answer
 from .errors import RequestRefused, refusing
-from .generation import SpeculativeState, asked_for
+from .generation import Generation, SpeculativeState, asked_for
 from .health import add_health
 from .metrics import registry_of
 from .requests import (
@@ -47,8 +47,8 @@ from .routes import add_body_routes, body_of, replace_route
 from .stream_ends import event, until_done, until_failed
 from .streams import QuickChunks
 from .text_limits import TextLimit
-from .tokenising import PromptMaker, TokenisedElsewhere, begun
-from .work_pool import WorkPool
+from .tokenising import Later, PromptMaker, TokenisedElsewhere
+from .work_pool import WorkPool, at_once
 
 
 class OneModel(ModelManager):
@@ -115,8 +115,15 @@ class _OwnRequests:
     async def handle_request(self, body: dict[str, Any], request_id: str) -> Response:
         handler: Any = super()  # of the handler with this mixin
         given = {name: value for name, value in body.items() if value is not None}  # null: default
-        body = await self.model_manager.work.run(self._checked, given)
-        response = await begun(await handler.handle_request(body, request_id), self.model_manager.work)
+
+        def prepared() -> tuple[Later, list[Any]]:
+            later: Later = at_once(handler.handle_request(self._checked(given), request_id))
+            return later, later.arguments()
+
+        later, arguments = await self.model_manager.work.run(prepared)
+        response = later.begin(*arguments)
+        if not isinstance(response, Response):
+            response = await response
         for request in asked_for.get() or ():
             await request.begun()
         if isinstance(response, StreamingResponse):
@@ -174,9 +181,18 @@ class _OwnRequests:
 
     async def _non_streaming(self, request_id: str, model: Any, tokenizer: Any, *args: Any, **options: Any) -> Any:
         handler: Any = super()  # of the handler with this mixin
-        return await handler._non_streaming(
-            request_id, model, ParsedAnswers(tokenizer, _config_in(args)), *args, **options
-        )
+        config, given = _config_in(args), [*args, *options.values()]
+        generation = next(one for one in given if isinstance(one, Generation))
+        inputs = next(one for one in given if isinstance(one, Mapping) and "input_ids" in one)
+        number = await generation.generate(inputs, config, request_id)
+
+        def answer() -> Any:
+            """Decodes and parses the text, and writes its JSON."""
+            return at_once(
+                handler._non_streaming(request_id, model, ParsedAnswers(tokenizer, config), *args, **options)
+            )
+
+        return await self.model_manager.work.run(answer, num_tokens=number)
 
 
 def _config_in(arguments: tuple[Any, ...]) -> GenerationConfig:
@@ -199,13 +215,15 @@ class _Completion(TokenisedElsewhere, _OwnRequests, QuickChunks, CompletionHandl
 class _Incomplete(ResponseHandler):
     """Answers responses as incomplete if they are as long as they may be (transformers' handler completes all)."""
 
+    model_manager: OneModel
+
     async def _non_streaming(self, *args: Any, **options: Any) -> JSONResponse:
         response = await super()._non_streaming(*args, **options)
         return JSONResponse(_incomplete(json.loads(response.body))) if is_cut(_config_in(args)) else response
 
     def _streaming(self, *args: Any, **options: Any) -> StreamingResponse:
         response = super()._streaming(*args, **options)
-        response.body_iterator = _told_if_incomplete(response.body_iterator, _config_in(args))
+        response.body_iterator = _told_if_incomplete(response.body_iterator, _config_in(args), self.model_manager.work)
         return response
 
 
@@ -220,14 +238,19 @@ class _Response(TokenisedElsewhere, _OwnRequests, _Incomplete):
         return body | {"input": normal_items(body["input"]), "stream": body.get("stream") or False}
 
 
-async def _told_if_incomplete(events: Any, config: GenerationConfig) -> AsyncGenerator[str, None]:
+async def _told_if_incomplete(events: Any, config: GenerationConfig, work: WorkPool) -> AsyncGenerator[str, None]:
     """The events of a streamed response, whose last one says so if the text is as long as it may be."""
     async with aclosing(events):
         async for text in events:
             if is_cut(config) and '"type":"response.completed"' in text:
-                last = json.loads(text.removeprefix("data: "))
-                text = event(last | {"type": "response.incomplete", "response": _incomplete(last["response"])})
+                text = await work.run(_as_incomplete, text, num_tokens=len(text) // 4)
             yield text
+
+
+def _as_incomplete(completed: str) -> str:
+    """The event at the end of a response as that of one whose text is as long as it may be."""
+    last = json.loads(completed.removeprefix("data: "))
+    return event(last | {"type": "response.incomplete", "response": _incomplete(last["response"])})
 
 
 def _incomplete(response: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +276,8 @@ def build_app(
         stall_seconds (`float`, *optional*, defaults to 60): see `add_health`.
         max_body_bytes (`int`, *optional*, defaults to 4 MiB): most bytes of a request's body; see `BodyLimit`.
     """
-    models, state = OneModel(model_name, engine.model, tokenizer), SpeculativeState(engine)
+    models = OneModel(model_name, engine.model, tokenizer)
+    state = SpeculativeState(engine, models.work)
     handlers: dict[str, Any] = {
         "chat_handler": _Chat(models, state),
         "completion_handler": _Completion(models, state),

@@ -10,7 +10,6 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.cli.serving.utils import (
     BaseGenerateManager,
-    CBGenerateManager,
     CBWorkerDeadError,
     GenerationState,
 )
@@ -23,6 +22,8 @@ from .engine.client import EngineClient, Handler
 from .errors import MOST_OF_A_REASON, RequestFailed, RequestRefused, refusing
 from .stop_strings import TrimmedQueue, trimmed
 from .streams import MergedQueue, RaisingQueue
+from .tokenizers import LikeTokenizer
+from .work_pool import WorkPool
 
 
 asked_for: ContextVar[list[OneRequest] | None] = ContextVar("asked_for", default=None)
@@ -39,17 +40,18 @@ class SpeculativeState(GenerationState):
 
     Args:
         engine (`EngineClient`): runs the requests.
+        work (`WorkPool`, *optional*): does the work on long answers.
     """
 
-    def __init__(self, engine: EngineClient):
+    def __init__(self, engine: EngineClient, work: WorkPool | None = None):
         super().__init__(continuous_batching=True)
-        self._engine = engine
+        self._engine, self._work = engine, work or WorkPool()
 
     def use_continuous_batching(self, model: Any, modality: Any) -> bool:
         return True
 
     def get_manager(self, model_id: str, use_cb: bool = False) -> BaseGenerateManager:
-        return Generation(self._engine)
+        return Generation(self._engine, self._work)
 
     def is_cb_alive(self) -> bool:
         return self._engine.fatal_error is None
@@ -64,10 +66,12 @@ class Generation(BaseGenerateManager):
 
     Args:
         engine (`EngineClient`): runs the requests.
+        work (`WorkPool`, *optional*): does the work on long answers.
     """
 
-    def __init__(self, engine: EngineClient):
-        self._engine = engine
+    def __init__(self, engine: EngineClient, work: WorkPool | None = None):
+        self._engine, self._work = engine, work or WorkPool()
+        self._tokens: list[int] | None = None
 
     def generate_streaming(
         self,
@@ -79,29 +83,42 @@ class Generation(BaseGenerateManager):
         response_parser: Any = None,
     ) -> tuple[RaisingQueue, AnswerStream]:
         request = self._request(inputs, gen_config, request_id)
-        stream = AnswerStream(AnswerPieces(processor, response_parser), request.cancel)
+        own = processor._own if isinstance(processor, LikeTokenizer) else processor
+        stream = AnswerStream(AnswerPieces(own, response_parser), request.cancel, self._work)
         request.add_request(inputs["input_ids"], request.request_id, streaming=True)
         request.register_result_handler(request.request_id, stream.take)
         merged, ends = MergedQueue(stream.parts), gen_config.stop_strings
         parts = TrimmedQueue(merged, ends) if ends else merged
         return RaisingQueue(parts, lambda: request.failure), stream
 
+    async def generate(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> int:
+        """
+        Waits for the tokens of the whole text, which `generate_non_streaming` then returns without waiting.
+
+        Returns:
+            `int`: the number of tokens of prompt and text.
+        """
+        request = self._request(inputs, gen_config, request_id)
+        ended: asyncio.Future[SpeculativeGenerationOutput] = asyncio.get_running_loop().create_future()
+
+        def note(result: SpeculativeGenerationOutput) -> None:
+            if not ended.done():
+                ended.set_result(result)
+
+        request.register_result_handler(request.request_id, note)
+        request.add_request(inputs["input_ids"], request.request_id, streaming=False)
+        await request.begun()  # raises if the request is refused, or has failed
+        self._tokens = list((await ended).generated_tokens)
+        return len(inputs["input_ids"]) + len(self._tokens)
+
     async def generate_non_streaming(
         self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
     ) -> tuple[str, int, list[int]]:
-        text, length, tokens = await self._whole(model, processor, inputs, gen_config, request_id)
-        return trimmed(text, gen_config.stop_strings), length, tokens
-
-    async def _whole(
-        self, model: Any, processor: Any, inputs: Any, gen_config: GenerationConfig, request_id: str
-    ) -> tuple[str, int, list[int]]:
-        request, frontend = self._request(inputs, gen_config, request_id), CBGenerateManager()
-        frontend._cb = request
-        try:
-            return await frontend.generate_non_streaming(model, processor, inputs, gen_config, request.request_id)
-        except RuntimeError:
-            await request.begun()  # raises if the request was refused, or has failed
-            raise
+        if self._tokens is None:
+            await self.generate(inputs, gen_config, request_id)
+        tokens = self._tokens or []
+        text = processor.decode(tokens, skip_special_tokens=True)
+        return trimmed(text, gen_config.stop_strings), len(inputs["input_ids"]), tokens
 
     def _request(self, inputs: Any, gen_config: GenerationConfig, request_id: str) -> OneRequest:
         model, length = self._engine.model, len(inputs["input_ids"])
@@ -125,8 +142,7 @@ class Generation(BaseGenerateManager):
 
 class OneRequest:
     """
-    The engine for a single request, in the interface that transformers' `CBGenerateManager` uses. Adds the request's
-    options, which that does not pass on.
+    The engine for a single request, with its options.
 
     Args:
         engine (`EngineClient`): runs the requests.
@@ -184,11 +200,7 @@ class OneRequest:
         """Cancels the request in the engine; does nothing if it is over."""
         self._engine.cancel_request(self.request_id)
 
-    @property
-    def background_thread_status(self) -> Any:
-        return self._engine.background_thread_status
-
-    def add_request(self, input_ids: list[int], request_id: str, streaming: bool, **_: Any) -> str:
+    def add_request(self, input_ids: list[int], request_id: str, streaming: bool) -> None:
         try:
             self._admission = self._engine.add_request(
                 input_ids,
@@ -201,7 +213,6 @@ class OneRequest:
             self._engine.unregister_result_handler(request_id)  # registered before the request
             self._first_result = None  # none will come
             raise
-        return request_id
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:
         self._first_result = first_result = asyncio.get_running_loop().create_future()
@@ -219,6 +230,3 @@ class OneRequest:
             callback(result)
 
         self._engine.register_result_handler(request_id, note)
-
-    def cancel_request(self, request_id: str) -> None:
-        self._engine.cancel_request(request_id)

@@ -76,6 +76,11 @@ class TextPieces:
         text = "" if is_told else self._decode(self._window + self._run, self._skips)[self._num_told :]
         return self._tokenizer.clean_up_tokenization(self._held + text) if self._cleans else text
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of tokens, beside the last few, whose text is known only at the end."""
+        return len(self._run) if self._is_local else len(self._window)
+
     def _known_after(self, token: int) -> str:
         name = self._name_of(token)
         if name is None or token in self._special:

@@ -1,4 +1,4 @@
-"""Prompts that are tokenised beside the event loop. (transformers' handlers would tokenise in it.)"""
+"""Prompts that are made and tokenised beside the event loop. (transformers' handlers would do so in it.)"""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi.responses import Response
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from transformers.cli.serving.utils import get_response_template
 
+from .engine.messages import Served
 from .errors import refusing
 from .text_limits import TextLimit
 from .tokenizers import LikeTokenizer
-from .work_pool import WorkPool
 
 
 _OF_TEMPLATES = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
@@ -68,46 +68,63 @@ class PromptMaker(LikeTokenizer):
         return self._own(text, **options)
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """A streamed answer that begins when its prompt is tokenised; takes the tokens."""
+class KnownPrompt(LikeTokenizer):
+    """
+    A tokenizer that has decoded a prompt already. (transformers' handlers decode it again, for what it begins of the
+    answer.)
 
-    prompt: _Prompt
-    begin: Callable[[Any], Response]
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): the model's.
+        tokens (`list[int]`): the prompt.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokens: list[int]):
+        super().__init__(tokenizer)
+        self._tokens, self._text = tokens, tokenizer.decode(tokens)
+
+    def decode(self, tokens: list[int], **options: Any) -> str:
+        """The text of tokens."""
+        return self._text if tokens is self._tokens and not options else str(self._own.decode(tokens, **options))
+
+
+@dataclass(frozen=True)
+class Later:
+    """
+    An answer that begins when its prompt is tokenised.
+
+    Args:
+        arguments (`Callable`): tokenises the prompt, and returns the arguments of the handler's next function.
+        begin (`Callable`): takes these; returns the response, or waits for it.
+    """
+
+    arguments: Callable[[], list[Any]]
+    begin: Callable[..., Any]
 
 
 class TokenisedElsewhere:
     """
     A mixin for transformers' handlers that goes before all others with a `_streaming` or `_non_streaming`. Their
-    tokenizer is a `PromptMaker`.
+    tokenizer is a `PromptMaker`, and their `handle_request` returns a `Later` without having waited for anything.
     """
-
-    model_manager: Any
-    """Has the pool that tokenises, `work`."""
 
     def _streaming(self, *arguments: Any, **options: Any) -> Any:
         stream: Any = super()._streaming  # type: ignore[misc]  # of the handler with this mixin
-        return _Stream(_prompt_in(arguments), lambda tokens: stream(*_with_tokens(arguments, tokens), **options))
+        return Later(partial(_tokenised, arguments, streams=True), partial(stream, **options))
 
     async def _non_streaming(self, *arguments: Any, **options: Any) -> Any:
         answer: Any = super()._non_streaming  # type: ignore[misc]  # of the handler with this mixin
-        tokens = await self.model_manager.work.run(_prompt_in(arguments).tokenise)
-        return await answer(*_with_tokens(arguments, tokens), **options)
+        return Later(partial(_tokenised, arguments, streams=False), partial(answer, **options))
 
 
-async def begun(response: Any, work: WorkPool) -> Response:
-    """The answer of a handler's `handle_request`: a stream has to be begun, when its prompt is tokenised."""
-    if not isinstance(response, _Stream):
-        return response
-    return response.begin(await work.run(response.prompt.tokenise))
-
-
-def _prompt_in(arguments: tuple[Any, ...]) -> _Prompt:
-    """The prompt among a handler's arguments, in which its place differs from handler to handler."""
-    return next(one for one in arguments if isinstance(one, _Prompt))
-
-
-def _with_tokens(arguments: tuple[Any, ...], tokens: Any) -> list[Any]:
-    """A handler's arguments with tokens for the prompt, and with the tokenizer itself."""
-    given = [tokens if isinstance(one, _Prompt) else one for one in arguments]
-    return [one._own if type(one) is PromptMaker else one for one in given]
+def _tokenised(arguments: tuple[Any, ...], streams: bool) -> list[Any]:
+    """
+    A handler's arguments with tokens for the prompt, and with the tokenizer itself. (Their places differ from handler
+    to handler.) A stream's reads what the prompt begins of the answer.
+    """
+    prompt = next(one for one in arguments if isinstance(one, _Prompt))
+    own = next(one for one in arguments if type(one) is PromptMaker)._own
+    tokens = prompt.tokenise()
+    model = next(one for one in arguments if isinstance(one, Served))
+    if streams and get_response_template(own, model) is not None:
+        own = KnownPrompt(own, tokens["input_ids"])
+    return [tokens if isinstance(one, _Prompt) else own if type(one) is PromptMaker else one for one in arguments]

@@ -1,12 +1,12 @@
-"""Work on large requests, in threads beside the event loop."""
+"""Work on large requests and long answers, in threads beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 Result = TypeVar("Result")
@@ -15,6 +15,8 @@ MOST_THREADS = 2
 """Threads that work on large requests. Others wait for their turn."""
 SMALL = 8 * 2**10
 """Most bytes of a body with which work is done at once, in the event loop: some milliseconds."""
+FEW_TOKENS = 1024
+"""Most tokens of a text, prompt and answer, with which work is done at once."""
 
 body_size: ContextVar[int] = ContextVar("body_size", default=0)
 """Bytes of the body of the current request."""
@@ -22,21 +24,45 @@ body_size: ContextVar[int] = ContextVar("body_size", default=0)
 
 class WorkPool:
     """
-    Does the work on large requests in a few threads, so that the event loop, which serves all others, goes on. (To
-    tokenise a megabyte takes seconds, in which the tokenizers leave Python's global interpreter lock to others.)
+    Does the work on large requests and long answers in a few threads, so that the event loop, which serves all others,
+    goes on. (To tokenise a megabyte takes seconds, in which the tokenizers leave Python's global interpreter lock to
+    others.)
     """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="hf-specdec large requests")
 
-    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
+    async def run(self, function: Callable[..., Result], *arguments: object, num_tokens: int = 0) -> Result:
         """
-        Calls a function: in a thread if the current request is large. If the waiting task is cancelled, as when its
-        client disconnects, a call that has not begun never does, and the result of one that has is dropped.
+        Calls a function: in a thread if the current request, or the text that the work is on, is large. If the waiting
+        task is cancelled, as when its client disconnects, a call that has not begun never does, and the result of one
+        that has is dropped.
+
+        Args:
+            function (`Callable`): is called.
+            arguments: of the function.
+            num_tokens (`int`, *optional*, defaults to 0): tokens of the text.
 
         Returns:
             what the function returns.
         """
-        if body_size.get() <= SMALL:
+        if body_size.get() <= SMALL and num_tokens <= FEW_TOKENS:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def at_once(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """
+    What a coroutine returns that never waits, in any thread. (transformers' handlers are coroutines that do all work
+    on a text between their few waits.)
+
+    Raises:
+        RuntimeError: if it waits.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        found: Result = end.value
+        return found
+    coroutine.close()
+    raise RuntimeError(f"{coroutine!r} waits, but must not.")

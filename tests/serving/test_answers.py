@@ -2,101 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers import GenerationConfig
 
 
 for package in ("fastapi", "openai", "prometheus_client"):
     pytest.importorskip(package)
 
 from fastapi.testclient import TestClient  # noqa: E402
+from support.scripts import BEGINS, END, Script, config_of, tokenizer  # noqa: E402
 from transformers.cli.serving.utils import ReasoningText, ToolCall, get_response_template  # noqa: E402
 from transformers.utils.chat_parsing import ResponseParser, parse_response  # noqa: E402
 
-from hf_specdec.batching import SpeculativeGenerationOutput  # noqa: E402
 from hf_specdec.serving.answers import AnswerPieces, ParsedAnswers  # noqa: E402
 from hf_specdec.serving.app import build_app  # noqa: E402
-from hf_specdec.serving.engine.messages import Served  # noqa: E402
-
-
-END = "<|im_end|>"
-BEGINS = {"qwen3": "<|im_start|>assistant\n", "gemma4": "<|turn>model\n"}
-"""What precedes an answer, by the model's type."""
-
-
-@cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A token for every byte, and the marks of two families."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(BPE(vocab={letter: token for token, letter in enumerate(letters)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|im_start|>", END, "<|tool_call>", "<tool_call|>", '<|"|>'])
-    backend.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
-    return fast
-
-
-def config_of(kind: str) -> PreTrainedConfig:
-    config: Any = PreTrainedConfig()
-    config.model_type, config.vocab_size = kind, len(tokenizer())
-    return config
-
-
-class Script:
-    """
-    An engine whose model writes what the test says. Sets the chat template.
-
-    Args:
-        text (`str`): what it writes.
-        kind (`str`): the model's type, which tells its response template.
-        is_cut (`bool`): whether the text ends because it is as long as it may be.
-        error (`str`): what then fails, if something does.
-    """
-
-    fatal_error = None
-
-    def __init__(self, text: str, kind: str = "qwen3", is_cut: bool = False, error: str | None = None):
-        self.model = Served(config_of(kind), GenerationConfig(eos_token_id=tokenizer().eos_token_id), 4096, None)
-        self.background_thread_status = self
-        asks = "{% for message in messages %}{{ message.content }}{% endfor %}"
-        tokenizer().chat_template = f"{asks}{{{{ {BEGINS.get(kind, '')!r} }}}}"
-        self._tokens, self._is_cut, self._error = tokenizer()(text)["input_ids"], is_cut, error
-        self._handlers: dict[str, Any] = {}
-
-    def register_result_handler(self, name: str, handler: Any) -> None:
-        self._handlers[name] = handler
-
-    def unregister_result_handler(self, name: str) -> None: ...
-    def cancel_request(self, name: str) -> None: ...
-
-    def add_request(self, input_ids: list[int], name: str, streaming: bool, **_: Any) -> asyncio.Future[None]:
-        loop, count = asyncio.get_running_loop(), len(self._tokens)
-        for told in range(3, count, 3) if streaming else ():
-            loop.call_soon(self._tell, name, told, RequestStatus.DECODING, None)
-        ended = RequestStatus.FINISHED if self._error is None else RequestStatus.FAILED
-        seconds = 0.01 if self._error is None else 0.3  # an error must not be known before the stream begins
-        loop.call_later(seconds, self._tell, name, count, ended, self._error)
-        admission = loop.create_future()
-        admission.set_result(None)
-        return admission
-
-    def _tell(self, name: str, count: int, status: Any, error: str | None) -> None:
-        reason: Any = None if status == RequestStatus.DECODING else "length" if self._is_cut else "stop"
-        output = SpeculativeGenerationOutput(
-            name, generated_tokens=self._tokens[:count], status=status, error=error, finish_reason=reason
-        )
-        self._handlers[name](output)
 
 
 PATHS = {"chat/completions": {"messages": [{"role": "user", "content": "a"}]}, "responses": {"input": "a"}}

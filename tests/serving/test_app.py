@@ -143,7 +143,7 @@ def test_length_by_default(client: TestClient, path: str) -> None:
     "path, field, config",
     [
         ("chat/completions", "max_tokens", {}),
-        ("chat/completions", "max_completion_tokens", {"max_tokens": 5}),
+        ("chat/completions", "max_completion_tokens", {"max_tokens": None}),
         ("completions", "max_tokens", {"generation_config": {"max_new_tokens": 5}}),
         ("responses", "max_output_tokens", {}),
         ("responses", "generation_config.max_new_tokens", {"max_output_tokens": None}),

@@ -30,7 +30,7 @@ from hf_specdec.serving.defaults import MOST_BODY_BYTES  # noqa: E402
 from hf_specdec.serving.engine.messages import Served  # noqa: E402
 from hf_specdec.serving.errors import RequestRefused  # noqa: E402
 from hf_specdec.serving.requests import counting  # noqa: E402
-from hf_specdec.serving.requests.counting import check_number_of_values  # noqa: E402
+from hf_specdec.serving.requests.counting import check_size  # noqa: E402
 from hf_specdec.serving.text_limits import TextLimit, longest_entry  # noqa: E402
 from hf_specdec.serving.work_pool import WorkPool, body_size  # noqa: E402
 
@@ -150,12 +150,12 @@ def test_the_number_of_values(monkeypatch: pytest.MonkeyPatch, client: TestClien
     """Of what is in strings none counts, whatever is escaped in them."""
     monkeypatch.setattr(counting, "MOST_VALUES", 20)
     for text in (",[{" * 50, '\\",' * 50, "\\\\" * 9, '\\\\\\"' + ",[" * 30, "\\" * 5 + '",' * 30):
-        check_number_of_values(json.dumps({text: [text, 1, {}]}).encode())
-    check_number_of_values(b'{"not ended \\",,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,')
-    check_number_of_values(b'"\\')
+        check_size(json.dumps({text: [text, 1, {}]}).encode())
+    check_size(b'{"not ended \\",,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,')
+    check_size(b'"\\')
     for value in ([[]] * 20, [0] * 21, {str(number): 0 for number in range(21)}, ["\\"] * 21, [{"a": '"'}] * 12):
         with pytest.raises(RequestRefused, match="more than 20 values"):
-            check_number_of_values(json.dumps(value).encode())
+            check_size(json.dumps(value).encode())
     answer = client.post("/v1/completions", json={"prompt": "a", "stop": ["a"] * 30})
     assert answer.status_code == 400 and "more than 20 values" in answer.json()["error"]["message"]
 

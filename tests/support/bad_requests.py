@@ -349,6 +349,10 @@ def bad_requests() -> Iterator[BadRequest]:
             yield _with(route, {"tools": [right_tool], "tool_choice": choice}, "tool_choice")
     yield from (_with(RESPONSE, {"input": [USER, item]}, field) for item, field in ITEMS)
     yield from (_with(RESPONSE, {"input": [item]}, "input") for item in ({"type": "reasoning"}, 5, "a", {}, []))
+    for field, content in _given_twice():
+        yield BadRequest(*content, field)
+    for pair in ((1, 2), (2, 1), (5, 6), (1, 2**31 - 1), (100, 10)):
+        yield _with(CHAT, dict(zip(("max_tokens", "max_completion_tokens"), pair, strict=True)), "max_tokens")
     for route in (CHAT, COMPLETION, RESPONSE):
         yield from (_with(route, {"seed": 1, "generation_config": {"seed": one}}, "seed") for one in (0, 2, -1, 3, 9))
 
@@ -365,6 +369,25 @@ def _with_options() -> Iterator[BadRequest]:
             options = written(options)
         field = "`stop_strings`" if name == "stop_strings" else f"generation_config.{name[:30]}"
         yield _with(route, {"generation_config": options}, field)
+
+
+def _given_twice() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Fields that a body has twice, with the same value or another one, and their routes and bodies."""
+    for route, right in RIGHT.items():
+        for field in FIELDS[route]:
+            for values in (("null", "null"), ("1", "1"), ('"a"', "null"), ("[]", "{}"), ("true", "1e999")):
+                pairs = ", ".join(f"{json.dumps(field)}: {value}" for value in values)
+                yield field, (route, written(right)[:-1] + f", {pairs}}}")
+    for options, place in (('{"top_k": 1, "top_k": 1}', "top_k"), ('{"tree": {"a": 1, "a": 2}}', "tree.a")):
+        for route in (CHAT, COMPLETION, RESPONSE):
+            for given in (Raw(options), options):
+                yield f"generation_config.{place}", (route, written(RIGHT[route] | {"generation_config": given}))
+    message = Raw('{"role": "user", "content": "a", "role": "user"}')
+    yield "messages[1].role", (CHAT, written({"messages": [USER, message]}))
+    yield "input[1].role", (RESPONSE, written({"input": [USER, message]}))
+    for route in (CHAT, RESPONSE):
+        for field in ("metadata", "chat_template_kwargs", "prompt_cache_options"):
+            yield f"{field}.a", (route, written(RIGHT[route] | {field: Raw('{"a": "b", "a": "b"}')}))
 
 
 def _with(route: str, part: dict[str, Any], field: str) -> BadRequest:

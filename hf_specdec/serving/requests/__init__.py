@@ -2,8 +2,8 @@
 What requests may ask for. Bodies and options are typed tables, of which the checks, the messages and the description
 at `/openapi.json` are made.
 
-    parsing.py        the JSON of a body: nesting, digits, characters
-    counting.py       how many values it has
+    parsing.py        the JSON of a body: names, digits, characters
+    counting.py       how many values it has, and how deep they are nested
     kinds.py          types of values: whole numbers, finite numbers, token ids, options that have one value
     options.py        `generation_config`
     messages.py       messages, their parts and calls, and the items of a response's input

@@ -197,6 +197,15 @@ class ChatBody(_Conversation):
     ] = None
     web_search_options: Annotated[Any, Only()] = None
 
+    @model_validator(mode="after")
+    def _has_one_length(self) -> ChatBody:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise told(
+                f"`max_tokens={self.max_tokens}` and `max_completion_tokens={self.max_completion_tokens}` differ. "
+                "Leave one of them out."
+            )
+        return self
+
 
 class CompletionBody(Shared):
     """The body of `/v1/completions`."""

@@ -37,7 +37,7 @@ def _arguments(value: Any) -> Any:
     found = value
     if isinstance(value, str):
         try:
-            found = json_of(value or "{}")
+            found = json_of(value or "{}", may_repeat=True)  # as a model has written them
         except ValueError:
             found = None
     if not isinstance(found, dict):

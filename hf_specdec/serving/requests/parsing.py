@@ -1,33 +1,29 @@
-"""The JSON of a request body: how deep it may be nested, and which numbers and characters it may have."""
+"""The JSON of a request body: which names, numbers and characters it may have."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from ..characters import cut, escaped, shortened
 from ..errors import RequestRefused
-from .counting import check_number_of_values
+from .counting import check_size
 
 
-MOST_NESTED = 64
-"""Most arrays and objects within each other."""
 MOST_DIGITS = 100
 """Most characters of a number."""
 
-_NO_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[^\[\]{}"]+', re.DOTALL)
-"""What is no bracket: a whole string, to the end of the text if it has no end, or other text."""
-_INNERMOST = re.compile(r"\[\]|\{\}")
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON writes the halves of surrogate pairs, which are also characters together."""
 
 
 @dataclass(frozen=True)
-class _NoNumber:
-    """Stands for a number that is refused as soon as its place is known."""
+class _Refused:
+    """Stands for a value that is refused as soon as its place is known."""
 
     reason: str
 
@@ -41,8 +37,8 @@ def parsed(content: bytes, content_type: str | None = "application/json") -> dic
         content_type (`str`, *optional*): its media type, as the header says.
 
     Raises:
-        RequestRefused: if it is no JSON object, or one that is nested too deeply, has too many values, or has a number
-            or character in it that cannot be used. The message names the place.
+        RequestRefused: if it is no JSON object, or one that is nested too deeply, has too many values, has a name
+            twice, or has a number or character in it that cannot be used. The message names the place.
     """
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -50,7 +46,6 @@ def parsed(content: bytes, content_type: str | None = "application/json") -> dic
             "The body must be a JSON object: its `Content-Type` must be application/json, but is "
             f"{shortened(content_type)}."
         )
-    check_number_of_values(content)
     try:
         body = json_of(content.decode())
     except UnicodeDecodeError as error:
@@ -62,52 +57,49 @@ def parsed(content: bytes, content_type: str | None = "application/json") -> dic
     return body
 
 
-def json_of(text: str, where: str = "") -> Any:
+def json_of(text: str, where: str = "", may_repeat: bool = False) -> Any:
     """
     The value that a JSON text stands for.
 
     Args:
         text (`str`): the JSON.
         where (`str`): place of the text in the body, for messages.
+        may_repeat (`bool`, *optional*, defaults to `False`): whether an object may have a name twice, whose last value
+            then counts.
 
     Raises:
         json.JSONDecodeError: if it is no JSON.
-        RequestRefused: if it is nested too deeply, or has a number or character in it that cannot be used.
+        RequestRefused: if it is nested too deeply, has too many values, has a name twice, or has a number or character
+            in it that cannot be used.
     """
-    if is_too_deep(text):
-        raise RequestRefused(
-            f"`{where or 'body'}` has more than {MOST_NESTED} arrays and objects within each other. Nest it less."
-        )
-    refused: list[_NoNumber] = []
+    check_size(text.encode(errors="replace"), where or "body")
+    refused: list[_Refused] = []
 
     def number(text: str) -> Any:
         found = _number(text)
-        if isinstance(found, _NoNumber):
+        if isinstance(found, _Refused):
             refused.append(found)
         return found
 
-    value = json.loads(text, parse_int=number, parse_float=number, parse_constant=number)
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            name = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+            found[name] = _Refused("is given twice. Leave one of them out.")
+            refused.append(found[name])
+        return found
+
+    hook = None if may_repeat else unique
+    value = json.loads(text, parse_int=number, parse_float=number, parse_constant=number, object_pairs_hook=hook)
     if refused or _HALVES.search(text):  # else there is nothing to be found
         check_values(value, where)
     return value
 
 
-def is_too_deep(text: str) -> bool:
-    """Whether more arrays and objects of a JSON text are within each other than may be."""
-    if text.count("[") + text.count("{") <= MOST_NESTED:
-        return False
-    left, depth = _NO_BRACKETS.sub("", text), 0
-    while left and depth <= MOST_NESTED:
-        before, left = left, _INNERMOST.sub("", left)
-        if left == before:  # brackets that do not fit: no JSON
-            return depth + left.count("[") + left.count("{") > MOST_NESTED
-        depth += 1
-    return depth > MOST_NESTED
-
-
 def check_values(value: Any, where: str = "") -> None:
     """
-    Checks that all strings of a value are text (JSON can write halves of surrogate pairs), and all numbers finite.
+    Checks that all strings of a value are text (JSON can write halves of surrogate pairs), and that nothing in it is
+    refused.
 
     Args:
         value: what JSON stands for.
@@ -124,7 +116,7 @@ def check_values(value: Any, where: str = "") -> None:
             left += [(place or "body", name) for name in one]
         elif isinstance(one, list):
             left += [(f"{place}[{number}]", each) for number, each in enumerate(one)]
-        elif isinstance(one, _NoNumber):
+        elif isinstance(one, _Refused):
             raise RequestRefused(f"`{cut(place, 100)}` {one.reason}")
         elif isinstance(one, str) and not one.isascii() and escaped(one) != one:
             raise RequestRefused(
@@ -141,8 +133,8 @@ def _number(text: str) -> Any:
     """The number that a text of JSON, or of what Python takes for JSON, stands for."""
     if len(text) > MOST_DIGITS:
         reason = f"is a number of {len(text)} characters, but may have {MOST_DIGITS}: {cut(text, 40)}. Shorten it."
-        return _NoNumber(reason)
+        return _Refused(reason)
     if text.lstrip("-").isdigit():
         return int(text)
     value = float(text)
-    return value if math.isfinite(value) else _NoNumber(f"must be a finite number, but is {cut(text, 40)}.")
+    return value if math.isfinite(value) else _Refused(f"must be a finite number, but is {cut(text, 40)}.")

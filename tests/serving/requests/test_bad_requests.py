@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ for package in ("fastapi", "openai", "prometheus_client"):
 
 from support.bad_requests import FIELDS, LOAD, OPTIONS, UNSUPPORTED, UNSUPPORTED_OPTIONS, bad_requests  # noqa: E402
 from support.models import VOCAB  # noqa: E402
+from support.scripts import answer  # noqa: E402
 
 from hf_specdec.serving.app import build_app  # noqa: E402
 from hf_specdec.serving.engine.messages import Served  # noqa: E402
@@ -51,29 +50,6 @@ def app() -> Any:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     return build_app(NoEngine(), tokenizer, "some/model")  # type: ignore[arg-type]
-
-
-async def answer(app: Any, route: str, content: bytes) -> tuple[int, Any]:
-    """Status and body of the application's answer to a request, without a client and its threads."""
-    sent: list[dict[str, Any]] = []
-    messages = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        if messages:
-            return messages.pop()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": route, "raw_path": route.encode(), "query_string": b""}
-    scope |= {"headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"}
-    scope |= {"server": ("test", 80), "client": ("test", 1), "root_path": "", "asgi": {"version": "3.0"}}
-    with suppress(AssertionError):  # of the engine, which is answered as any other failure
-        await app(scope, receive, send)
-    body = b"".join(message.get("body", b"") for message in sent[1:])
-    return sent[0]["status"], json.loads(body)
 
 
 def test_bad_requests(app: Any) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+import time
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -24,13 +28,15 @@ from hf_specdec.serving.requests import (  # noqa: E402
     Facts,
     ResponseBody,
     checked,
+    counting,  # noqa: E402
     options_of,
     parsed,
     reserved_names,
     roles_of,
 )
+from hf_specdec.serving.requests.counting import MOST_NESTED, check_size  # noqa: E402
 from hf_specdec.serving.requests.options import GenerationOptions  # noqa: E402
-from hf_specdec.serving.requests.parsing import MOST_DIGITS, MOST_NESTED, is_too_deep  # noqa: E402
+from hf_specdec.serving.requests.parsing import MOST_DIGITS, json_of  # noqa: E402
 
 
 USER = {"role": "user", "content": "abc"}
@@ -65,9 +71,68 @@ def completion(facts: Facts, **options: Any) -> Any:
         ("[" * 40 + "{}" * 40 + "[" * 30, True),
     ],
 )
-def test_nesting(text: str, deep: bool) -> None:
+@pytest.mark.parametrize("block", [1, 2, 3, 64, counting.BLOCK])
+def test_nesting(text: str, deep: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Brackets in strings are none; those that do not fit each other count, too."""
-    assert is_too_deep(text) is deep
+    monkeypatch.setattr(counting, "BLOCK", block)
+    with pytest.raises(RequestRefused, match="within each other") if deep else nullcontext():
+        check_size(text.encode())
+
+
+def test_names_that_are_given_twice() -> None:
+    """Only the arguments of a call that a model has written may have them."""
+    for content, place in (
+        (b'{"a": 1, "a": 1}', "a"),
+        (b'{"a": [{"b": 1, "c": {"": 1, "": 2}}]}', r"a\[0\].c."),
+        (b'{"a": 1e999, "b": {"\\u0061": 1, "c": 5, "a": 2}}', "b.a"),
+    ):
+        with pytest.raises(RequestRefused, match=f"^`{place}` is given twice"):
+            parsed(content)
+    with pytest.raises(RequestRefused, match="^`x.a` is given twice"):
+        json_of('{"a": 1, "a": 1}', "x")
+    assert json_of('{"a": 1, "a": 2}', may_repeat=True) == {"a": 2}
+
+
+_LARGE = 4 * 2**20
+_NESTED = "[" * 60 + "]" * 60 + ","
+_MANY = {
+    "brackets in a string": '{"prompt": "' + "[{" * (_LARGE // 2 - 20) + '"}',
+    "quotes in a string": '{"prompt": "' + '\\"[' * (_LARGE // 3 - 20) + '"}',
+    "backslashes": '{"prompt": "' + "\\\\" * (_LARGE // 2 - 20) + '"}',
+    "short strings": '{"prompt": [' + '"[",' * (_LARGE // 4 - 20) + '""]}',
+    "open": "[" * _LARGE,
+    "pairs": '{"prompt": [' + "[]," * (_LARGE // 3 - 20) + "[]]}",
+    "nested": '{"prompt": [' + _NESTED * 4800 + "[]]}",
+    "in options": json.dumps({"prompt": "a", "generation_config": "[" + "[]," * (_LARGE // 3 - 20) + "[]]"}),
+    "nested options": json.dumps({"prompt": "a", "generation_config": "[" + _NESTED * 34_000 + "[]]"}),
+    "objects": '{"prompt": [' + '{"a": 1},' * 140_000 + "{}]}",
+}
+
+
+@pytest.mark.parametrize("kind", _MANY)
+def test_large_bodies_full_of_brackets(kind: str, facts: Facts) -> None:
+    """No other thread waits long for them, and they are read or refused soon."""
+    content, gaps, is_over = _MANY[kind].encode(), [0.0], threading.Event()
+    assert len(content) <= _LARGE
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not is_over.wait(0.001):
+            gaps.append(time.monotonic() - last)
+            last += gaps[-1]
+
+    watching, begun = threading.Thread(target=watch), time.thread_time()
+    gc.collect()
+    gc.disable()  # as the server keeps it from what has been loaded; see `never_search_again`
+    try:
+        watching.start()
+        with suppress(RequestRefused):
+            checked(CompletionBody, parsed(content), facts)
+    finally:
+        gc.enable()
+        is_over.set()
+        watching.join()
+    assert time.thread_time() - begun < 1.5 and max(gaps) < 0.5
 
 
 def test_the_deepest_body() -> None:
