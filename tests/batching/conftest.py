@@ -23,7 +23,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[InFlightStep]:
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """A menu of few trees, the small one of trials among them: the others would be captured alike."""
     (peaked, _), (average, _), (flat, _) = TreeMenu.DRAFTS
-    monkeypatch.setattr(TreeMenu, "DRAFTS", ((peaked, ((1, 1), (2, 2), (4, 4))), (average, ((10, 2),)), (flat, ((4, 2),))))
+    monkeypatch.setattr(
+        TreeMenu, "DRAFTS", ((peaked, ((1, 1), (2, 2), (4, 4))), (average, ((8, 3),)), (flat, ((4, 2),)))
+    )
 
 
 @pytest.fixture

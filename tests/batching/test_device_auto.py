@@ -41,7 +41,7 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
     with target.init_continuous_batching(
         assistant_model=draft, tree="auto", continuous_batching_config=limits()
     ) as manager:
-        names = [manager.add_request([4, 5, 6], max_new_tokens=200, **own) for own in ({}, {"tree": others})]
+        names = [manager.add_request([4, 5, 6], max_new_tokens=120, **own) for own in ({}, {"tree": others})]
         for name in names:
             assert manager.get_result(name, timeout=120).error is None
         choices = manager.engine.choices
@@ -56,11 +56,11 @@ def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
     ) as manager:
-        for _ in range(6):
+        for _ in range(3):
             manager.add_request([4, 5, 6], max_new_tokens=100)
             manager.get_result(timeout=60)
         kinds = {kind.tree for kind, _ in manager.engine.device_steps._steps}
-    assert 2 < len(kinds) <= len(TreeMenu(AutoTree()).trees) + 2 and len(runs) > 60
+    assert 2 < len(kinds) <= len(TreeMenu(AutoTree()).trees) + 2 and len(runs) > 40
 
 
 @pytest.mark.usefixtures("few_trees")
@@ -72,7 +72,7 @@ def test_auto_captures_nothing_once_it_is_warm(
     manager = target.init_continuous_batching(
         assistant_model=trained_head(),
         tree="auto",
-        continuous_batching_config=limits(400, max_requests_per_batch=3, max_batch_tokens=256),
+        continuous_batching_config=limits(400, max_requests_per_batch=2, max_batch_tokens=256),
     )
     manager.warmup()
     with manager:
@@ -121,8 +121,8 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     )
     prompt = trained_prompts()["prompts"][0]
     with manager:
-        output = manager.get_result(manager.add_request(prompt, max_new_tokens=150), timeout=100)
-    assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=150)
+        output = manager.get_result(manager.add_request(prompt, max_new_tokens=100), timeout=100)
+    assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=100)
     assert carried.count("reads") > 2 and told.count(True) >= carried.count("reads")
     assert all(carried[step + 1] == "tree" for step, what in enumerate(carried[:-1]) if what == "reads")
 

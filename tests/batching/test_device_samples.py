@@ -21,6 +21,7 @@ from hf_specdec.drafters import growth
 from hf_specdec.engine import distribution
 from hf_specdec.engine.captured import rows
 from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.engine import Engine
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -31,12 +32,13 @@ DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=9)
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """With block tables as short as the texts: the kernel's plain version attends to all that they have room for."""
-    monkeypatch.setattr(rows, "FEWEST_BLOCKS", 8)
+    init = Engine.__init__
+    monkeypatch.setattr(Engine, "__init__", lambda *args, **options: init(*args, **options, fewest_blocks=8))
     return install_stand_in(monkeypatch, with_kernel=True)
 
 
 PROMPTS = ([6], [5, 3, 7], [4, 6, 4, 5])
-SAMPLES = 1_500
+SAMPLES = 1_000
 METHODS = {
     "rejection": {"tree": TREE},
     "target, drawn": {"tree": TREE, "draft_sampling": "sample", "verification": "target"},

@@ -20,7 +20,7 @@ from hf_specdec.generation import model_refusals
 
 
 PROMPT, OTHER = [5, 6, 7, 8], [9, 3, 4]
-LONG = 300
+LONG = 150
 
 
 def make(model: Any, draft: Any) -> SpeculativeBatchingManager:

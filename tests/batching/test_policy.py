@@ -24,13 +24,14 @@ from hf_specdec.engine.drafting import EagleDrafting
 from hf_specdec.engine.policy import LoadPolicy
 
 
-SHORT, LONG = 12, 90
-CAPACITY = WaitingFeatures.LEAST_CAPACITY
+SHORT, LONG = 12, 50
+CAPACITY = 16
 
 
 @pytest.fixture(autouse=True)
 def least_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many features may wait as with a large target, although those here are small."""
+    """Few features may wait, so that short texts fill their places."""
+    monkeypatch.setattr(WaitingFeatures, "LEAST_CAPACITY", CAPACITY)
     monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", CAPACITY)
 
 
@@ -133,10 +134,10 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     target = trained_target()
     with make(target, trained_head(), 0) as manager:
         for prompt in trained_prompts()["prompts"][:4]:
-            manager.add_request(prompt, max_new_tokens=100)
+            manager.add_request(prompt, max_new_tokens=30)
         for _ in range(4):
             output = manager.get_result(timeout=120)
-            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=100)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=30)
     assert max(waiting) == CAPACITY and max(read) == 4
     store = manager.engine.drafting.features
     assert store is not None and not store._places and len(store._free) == 4
@@ -156,9 +157,9 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
     model, draft, prompts = drafters(kind)
     model, draft = (copy.deepcopy(one).float() for one in (model, draft))
     manager = make(model, draft, 1)
-    name = manager.add_request(prompts[0], max_new_tokens=240)
+    name = manager.add_request(prompts[0], max_new_tokens=90)
     for prompt in prompts[1:]:
-        manager.add_request(prompt, max_new_tokens=80, speculate=prompt != prompts[2])
+        manager.add_request(prompt, max_new_tokens=25, speculate=prompt != prompts[2])
     with manager:
         result = manager.get_result(name)
     kinds = [kind for kind, _ in manager.engine.device_steps._steps]
@@ -173,7 +174,7 @@ def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) 
         [text[:length]],
         assistant_model=draft,
         tree=IRREGULAR,
-        max_new_tokens=240 - (length - len(prompts[0])),
+        max_new_tokens=90 - (length - len(prompts[0])),
         continuous_batching_config=limits(),
     )
     (fresh,) = again.values()
@@ -230,12 +231,12 @@ def test_rows_that_rest_beside_deep_trees(depth: int, is_first: bool, monkeypatc
         continuous_batching_config=limits(400, max_requests_per_batch=3),
     ) as manager:
         for prompt, own in zip(prompts, options, strict=False):
-            manager.add_request(prompt, max_new_tokens=90, **own)
+            manager.add_request(prompt, max_new_tokens=40, **own)
         for _ in options:
             output = manager.get_result(timeout=120)
-            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=90)
+            assert output.generated_tokens == text_alone(target, output.prompt_ids, max_new_tokens=40)
         store = manager.engine.drafting.features
-    assert len(written) > 30 and all(written)
+    assert len(written) > 20 and all(written)
     assert store is not None and not store.held[store.NOBODY].any() and store.held[store.UNWANTED].any()
 
 

@@ -90,7 +90,7 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
             draft_temperature=[1.0] * len(requests),
         )
 
-    for number in range(60):
+    for number in range(20):
         requests = [
             manager._admission.request(
                 f"{number} {place}",
@@ -171,12 +171,12 @@ def test_acceptance_is_that_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch,
             prompts,
             assistant_model=trained_head(),
             tree=IRREGULAR,
-            max_new_tokens=70,
+            max_new_tokens=40,
             continuous_batching_config=limits(400),
         )
         taken.append([one.speculation.accepted_per_step for one in outputs.values()])
         assert (len(repeats) > before + 10) == is_ahead
-    assert taken[0] == taken[1] and sum(sum(steps) for (steps,) in taken[0]) > 60
+    assert taken[0] == taken[1] and sum(sum(steps) for (steps,) in taken[0]) > 30
 
 
 def test_a_text_that_ends_on_the_way(repeats: list[Repeats], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_new_request_does_not_wait_for_others_to_end(
 @pytest.mark.parametrize("more", [0, 1, 2, 9])
 def test_texts_after_their_last_position(repeats: list[Repeats], more: int) -> None:
     """A model with learned positions knows none after the last, where a run on the way may stand."""
-    target = tiny_model("gpt2", dtype=torch.float32)
+    target = tiny_model("gpt2", dtype=torch.float32, max_position_embeddings=64)
     most, prompts = target.config.n_positions, ragged_prompts((9, 6))
     outputs = target.generate_batch(
         prompts,
@@ -404,15 +404,15 @@ def test_requests_without_drafts_beside_a_head(repeats: list[Repeats]) -> None:
         assistant_model=head, tree=IRREGULAR, continuous_batching_config=limits(400, max_requests_per_batch=2)
     ) as manager:
         for _ in range(2):
-            name = manager.add_request(prompts[0], max_new_tokens=120, speculate=False)
+            name = manager.add_request(prompts[0], max_new_tokens=50, speculate=False)
             output = manager.get_result(name, timeout=100)
             assert output.error is None
-            assert output.generated_tokens == text_alone(target, prompts[0], max_new_tokens=120)
+            assert output.generated_tokens == text_alone(target, prompts[0], max_new_tokens=50)
             slots |= {slot for one in repeats for slot in one.step.rows.slots.tolist()}
-        drafted = manager.get_result(manager.add_request(prompts[1], max_new_tokens=60), timeout=100)
-        assert drafted.generated_tokens == text_alone(target, prompts[1], max_new_tokens=60)
+        drafted = manager.get_result(manager.add_request(prompts[1], max_new_tokens=30), timeout=100)
+        assert drafted.generated_tokens == text_alone(target, prompts[1], max_new_tokens=30)
         store = manager.engine.drafting.features
-    assert len(repeats) > 150 and slots == {store.unwanted_slot}
+    assert len(repeats) > 80 and slots == {store.unwanted_slot}
     assert_nothing_left(manager)
 
 
@@ -432,7 +432,7 @@ def test_draft_temperatures_are_those_learnt_last(repeats: list[Repeats], monkey
         tree=IRREGULAR,
         do_sample=True,
         top_k=0,
-        max_new_tokens=150,
+        max_new_tokens=70,
         continuous_batching_config=limits(400),
     )
     assert all(of_device == values for of_device, values in loaded)
@@ -448,9 +448,9 @@ def test_seeds_draw_the_same_step_by_step(repeats: list[Repeats], monkeypatch: p
         manager = target.init_continuous_batching(
             assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits(400)
         )
-        options = {"max_new_tokens": 70, "do_sample": True, "temperature": 0.9}
+        options = {"max_new_tokens": 40, "do_sample": True, "temperature": 0.9}
         names = [manager.add_request(prompt, seed=7 + row, **options) for row, prompt in enumerate(prompts[:2])]
-        manager.add_request(prompts[2], max_new_tokens=70)
+        manager.add_request(prompts[2], max_new_tokens=40)
         before = len(repeats)
         with manager:
             texts.append([manager.get_result(name, timeout=60).generated_tokens for name in names])
@@ -481,6 +481,6 @@ def test_auto_learns_from_steps_what_they_were(repeats: list[Repeats], monkeypat
         assistant_model=trained_head(), tree="auto", continuous_batching_config=limits(400)
     ) as manager:
         for prompt in prompts:
-            manager.get_result(manager.add_request(prompt, max_new_tokens=80), timeout=60)
+            manager.get_result(manager.add_request(prompt, max_new_tokens=50), timeout=60)
     assert len(learnt) > 40 and all(tree == of_step for tree, of_step in learnt)
     assert len(repeats) > 10 and any(count and tree is not None for count, tree in zip(left, ran, strict=True))

@@ -63,7 +63,8 @@ def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -
     """A full place is read whole, while speculation is off; few features are read at the least width."""
     pytest.importorskip("triton", reason="the kernels need triton")
     install_stand_in(monkeypatch, with_kernel=True)
-    monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", 128)
+    monkeypatch.setattr(WaitingFeatures, "LEAST_CAPACITY", 16)
+    monkeypatch.setattr(WaitingFeatures, "MOST_CAPACITY", 32)
     monkeypatch.setattr(stored, "PATIENCE", 0)  # no larger graph stands in
     reads: list[tuple[int, int]] = []
     launch = InFlightStep.launch
@@ -81,7 +82,7 @@ def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -
         speculative_config=SpeculativeConfig(tree="[(0,),(0,0)]", disable_by_batch_size=1),
         continuous_batching_config=limits(max_requests_per_batch=3),
     )
-    lengths = [200, 160, 20]
+    lengths = [60, 44, 10]
     with manager:
         for prompt, length in zip(prompts, lengths, strict=True):
             manager.add_request(prompt, max_new_tokens=length)
@@ -91,5 +92,5 @@ def test_reads_are_as_wide_as_they_need_to_be(monkeypatch: pytest.MonkeyPatch) -
                 target, output.prompt_ids, max_new_tokens=len(output.generated_tokens)
             )
     # The places fill once; when one request is left, it speculates after the features since then have been read.
-    assert reads == [(128, 128), (64, reads[1][1])] and 2 < reads[1][1] <= 64
+    assert reads == [(32, 32), (16, reads[1][1])] and 2 < reads[1][1] <= 16
     assert manager.state.speculation.num_drafts > 0

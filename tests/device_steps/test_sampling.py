@@ -33,14 +33,15 @@ METHODS = {
 }
 
 
+ROWS = 1_000
 FAST = {("noisy", setting) for setting in ("plain", "temperature", "top-k", "top-p")} | {("head", "top-k")}
 
 
 def sampled(assistant: str, setting: str, method: str = "target, best tokens") -> Fit:
-    """How well the first tokens of many rows fit."""
+    """How well the first tokens of many rows fit: a bias of 0.23 is found, as by the wrong samplers below."""
     target = copy.deepcopy(the_target()).float()
     draft = copy.deepcopy(a_head(5) if assistant == "head" else a_draft(assistant)).float()
-    new = sampled_tokens(target, draft, METHODS[method], **SETTINGS[setting])
+    new = sampled_tokens(target, draft, METHODS[method], ROWS, **SETTINGS[setting])
     return fit(new, expected_tokens(setting))
 
 
@@ -119,7 +120,7 @@ def test_the_temperature_of_the_draft_is_learnt(filters: dict[str, Any], steps: 
 
             patch.setattr(DraftTemperature, "learn", note)
             torch.manual_seed(0)
-            options = {"max_new_tokens": 60, "do_sample": True, "assistant_model": draft}
+            options = {"max_new_tokens": 40, "do_sample": True, "assistant_model": draft}
             target.generate(**prompts(2, 9), **options, **filters, speculative_config=config)
         values.append(learnt)
     assert steps.captures == 1 and len(values[1]) > 4

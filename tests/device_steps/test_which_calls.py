@@ -69,8 +69,8 @@ def test_trees_that_change(config: dict[str, Any], batch_size: int, steps: Steps
     """Steps are whole whatever chose their tree, or none."""
     target = tiny_model(dtype=torch.float32)
     draft, call = noisy_copy(target, 0.05), prompts(batch_size, 9, padding=batch_size > 1) | {"do_sample": False}
-    end = int(target.generate(**call, max_new_tokens=20)[0, 16])
-    call |= {"max_new_tokens": 40, "eos_token_id": end, "pad_token_id": 0}
+    end = int(target.generate(**call, max_new_tokens=24)[0, 16])
+    call |= {"max_new_tokens": 24, "eos_token_id": end, "pad_token_id": 0}
     for _ in range(2):
         before = steps.replays
         text = target.generate(**call, assistant_model=draft, speculative_config=SpeculativeConfig(**config))

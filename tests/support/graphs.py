@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_specdec import graphs, kernels
 from hf_specdec.attention.kernel import KernelInputs
+from hf_specdec.generation import engines
 from hf_specdec.graphs import capturing
 
 
@@ -82,6 +83,7 @@ def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts:
             monkeypatch.setattr(KernelInputs, "attend", counted)
     monkeypatch.setitem(graphs.RECORDERS, "cpu", found)
     monkeypatch.setattr(graphs.stores, "SMALLEST_CAPACITY", 32)
+    monkeypatch.setattr(engines, "FEWEST_BLOCKS", 4)
     return found
 
 
