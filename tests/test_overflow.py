@@ -78,8 +78,7 @@ def test_sampled_texts_go_on() -> None:
     assert text.shape == (2, 49) and not target(text).logits.isnan().any()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize("kind, batch_size", [("greedy", 1), ("greedy", 3), ("sampled", 3)])
 def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call goes on without them, and without drafts."""
     pytest.importorskip("triton", reason="the kernels need triton")

@@ -74,7 +74,7 @@ CONFIGS = st.builds(
 
 
 @pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
     seed=st.integers(0, 2),

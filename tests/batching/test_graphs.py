@@ -63,8 +63,8 @@ def test_families(family: str, tree: Any, stand_in: StandIn) -> None:
         pytest.skip("does not attend through transformers' interface, and so runs without graphs")
     config = limits()
     prompts = ragged_prompts((9, 1, 30, 17, 41))
-    texts = both(model, noisy_copy(model), prompts, tree=tree, max_new_tokens=24, continuous_batching_config=config)
-    assert texts == [text_alone(model, prompt, max_new_tokens=24) for prompt in prompts]
+    texts = both(model, noisy_copy(model), prompts, tree=tree, max_new_tokens=16, continuous_batching_config=config)
+    assert texts == [text_alone(model, prompt, max_new_tokens=16) for prompt in prompts]
     assert stand_in.replays > 10 and 0 < stand_in.captures < 40 and stand_in.attended > 0
 
 
@@ -78,8 +78,8 @@ def test_drafters(kind: str, stand_in: StandIn) -> None:
         both(
             target,
             assistant,
-            trained_prompts()["prompts"][:6],
-            max_new_tokens=24,
+            trained_prompts()["prompts"][:5],
+            max_new_tokens=16,
             continuous_batching_config=limits(num_blocks),
             # Without room for its tree a row falls behind, and a head catches up in a step without one.
             of_draft=accepted if num_blocks > 30 else len_of_text,

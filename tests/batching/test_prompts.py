@@ -69,11 +69,11 @@ def test_families(family: str, read: Read) -> None:
         prompts,
         assistant_model=noisy_copy(model, 0.05),
         tree=IRREGULAR,
-        max_new_tokens=12,
+        max_new_tokens=8,
         continuous_batching_config=limits(max_batch_tokens=64),
     )
     for prompt, output in zip(prompts, outputs.values(), strict=True):
-        assert output.generated_tokens == text_alone(model, prompt, max_new_tokens=12)
+        assert output.generated_tokens == text_alone(model, prompt, max_new_tokens=8)
     if supports_switching(model) and model.config._attn_implementation == "sdpa":
         assert {chunk.width for chunk in read} - {None} == set(WIDTHS)
         assert {len(chunk.requests) for chunk in read if chunk.width} > {1}
@@ -100,7 +100,7 @@ def test_drafters(kind: str, num_blocks: int, read: Read) -> None:
             prompts,
             assistant_model=assistant,
             speculative_config=config,
-            max_new_tokens=24,
+            max_new_tokens=14,
             continuous_batching_config=limits(num_blocks, max_batch_tokens=64),
         )
         of_draft = accepted if num_blocks > 30 else lambda output: None

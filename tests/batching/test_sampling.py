@@ -14,7 +14,6 @@ from support.sampling import (
     ALL_SETTINGS,
     LENGTH,
     LIMITS,
-    ROWS,
     TREE,
     a_draft,
     a_head,
@@ -29,6 +28,7 @@ from hf_specdec.engine.drafting import joining
 
 
 CHAIN = TokenTree.chain(2)
+SAMPLES = 1_000
 SETTINGS = ("plain", "temperature", "top-k", "repetition", "custom")
 SAMPLED_PROMPTS = ([6], [5, 3, 7], [4, 6, 4, 5])
 
@@ -56,7 +56,7 @@ def fit_requests(assistant: Any, config: SpeculativeConfig, seeded: bool, settin
     kinds = [(number, setting) for number in range(len(SAMPLED_PROMPTS)) for setting in settings]
     names: dict[tuple[int, str], list[str]] = {kind: [] for kind in kinds}
     with equal_options_once(manager):
-        for sample in range(ROWS):
+        for sample in range(SAMPLES):
             number, setting = kind = kinds[sample % len(kinds)]
             names[kind].append(
                 manager.add_request(
@@ -72,7 +72,7 @@ def fit_requests(assistant: Any, config: SpeculativeConfig, seeded: bool, settin
         texts = {
             kind: [manager.get_result(name).generated_tokens[:LENGTH] for name in of] for kind, of in names.items()
         }
-    assert manager.state.speculation.num_accepted_tokens > ROWS / 10
+    assert manager.state.speculation.num_accepted_tokens > SAMPLES / 10
     return combine(
         fit(torch.tensor(texts[number, setting]), expected_tokens(number, setting)) for number, setting in kinds
     )

@@ -19,7 +19,6 @@ from support.goldens import trained_prompts, trained_target
 from support.graphs import ReadFromOutside, StandIn, install_stand_in, make_up_cuda
 from support.heads import tiny_head, trained_head
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
-from support.parity import rows_and_trees
 
 import hf_specdec
 from hf_specdec import graphs
@@ -48,8 +47,18 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 BY_ATTENTION = pytest.mark.parametrize("stand_in", [False, True], ids=["masks", "kernel"], indirect=True)
 
 
-@BY_ATTENTION
-@rows_and_trees(TREE, DYNAMIC)
+@pytest.mark.parametrize(
+    "batch_size, tree, stand_in",
+    [
+        pytest.param(1, TREE, False, id="one row, static, masks"),
+        pytest.param(3, DYNAMIC, True, id="three rows, dynamic, kernel"),
+        pytest.param(1, TREE, True, id="one row, static, kernel", marks=pytest.mark.slow),
+        pytest.param(3, DYNAMIC, False, id="three rows, dynamic, masks", marks=pytest.mark.slow),
+        pytest.param(3, TREE, True, id="three rows, static, kernel", marks=pytest.mark.slow),
+        pytest.param(1, DYNAMIC, False, id="one row, dynamic, masks", marks=pytest.mark.slow),
+    ],
+    indirect=["stand_in"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
@@ -59,8 +68,8 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
     draft = noisy_copy(target, 0.05)
     for length, seed in ((6, 1), (13, 2)):
         inputs = prompts(batch_size, length, padding=seed != 1, seed=seed)
-        plain = target.generate(**inputs, max_new_tokens=20, do_sample=False)
-        output = target.generate(**inputs, max_new_tokens=20, do_sample=False, assistant_model=draft, **graphed(tree))
+        plain = target.generate(**inputs, max_new_tokens=16, do_sample=False)
+        output = target.generate(**inputs, max_new_tokens=16, do_sample=False, assistant_model=draft, **graphed(tree))
         assert torch.equal(output, plain)
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
     assert stand_in.replays > 10 and stand_in.captures < 30
@@ -68,8 +77,7 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
 
 
 @BY_ATTENTION
-@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("batch_size, tree", [(1, TREE), (2, DYNAMIC)], ids=["one row, static", "two rows, dynamic"])
 def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """Features come from graphs as they come from hooks: the same drafts are accepted."""
     target, head = trained_target(), trained_head()
@@ -78,7 +86,7 @@ def test_heads(tree: Any, batch_size: int, stand_in: StandIn) -> None:
     for cuda_graphs in (False, True, True):
         config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
         output = target.generate(
-            prompt, max_new_tokens=24, do_sample=False, assistant_model=head, speculative_config=config
+            prompt, max_new_tokens=18, do_sample=False, assistant_model=head, speculative_config=config
         )
         found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
     assert found[0] == found[1] == found[2] and stand_in.replays > 10
@@ -116,7 +124,7 @@ def test_the_same_prompt_again_and_again(kind: str, stand_in: StandIn) -> None:
         for cuda_graphs in (False, True):
             config = hf_specdec.SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
             output = target.generate(
-                prompt, max_new_tokens=40, do_sample=False, assistant_model=assistant, speculative_config=config
+                prompt, max_new_tokens=20, do_sample=False, assistant_model=assistant, speculative_config=config
             )
             found.append((output.tolist(), hf_specdec.last_metrics().accepted_per_step))
         assert found[-1] == found[-2], number

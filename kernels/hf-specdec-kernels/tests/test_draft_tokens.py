@@ -60,7 +60,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return request.param
 
 
-SIZES = [((2, 3, 203), 7), ((1, 1, 5), 5), ((3, 2, 64), 1)]
+SIZES = [((2, 2, 150), 7), ((1, 1, 5), 5), ((3, 2, 64), 1)]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FAST = [(*SIZES[0], True, True, torch.float32), (*SIZES[0], False, False, torch.bfloat16)]
 FAST += [(*SIZES[1], False, True, torch.float16), (*SIZES[2], True, False, torch.float32)]
@@ -79,7 +79,7 @@ def test_against_naive(
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_small_support_ends_with_nothing(drawn: bool, block: int, device: torch.device) -> None:
-    logits, _ = arguments((2, 2, 203), torch.float32, False, device)
+    logits, _ = arguments((2, 2, 130), torch.float32, False, device)
     logits[:, :, 3:] = -torch.inf
     logits[:, 1] = logits[:, 1].flip(-1)
     compare(logits, 5, None, drawn)
@@ -89,8 +89,8 @@ def test_small_support_ends_with_nothing(drawn: bool, block: int, device: torch.
 @pytest.mark.parametrize("drawn", [False, True])
 def test_rows_without_a_softmax_have_no_tokens(drawn: bool, block: int, device: torch.device) -> None:
     """NaN, +inf or nothing but -inf at one node leaves the others as they are."""
-    logits, temperature = arguments((4, 2, 203), torch.float32, True, device)
-    logits[0, 0, 150], logits[1, 1, 3], logits[2, 0], logits[3, 0, 9] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    logits, temperature = arguments((4, 2, 130), torch.float32, True, device)
+    logits[0, 0, 100], logits[1, 1, 3], logits[2, 0], logits[3, 0, 9] = torch.nan, torch.inf, -torch.inf, -torch.inf
     compare(logits, 3, temperature, drawn)
     has_none = (draft_tokens_naive(logits, 3, temperature)[0] < 0).all(dim=-1)
     assert has_none.tolist() == [[True, False], [False, True], [True, False], [False, False]]
@@ -99,7 +99,7 @@ def test_rows_without_a_softmax_have_no_tokens(drawn: bool, block: int, device: 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_equals(drawn: bool, block: int, device: torch.device) -> None:
     """The lowest of equal tokens is the best."""
-    compare(torch.randint(0, 3, (2, 2, 203)).float().to(device), 9, None, drawn)
+    compare(torch.randint(0, 3, (2, 1, 130)).float().to(device), 9, None, drawn)
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -110,12 +110,12 @@ def test_strides(drawn: bool, device: torch.device) -> None:
 
 def test_temperatures_near_zero_leave_the_noise(block: int, device: torch.device) -> None:
     """Beside scores of 1e8 float32 would round it away: of equal tokens in both parts all are drawn."""
-    logits = torch.full((40, 1, 203), 13.0, device=device)
-    logits[..., [3, 90, 200]] = 78.7
+    logits = torch.full((40, 1, 130), 13.0, device=device)
+    logits[..., [3, 90, 128]] = 78.7
     temperature = torch.full((40,), 1e-6, device=device)
-    compare(logits, 3, temperature, True)
+    compare(logits[:4], 3, temperature[:4], True)
     seeds = torch.arange(40, device=device)
-    assert draw_children_naive(logits, 1, seeds, 0, temperature)[0].unique().tolist() == [3, 90, 200]
+    assert draw_children_naive(logits, 1, seeds, 0, temperature)[0].unique().tolist() == [3, 90, 128]
 
 
 def test_noise_is_that_of_triton(device: torch.device) -> None:

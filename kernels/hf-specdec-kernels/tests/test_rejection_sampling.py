@@ -43,7 +43,7 @@ FILTERED = {
     "top-p": Case(top_p=True, batch=8),
     "all filters": Case(temperature=True, top_k=True, top_p=True, batch=8),
     "all filters, bfloat16": Case(temperature=True, top_k=True, top_p=True, dtype=torch.bfloat16, batch=8),
-    "all filters, ties": Case(temperature=True, top_k=True, top_p=True, ties=True, vocab=40, batch=8),
+    "all filters, ties": Case(temperature=True, top_k=True, top_p=True, ties=True, vocab=40, batch=4),
     "all filters, several blocks": Case(top_k=True, top_p=True, ties=True, vocab=150, batch=3, nodes=5),
 }
 DRAFTED = {
@@ -136,7 +136,7 @@ PREPARED = {
     "root alone": Case(nodes=1),
     "resting rows, void nodes": Case(batch=4, resting=True, void=True),
     "all filters, bfloat16": replace(FILTERED["all filters, bfloat16"], batch=4, nodes=6),
-    "everything": replace(DRAFTED["everything"], batch=5, nodes=7),
+    "everything": replace(DRAFTED["everything"], batch=3, nodes=5),
 }
 
 
