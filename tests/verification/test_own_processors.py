@@ -65,7 +65,7 @@ from hf_specdec.verification.copying import deep_copy
 from hf_specdec.verification.processors_by_row import copies_per_row
 
 
-NEW_TOKENS = 18
+NEW_TOKENS = 24
 Inputs = dict[str, torch.Tensor]
 
 CUSTOM: dict[str, Callable[[PreTrainedModel, Text], Any]] = {
