@@ -134,9 +134,10 @@ check with every version. `make test-oldest` and `make test-newest` leave them o
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = [HERE / place for place in ANY_VERSION]
+    own = {path: any(map(path.is_relative_to, places)) for path in {item.path for item in items}}
     for item in items:
-        own = any(item.path.is_relative_to(HERE / place) for place in ANY_VERSION)
-        if own and item.get_closest_marker("smoke") is None:
+        if own[item.path] and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.any_version)
 
 

@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,25 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 # -------------------------------------------------------------------------------------------------------------- Python
 
 
+PROBES = {
+    "imports": "```python\nfrom hf_specdec import smollm2\n```\n",
+    "alone": "Text.\n\n```python\nimport sys\n\nassert 'hf_specdec' not in sys.modules\nx = 1\n```\n",
+    "fails": "```python\nx = 1\n```\n\n```python\nx / 0\n```\n",
+}
+"""Pages whose outcomes are known, which run with the others."""
+
+
 @pytest.fixture(scope="module")
-def outcomes() -> dict[Path, Outcome]:
-    return run_pages(RUNNABLE)
+def probes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("probes")
+    for name, text in PROBES.items():
+        (folder / f"{name}.md").write_text(text)
+    return {name: folder / f"{name}.md" for name in PROBES}
+
+
+@pytest.fixture(scope="module")
+def outcomes(probes: dict[str, Path]) -> dict[Path, Outcome]:
+    return run_pages([*probes.values(), *RUNNABLE])
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
@@ -50,15 +67,15 @@ def test_python_runs(page: Path, outcomes: dict[Path, Outcome]) -> None:
     assert outcomes[page].passed, outcomes[page].printed
 
 
-def test_a_page_runs_alone(tmp_path: Path) -> None:
+def test_a_page_runs_alone(probes: dict[str, Path], outcomes: dict[Path, Outcome]) -> None:
     """What one page has imported helps no other; what fails is shown with its line."""
-    first, second, third = (tmp_path / f"{name}.md" for name in "abc")
-    first.write_text("```python\nfrom hf_specdec import smollm2\n```\n")
-    second.write_text("Text.\n\n```python\nimport sys\n\nassert 'hf_specdec' not in sys.modules\nx = 1\n```\n")
-    third.write_text("```python\nx = 1\n```\n\n```python\nx / 0\n```\n")
-    outcomes = run_pages([first, second, third])
-    assert [outcome.passed for outcome in outcomes.values()] == [True, True, False]
-    assert "ZeroDivisionError" in outcomes[third].printed and 'c.md", line 6' in outcomes[third].printed
+    found = {name: outcomes[page.resolve()] for name, page in probes.items()}
+    assert {name: outcome.passed for name, outcome in found.items()} == {
+        "imports": True,
+        "alone": True,
+        "fails": False,
+    }
+    assert "ZeroDivisionError" in found["fails"].printed and 'fails.md", line 6' in found["fails"].printed
 
 
 def run_page(page: Path) -> dict[str, Any]:
@@ -71,6 +88,17 @@ def run_page(page: Path) -> dict[str, Any]:
         "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
     }
     return run_blocks(page, {"__name__": page.stem, **names})
+
+
+@cache
+def padded_texts() -> tuple[dict[str, Any], torch.Tensor]:
+    """A call with padded rows, some of which end early, and what plain `generate` gives."""
+    inputs = trained_tokenizer().pad({"input_ids": trained_prompts()["prompts"][:5]}, return_tensors="pt")
+    call = {**inputs, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    call["eos_token_id"] = trained_target().generate(**call)[:2, -30].tolist()
+    plain = trained_target().generate(**call)
+    assert (plain[:, -1] == 0).any() and (plain[:, -1] != 0).any()
+    return call, plain
 
 
 @pytest.mark.parametrize(
@@ -87,18 +115,12 @@ def run_page(page: Path) -> dict[str, Any]:
 def test_the_drafter_of_phrases_in_batches(options: dict[str, Any]) -> None:
     """`PhraseDraft` of docs/writing-a-drafter.md, with phrases that branch; padded rows, some of which end early."""
     drafter = run_page(ROOT / "docs" / "writing-a-drafter.md")["PhraseDraft"]
-    prompts = trained_prompts()["prompts"][:5]
-    inputs = trained_tokenizer().pad({"input_ids": prompts}, return_tensors="pt")
-    call = {**inputs, "max_new_tokens": 40, "do_sample": False}
-    plain = trained_target().generate(**call)
-    call["eos_token_id"] = plain[:2, -30].tolist()
-    plain = trained_target().generate(**call, pad_token_id=0)
-    assert (plain[:, -1] == 0).any() and (plain[:, -1] != 0).any()
-    written = [token for text in plain[:, inputs["input_ids"].shape[1] :].tolist() for token in text]
+    call, plain = padded_texts()
+    written = [token for text in plain[:, call["input_ids"].shape[1] :].tolist() for token in text]
     phrases = [written[start : start + size] for start in range(len(written) - 8) for size in (4, 8)]
     phrases += [[*phrase[:3], 5, 6, 7] for phrase in phrases[::3]]
     draft = drafter(phrases)
-    output = trained_target().generate(**call, pad_token_id=0, assistant_model=draft, **options)
+    output = trained_target().generate(**call, assistant_model=draft, **options)
     assert output.equal(plain)
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
     assert not hasattr(draft, "accepted")

@@ -52,7 +52,7 @@ TRAINED_TREES = [TokenTree.chain(5), IRREGULAR, DynamicTree(depth=5, top_k=3, nu
 def test_trained_model_prompt_by_prompt(trained_draft: PreTrainedModel, tree: Any) -> None:
     """In float32 and against greedy texts that were written by plain `generate` elsewhere."""
     target, goldens = trained_target(), trained_prompts()
-    for ids, expected in list(zip(goldens["prompts"], goldens["greedy_64"], strict=True))[:6]:
+    for ids, expected in list(zip(goldens["prompts"], goldens["greedy_64"], strict=True))[:4]:
         out = target.generate(
             torch.tensor([ids]), max_new_tokens=64, do_sample=False, assistant_model=trained_draft, tree=tree
         )
@@ -243,7 +243,7 @@ def vision(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, Callable[[i
     return make(), inputs
 
 
-@pytest.mark.parametrize("batch_size, padding", [(1, False), (2, False), (3, True)])
+@pytest.mark.parametrize("batch_size, padding", [(1, False), (3, True)])
 @pytest.mark.parametrize("kind", ["text model", "self", "ngram"])
 def test_prompts_with_an_image(vision: Any, kind: str, batch_size: int, padding: bool) -> None:
     model, inputs_of = vision

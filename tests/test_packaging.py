@@ -34,7 +34,7 @@ SOURCES = {
 COMMANDS = ("bench", "convert", "demo", "doctor", "serve", "train", "tune")
 
 LOOKS = """
-import importlib, json, sys
+import contextlib, importlib, io, json, runpy, sys
 from importlib.metadata import distribution
 from typer.testing import CliRunner
 import hf_specdec, hf_specdec_kernels
@@ -46,7 +46,12 @@ modules = {name: importlib.import_module(name).__file__ for name in names["modul
 helps = {name: CliRunner().invoke(build_app(), [name, "--help"]).output for name in names["commands"]}
 prompts = [prompt.text for prompt in built_in()]
 version = distribution("hf-specdec").version
-print(json.dumps({"modules": modules, "helps": helps, "prompts": prompts, "version": version}))
+demo = CliRunner().invoke(build_app(), ["demo", *names["demo"]]).output
+sys.argv, overview = ["hf-specdec", "--help"], io.StringIO()
+with contextlib.redirect_stdout(overview), contextlib.suppress(SystemExit):
+    runpy.run_path(names["script"], run_name="__main__")
+found = {"modules": modules, "helps": helps, "prompts": prompts, "version": version, "demo": demo}
+print(json.dumps(found | {"overview": overview.getvalue()}))
 """
 
 
@@ -89,6 +94,26 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (Path(paths["purelib"]) / "outer.pth").write_text("\n".join(outer))
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
     return folder
+
+
+@pytest.fixture(scope="module")
+def answer(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `LOOKS` finds, in one process for all tests: importing torch and transformers takes longest."""
+    demo = ["--target", str(TINY_TARGET), "--device", "cpu", "--max-new-tokens", "12"]
+    script = str(clean / "bin" / "hf-specdec")
+    question = json.dumps({"modules": modules(), "commands": COMMANDS, "demo": demo, "script": script})
+    # Isolated: neither the working folder nor variables of the environment lead to other packages.
+    folder = tmp_path_factory.mktemp("elsewhere")
+    return json.loads(run(clean / "bin" / "python", "-I", "-c", LOOKS, stdin=question, folder=folder).splitlines()[-1])
+
+
+def modules() -> list[str]:
+    return [
+        module.name
+        for package, folder in SOURCES.items()
+        for module in pkgutil.walk_packages([str(folder)], f"{package}.")
+        if not module.name.endswith("__main__")
+    ]
 
 
 def files_of(folder: Path) -> set[str]:
@@ -147,18 +172,9 @@ def test_every_extra_says_what_it_is_for() -> None:
         assert re.search(rf"^# .+\n{extra} = \[$", text, flags=re.MULTILINE), extra
 
 
-def test_the_wheel_has_the_modules_and_commands_of_the_checkout(clean: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_the_modules_and_commands_of_the_checkout(clean: Path, answer: dict[str, Any]) -> None:
     """Every module, from where it was installed; the same commands; no file of the checkout."""
-    modules = [
-        module.name
-        for package, folder in SOURCES.items()
-        for module in pkgutil.walk_packages([str(folder)], f"{package}.")
-        if not module.name.endswith("__main__")
-    ]
-    assert len(modules) > 100
-    question = json.dumps({"modules": modules, "commands": COMMANDS})
-    # Isolated: neither the working folder nor variables of the environment lead to other packages.
-    answer = json.loads(run(clean / "bin" / "python", "-I", "-c", LOOKS, stdin=question, folder=tmp_path))
+    assert set(answer["modules"]) == set(modules()) and len(modules()) > 100
     assert answer["version"] == hf_specdec.__version__
     strangers = {name: file for name, file in answer["modules"].items() if not Path(file).is_relative_to(clean)}
     assert not strangers
@@ -167,12 +183,10 @@ def test_the_wheel_has_the_modules_and_commands_of_the_checkout(clean: Path, tmp
         assert re.search(rf"Usage: .*\b{command} \[OPTIONS\]", text), text
 
 
-def test_the_command_of_the_wheel_generates(clean: Path, tmp_path: Path) -> None:
+def test_the_command_of_the_wheel(answer: dict[str, Any]) -> None:
+    assert all(f" {name} " in answer["overview"] for name in COMMANDS), answer["overview"]
+
+
+def test_the_wheel_generates(answer: dict[str, Any]) -> None:
     """With and without drafts, to the same text."""
-    command = clean / "bin" / "hf-specdec"
-    overview = run(command, "--help", folder=tmp_path)
-    assert all(f" {name} " in overview for name in COMMANDS)
-    printed = run(
-        command, "demo", "--target", TINY_TARGET, "--device", "cpu", "--max-new-tokens", "12", folder=tmp_path
-    )
-    assert "identical: yes" in printed, printed
+    assert "identical: yes" in answer["demo"], answer["demo"]

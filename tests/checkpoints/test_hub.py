@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 from support.eagle import EAGLE_1, GOLDENS
-from support.hub_client import HubClient
+from support.hub_client import HubClient, OfflineClient
 from support.hub_server import OWNER, TOKEN, Repository, running_hub
 
 
@@ -26,23 +26,15 @@ def _clean(hub):
 
 
 @pytest.fixture(scope="module")
-def clients(hub, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    online = HubClient(home, HF_ENDPOINT=hub.url)
-    offline = HubClient(home, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
-    yield online, offline
-    online.close()
-    offline.close()
+def client(hub, tmp_path_factory):
+    client = HubClient(tmp_path_factory.mktemp("home"), HF_ENDPOINT=hub.url)
+    yield client
+    client.close()
 
 
 @pytest.fixture
-def client(clients):
-    return clients[0]
-
-
-@pytest.fixture
-def offline(clients):
-    return clients[1]
+def offline():
+    return OfflineClient()
 
 
 def files_of(golden):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.calls import TREE, telling_prompts
+from support.calls import TREE
 from support.heads import tiny_head
 from transformers import PreTrainedModel
 
@@ -26,10 +26,15 @@ def the_draft(kind: str, target: PreTrainedModel, draft: PreTrainedModel) -> Any
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", ["model", "head", "ngram"])
 def test_the_steps_tell_the_text(
-    kind: str, tree: Any, do_sample: bool, target: PreTrainedModel, draft: PreTrainedModel
+    kind: str,
+    tree: Any,
+    do_sample: bool,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    inputs_of: dict[int, dict[str, torch.Tensor]],
 ) -> None:
     """Every step's accepted tokens, with the step's own token behind them, are what was written after the prefill."""
-    inputs = telling_prompts(target, batch_size=3)
+    inputs = inputs_of[3]
     assistant, steps = the_draft(kind, target, draft), []
     observed = ObservedDrafter(as_drafter(assistant), lambda tree, paths: steps.append((tree, paths)))
     config = SpeculativeConfig(tree=tree)

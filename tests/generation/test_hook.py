@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.calls import TREE, generate_plain
+from support.fresh import run_python
 from support.models import noisy_copy, prompts, tiny_model
 from transformers import GenerationConfig, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree, last_metrics
 from hf_specdec.metrics import set_last_metrics
-
-
-TESTS = Path(__file__).parents[1]
-
-
-def run_python(code: str) -> str:
-    """What a fresh interpreter prints that runs this code, with `support` and hf_specdec to be imported."""
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -159,37 +142,6 @@ def test_importing_again_is_harmless() -> None:
         assert target.generate(**options, assistant_model=noisy_copy(target), tree="[(0,), (0, 0)]").equal(plain)
         assert target.generate(**options, assistant_model=hf_specdec.NgramDraft(min_ngram=1)).equal(plain)
         print(hf_specdec.last_metrics().num_drafts > 0)
-        """
-    )
-    assert printed.split() == ["True"]
-
-
-def test_the_library_needs_transformers_and_torch_only() -> None:
-    """Neither what the command line is made of, nor triton, nor CUDA: a call speculates without them."""
-    printed = run_python(
-        """
-        import sys
-        from importlib.machinery import PathFinder
-
-        missing = {"typer", "click", "rich", "triton", "gguf", "gradio", "matplotlib", "peft", "accelerate", "scipy"}
-        find = PathFinder.find_spec
-
-        @staticmethod
-        def find_installed(name, path=None, target=None):
-            return None if name.partition(".")[0] in missing else find(name, path, target)
-
-        PathFinder.find_spec = find_installed
-        import torch
-        import hf_specdec
-        from support.models import noisy_copy, prompts, tiny_model
-        target = tiny_model()
-        options = dict(**prompts(1, 12), max_new_tokens=12, do_sample=False)
-        plain = target.generate(**options)
-        assert target.generate(**options, assistant_model=noisy_copy(target), tree="[(0,), (0, 0)]").equal(plain)
-        assert not torch.cuda.is_initialized()
-        assert not missing & set(sys.modules)
-        assert "hf_specdec.cli" not in sys.modules
-        print(hf_specdec.last_metrics().num_accepted_tokens > 0)
         """
     )
     assert printed.split() == ["True"]

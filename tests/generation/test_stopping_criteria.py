@@ -79,15 +79,15 @@ def test_custom_criteria(
         end_tokens = {"eos_token_id": own_token(text, 0, 6)} if end_token else {}
         return {"max_new_tokens": NEW_TOKENS, "stopping_criteria": criteria, **on_scores, **end_tokens}
 
+    plain = generate_plain(target, inputs, options)
     for assistant, tree in ((draft, TREE), (target, CHAIN)):
-        recorders.clear()
-        plain = generate_plain(target, inputs, options)
         ours = generate_with_tree(target, assistant, inputs, options, tree)
+        text_of_plain = plain
         if name in CRITERIA_ON_SCORES:
             assert [tuple(score.shape) for score in ours.scores] == [tuple(score.shape) for score in plain.scores]
-            plain, ours = plain.sequences, ours.sequences
-        assert ours.tolist() == plain.tolist()
-        assert recorders[1].calls == recorders[0].calls
+            text_of_plain, ours = plain.sequences, ours.sequences
+        assert ours.tolist() == text_of_plain.tolist()
+        assert recorders[-1].calls == recorders[0].calls
         if ours.shape[1] > PROMPT + 4:
             assert hf_specdec.last_metrics().num_accepted_tokens > 0
 

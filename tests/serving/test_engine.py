@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -16,9 +17,10 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +38,11 @@ from hf_specdec.serving.engine.process import let_steps_go_first
 
 
 PROMPT = [5, 6, 7]
+FORKED = SimpleNamespace(get_context=lambda method: multiprocessing.get_context("fork"))
+"""
+In the place of the engine's `multiprocessing`: its process is forked, for tests of what comes after the start. A
+spawned one has to import torch and transformers first, which takes longer than the test.
+"""
 HEAD_OF_ANOTHER = Path(__file__).parents[2] / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
 
 
@@ -234,6 +241,12 @@ def test_an_engine_lets_steps_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == ["load", "let_steps_go_first", "warmup"]
 
 
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "multiprocessing", FORKED)
+
+
+@pytest.mark.usefixtures("_forked")
 def test_a_process() -> None:
     with running_engine(options()) as engine:
         assert engine.model.config.model_type == "llama"
@@ -243,6 +256,7 @@ def test_a_process() -> None:
     assert not process.is_alive() and process.exitcode == 0
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_process_that_is_killed() -> None:
     async def ask() -> None:
         asked = asyncio.ensure_future(results_of(engine, 500, streaming=True))
@@ -260,6 +274,7 @@ def test_a_process_that_is_killed() -> None:
         asyncio.run(ask())
 
 
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
     "changes, option, reason",
     [
@@ -277,26 +292,56 @@ def test_what_cannot_start(changes: dict[str, Any], option: str, reason: str) ->
     assert not multiprocessing.active_children()
 
 
-@contextmanager
-def server(log: Path, *command: str) -> Iterator[tuple[subprocess.Popen, int]]:
-    """A server in a process group of its own, and the number of its engine's process."""
-    pytest.importorskip("fastapi")
-    command = (sys.executable, *(command or ("-m", "hf_specdec.cli")))
-    arguments = ["serve", str(TINY_TARGET), "--device", "cpu", "--port", "0", "--stall-seconds", "1"]
+def serve(log: Path, forks: bool, before: Callable[[], None]) -> None:
+    """Runs `hf-specdec serve` in this process, a fork of the tests', in a process group of its own."""
+    from hf_specdec.cli import main
+
+    os.setsid()
     with log.open("w") as output:
-        process = subprocess.Popen([*command, *arguments], stdout=output, stderr=output, start_new_session=True)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if forks:
+        engine_process.multiprocessing = FORKED
+    before()
+    sys.argv = ["hf-specdec", "serve", str(TINY_TARGET), "--device", "cpu", "--port", "0", "--stall-seconds", "1"]
+    main()
+
+
+@contextmanager
+def server(
+    log: Path, forks: bool = True, before: Callable[[], None] = lambda: None
+) -> Iterator[tuple[multiprocessing.Process, int]]:
+    """
+    A server's process, and the number of its engine's process.
+
+    Args:
+        log (`Path`): file for what the server prints.
+        forks (`bool`): the engine's process is forked; else it is spawned, as it is for users.
+        before (`Callable`): what is done in the server's process before it starts.
+    """
+    pytest.importorskip("fastapi")
+    log.touch()
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(log, forks, before))
+    process.start()
     try:
         until = time.monotonic() + 60
         while "Uvicorn running" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
+            assert process.is_alive() and time.monotonic() < until, log.read_text()
+            time.sleep(0.05)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         names = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
-        yield process, next(child for child, name in names.items() if "spawn_main" in name)
+        if forks:
+            [engine] = names
+        else:
+            engine = next(child for child, name in names.items() if "spawn_main" in name)
+        yield process, engine
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.join()
 
 
 @pytest.mark.parametrize(
@@ -307,16 +352,16 @@ def test_a_server_that_is_asked_to_end(tmp_path: Path, number: signal.Signals) -
     """As by a terminal: all of its processes are told."""
     with server(tmp_path / "log") as (process, engine):
         os.killpg(process.pid, number)
-        process.wait(30)
+        process.join(30)
         assert has_ended(engine)
     text = (tmp_path / "log").read_text()
     assert "Application shutdown complete" in text and "Traceback" not in text, text
 
 
 def test_a_server_that_is_killed(tmp_path: Path) -> None:
-    with server(tmp_path / "log") as (process, engine):
+    with server(tmp_path / "log", forks=False) as (process, engine):
         process.kill()
-        process.wait()
+        process.join()
         assert has_ended(engine)
 
 
@@ -348,25 +393,6 @@ def test_a_server_that_is_killed_while_its_engine_loads(tmp_path: Path) -> None:
     assert has_ended(engine)
 
 
-SERVER_THAT_HANGS = """
-import ctypes
-from pathlib import Path
-
-from hf_specdec import NgramDraft
-
-def hang(*arguments):
-    Path(__file__).with_name("hangs").touch()
-    ctypes.PyDLL(None).sleep(1000)  # keeps Python's global interpreter lock
-
-NgramDraft.propose = hang
-
-if __name__ == "__main__":
-    from hf_specdec.cli import main
-
-    main()
-"""
-
-
 def status_of(address: str) -> int:
     """The HTTP status of the answer to a GET of an address."""
     try:
@@ -386,8 +412,15 @@ def status_of(address: str) -> int:
 )
 def test_a_step_that_hangs_ends_with_the_server(tmp_path: Path, signals: list[signal.Signals]) -> None:
     """In a C call, which no other thread of the engine can interrupt. Its process must not outlive the server."""
-    (tmp_path / "server.py").write_text(SERVER_THAT_HANGS)
-    with server(tmp_path / "log", str(tmp_path / "server.py")) as (process, engine):
+
+    def hang(*arguments: Any) -> None:
+        (tmp_path / "hangs").touch()
+        ctypes.PyDLL(None).sleep(1000)  # keeps Python's global interpreter lock
+
+    def before() -> None:
+        NgramDraft.propose = hang
+
+    with server(tmp_path / "log", before=before) as (process, engine):
         [port] = re.findall(r"http://localhost:(\d+)", (tmp_path / "log").read_text())
         with socket.create_connection(("localhost", int(port))) as connection:
             body = b'{"prompt": "abc abc abc", "max_tokens": 20}'
@@ -402,8 +435,8 @@ def test_a_step_that_hangs_ends_with_the_server(tmp_path: Path, signals: list[si
                 time.sleep(0.1)
             until = time.monotonic() + 10
             for number in signals:
-                process.send_signal(number)
+                os.kill(process.pid, number)
                 time.sleep(0.5)
-            process.wait(until - time.monotonic())
+            process.join(until - time.monotonic())
             assert has_ended(engine, until - time.monotonic())
-    assert process.returncode == -signals[0] or (signals[0] == signal.SIGINT and process.returncode > 0)
+            assert process.exitcode == -signals[0] or (signals[0] == signal.SIGINT and process.exitcode > 0)

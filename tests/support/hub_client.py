@@ -67,6 +67,18 @@ class HubClient:
         self._process.communicate()
 
 
+class OfflineClient:
+    """The same in this process, which has been offline since it began."""
+
+    def __init__(self) -> None:
+        from huggingface_hub import constants
+
+        assert constants.HF_HUB_OFFLINE
+
+    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        return _answer({"name": name, "arguments": arguments})
+
+
 def load(repo: str, **options: Any) -> dict[str, Any]:
     """Loads a head, and says enough of it to tell it from another."""
     from hf_specdec.eagle import EagleHead
@@ -95,20 +107,22 @@ def save_and_push(folder: str, output: str, **options: Any) -> Any:
     return {}
 
 
+def _answer(call: dict[str, Any]) -> dict[str, Any]:
+    calls = {"load": load, "push": push, "save_and_push": save_and_push}
+    try:
+        return calls[call["name"]](**call["arguments"])
+    except Exception as error:  # it is the test that judges it
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"error": type(error).__name__, "kinds": kinds, "message": str(error)}
+
+
 def _serve() -> None:
     from huggingface_hub import constants
 
     constants.DOWNLOAD_CHUNK_SIZE = 4096  # these files are smaller than one piece of a real one
-    calls = {"load": load, "push": push, "save_and_push": save_and_push}
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        call = json.loads(line)
-        try:
-            answer = calls[call["name"]](**call["arguments"])
-        except Exception as error:  # it is the test that judges it
-            answer = {"error": type(error).__name__, "kinds": [kind.__name__ for kind in type(error).__mro__]}
-            answer["message"] = str(error)
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
         answers.flush()
 
 

@@ -327,7 +327,7 @@ def test_what_the_data_repeats_counts_once(tmp_path: Path, data: Path) -> None:
     assert counts[0] == counts[1] > 8
 
 
-@pytest.mark.parametrize("rows_at_once, expected", [(3, (3, 3)), (5, (4, 2)), (8, (8, 1)), (99, (8, 1))])
+@pytest.mark.parametrize("rows_at_once, expected", [(3, (3, 3)), (5, (4, 2)), (99, (8, 1))])
 def test_a_step_has_its_rows(
     rows_at_once: int, expected: tuple[int, int], tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def accepted(tree: Any, **config: Any) -> float:
         attention_mask=torch.ones_like(PROMPTS),
         do_sample=True,
         top_k=0,
-        max_new_tokens=64,
+        max_new_tokens=40,
         assistant_model=HEAD,
         speculative_config=SpeculativeConfig(tree=tree, **config),
     )

@@ -18,16 +18,16 @@ def _counts(law: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarr
     return rng.multinomial(samples, law.flatten()).reshape(law.shape)
 
 
-@pytest.mark.parametrize("samples", [500, 2_000, 12_000])
+@pytest.mark.parametrize("samples", [500, 5_000])
 @pytest.mark.parametrize("shape", [(16,), (8, 8), (6, 6, 6, 6)])
 def test_exact_samples_pass(shape: tuple[int, ...], samples: int):
     """
     They fall below a level no more often than it says. (Less often where rare strings are counted by themselves.)
     """
     law, rng = _law(shape, sharpness=1.5), np.random.default_rng(1)
-    p_values = np.array([fit_counts(_counts(law, samples, rng), law).p_value for _ in range(2_000)])
+    p_values = np.array([fit_counts(_counts(law, samples, rng), law).p_value for _ in range(1_000)])
     for level in (0.1, 0.01, 0.001):
-        most = scipy.stats.binom.isf(1e-3, 2_000, level)
+        most = scipy.stats.binom.isf(1e-3, 1_000, level)
         assert (p_values < level).sum() <= most
     assert (p_values < 0.1).mean() > 0.03
 

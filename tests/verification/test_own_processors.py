@@ -18,7 +18,6 @@ from support.calls import (
     generate_plain,
     generate_with_tree,
     is_ragged,
-    new_tokens,
 )
 from support.models import VOCAB
 from support.processors import (
@@ -111,10 +110,14 @@ CUSTOM: dict[str, Callable[[PreTrainedModel, Text], Any]] = {
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("name", CUSTOM)
 def test_custom_processors_give_the_text_of_plain_generate(
-    target: PreTrainedModel, draft: PreTrainedModel, name: str, batch_size: int, inputs_of: dict[int, Inputs]
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    name: str,
+    batch_size: int,
+    inputs_of: dict[int, Inputs],
+    text_of: dict[int, Text],
 ) -> None:
-    inputs = inputs_of[batch_size]
-    plain_text = new_tokens(target, inputs, NEW_TOKENS)
+    inputs, plain_text = inputs_of[batch_size], text_of[batch_size]
     recorders: list[RecordingProcessor] = []
 
     def options() -> dict[str, Any]:
@@ -142,13 +145,18 @@ SHARING = {
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("name", SHARING)
 def test_processors_that_share_state(
-    target: PreTrainedModel, draft: PreTrainedModel, name: str, batch_size: int, inputs_of: dict[int, Inputs]
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    name: str,
+    batch_size: int,
+    inputs_of: dict[int, Inputs],
+    text_of: dict[int, Text],
 ) -> None:
     """Of a batch, every row has a state of its own, which its processors share."""
     inputs = inputs_of[batch_size]
     options = lambda: {"max_new_tokens": NEW_TOKENS, "logits_processor": SHARING[name]()}  # noqa: E731
     text, _ = assert_same_calls(target, draft, inputs, options)
-    assert text[:, 12:].tolist() != new_tokens(target, inputs, NEW_TOKENS), "the processors change nothing"
+    assert text[:, 12:].tolist() != text_of[batch_size], "the processors change nothing"
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -236,12 +244,12 @@ def test_what_cannot_be_copied_is_refused_for_batches(
 
 
 def test_one_sequence_gets_no_calls_behind_its_end_token(
-    target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs]
+    target: PreTrainedModel, draft: PreTrainedModel, inputs_of: dict[int, Inputs], text_of: dict[int, Text]
 ) -> None:
     """An end token inside an accepted path ends the processors' calls too: a grammar has nothing to say after it."""
     inputs = inputs_of[1]
     inside = 0
-    for token in sorted(set(new_tokens(target, inputs, NEW_TOKENS)[0])):
+    for token in sorted(set(text_of[1][0])):
         recorders: list[RecordingProcessor] = []
 
         def options(token: int = token, recorders: list[RecordingProcessor] = recorders) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.calls import RecordingProcessor, assert_same_calls, generate_plain, is_ragged, new_tokens
+from support.calls import RecordingProcessor, assert_same_calls, generate_plain, is_ragged
 from support.models import VOCAB, prompts
 from support.processors import Alternates, BansTokenBeforeLast, Text
 from transformers import PreTrainedModel, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
 
-NEW_TOKENS = 24
+NEW_TOKENS = 18
 Inputs = dict[str, torch.Tensor]
 
 
@@ -41,7 +41,7 @@ OPTIONS: dict[str, Callable[[Text], dict[str, Any]]] = {
     "encoder_no_repeat_ngram_size": lambda text: {"encoder_no_repeat_ngram_size": 1},
     "bad_words_ids": lambda text: {"bad_words_ids": [text[0][2:3], text[-1][4:6], text[0][7:10]]},
     "sequence_bias": lambda text: {"sequence_bias": {(text[0][2],): -4.0, (40,): 0.5, tuple(text[-1][4:6]): -30.0}},
-    "min_length": lambda text: {"min_length": 22, "eos_token_id": [row[3] for row in text]},
+    "min_length": lambda text: {"min_length": 20, "eos_token_id": [row[3] for row in text]},
     "min_new_tokens": lambda text: {"min_new_tokens": 9, "eos_token_id": [row[3] for row in text]},
     "forced_eos_token_id": lambda text: {"forced_eos_token_id": 2},
     "exponential_decay_length_penalty": lambda text: {
@@ -82,10 +82,15 @@ INVISIBLE_TO_GREEDY: dict[str, Callable[[Text], dict[str, Any]]] = {
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("name", OPTIONS | INVISIBLE_TO_GREEDY)
 def test_options_give_the_text_of_plain_generate(
-    target: PreTrainedModel, draft: PreTrainedModel, name: str, batch_size: int, inputs_of: dict[int, Inputs]
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    name: str,
+    batch_size: int,
+    inputs_of: dict[int, Inputs],
+    text_of: dict[int, Text],
 ) -> None:
     inputs = inputs_of[batch_size]
-    values = (OPTIONS | INVISIBLE_TO_GREEDY)[name](new_tokens(target, inputs, NEW_TOKENS))
+    values = (OPTIONS | INVISIBLE_TO_GREEDY)[name](text_of[batch_size])
     recorders: list[RecordingProcessor] = []
 
     def options() -> dict[str, Any]:
@@ -102,8 +107,11 @@ def test_options_give_the_text_of_plain_generate(
     else:
         assert is_ragged(metrics)
     if name in OPTIONS:
-        without = {"max_new_tokens": NEW_TOKENS, "eos_token_id": values.get("eos_token_id")}
-        assert text.tolist() != generate_plain(target, inputs, without).tolist(), "the option changes nothing"
+        without = text_of[batch_size]
+        if "eos_token_id" in values:
+            ending = {"max_new_tokens": NEW_TOKENS, "eos_token_id": values["eos_token_id"]}
+            without = generate_plain(target, inputs, ending)[:, 12:].tolist()
+        assert text[:, 12:].tolist() != without, "the option changes nothing"
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -120,10 +128,14 @@ def test_forced_bos_token_id(target: PreTrainedModel, draft: PreTrainedModel, ba
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_all_kinds_of_processors_together(
-    target: PreTrainedModel, draft: PreTrainedModel, batch_size: int, inputs_of: dict[int, Inputs]
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    batch_size: int,
+    inputs_of: dict[int, Inputs],
+    text_of: dict[int, Text],
 ) -> None:
     """Processors of every kind in one list, in the order in which `generate` puts them."""
-    end_tokens = [row[3] for row in new_tokens(target, inputs_of[batch_size], NEW_TOKENS)]
+    end_tokens = [row[3] for row in text_of[batch_size]]
     recorders: list[RecordingProcessor] = []
 
     def options() -> dict[str, Any]:

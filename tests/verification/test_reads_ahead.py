@@ -38,13 +38,13 @@ def test_greedy_equals_plain_generate(batch_size: int, options: dict) -> None:
 
 def test_sampled_tokens_have_the_targets_distribution() -> None:
     """
-    The second new token over 20,000 rows, given the first, against the target's probabilities at temperature 0.8 and
-    top-k 6. The bound is three times the total variation that chance makes, at most 0.09; drawing without the warpers
+    The second new token over 6,000 rows, given the first, against the target's probabilities at temperature 0.8 and
+    top-k 6. The bound is three times the total variation that chance makes, at most 0.15; drawing without the warpers
     would differ by 0.34 and more.
     """
     target = tiny_model(vocab_size=12)
     draft = noisy_copy(target, 0.3)
-    ids = torch.tensor([[3, 5, 7, 4]]).expand(20_000, -1)
+    ids = torch.tensor([[3, 5, 7, 4]]).expand(6_000, -1)
     config = hf_specdec.SpeculativeConfig(tree=TREE, draft_sampling="greedy")
     warped = {"do_sample": True, "temperature": 0.8, "top_k": 6}
     output = target.generate(
@@ -54,7 +54,7 @@ def test_sampled_tokens_have_the_targets_distribution() -> None:
     compared = 0
     for first in output[:, 4].unique().tolist():
         chosen = output[output[:, 4] == first]
-        if len(chosen) < 2000:
+        if len(chosen) < 800:
             continue
         compared += 1
         with torch.no_grad():

@@ -31,8 +31,8 @@ from hf_specdec.verification import walk_by_rejection
 
 
 VOCAB = 16
-SAMPLES = 12_000
-"""With 16 cells every bias with a total variation over 0.04 is found (`test_power`)."""
+SAMPLES = 5_000
+"""With 16 cells every bias with a total variation over 0.06 is found (`test_power`)."""
 
 NEVER = -torch.inf
 
@@ -144,7 +144,7 @@ def test_every_threshold_and_residual(kind: str, count: int, monkeypatch: pytest
 
 def test_power():
     tokens = torch.multinomial(torch.ones(VOCAB), SAMPLES, replacement=True)
-    assert fit(tokens, torch.full((VOCAB,), 1 / VOCAB)).detectable < 0.04
+    assert fit(tokens, torch.full((VOCAB,), 1 / VOCAB)).detectable < 0.06
 
 
 @pytest.mark.smoke
@@ -162,15 +162,15 @@ def test_output_is_distributed_as_p(pair: str, count: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
-def test_output_is_distributed_as_p_in_a_million_samples(seed: int, count: int):
+def test_output_is_distributed_as_p_in_many_samples(seed: int, count: int):
     p, q = _normal(0.5 + 0.5 * seed, seed), _normal(3.0 - 0.3 * seed, 100 + seed)
     counts = np.zeros(VOCAB, dtype=np.int64)
-    for _ in range(20):
-        tokens, _ = _walk_one_node(p, q, count, 50_000)
+    for _ in range(10):
+        tokens, _ = _walk_one_node(p, q, count, 40_000)
         counts += torch.bincount(tokens, minlength=VOCAB).numpy()
     found = fit_counts(counts, _probabilities(p))
     assert found.p_value > SIGNIFICANCE
-    assert found.detectable < 0.005
+    assert found.detectable < 0.008
 
 
 def test_identical_p_and_q_always_accept():
@@ -266,12 +266,12 @@ def test_p_and_q_that_differ_in_the_last_bits():
 def test_joint_distribution_of_trees(tree: str, draft: str, cut: bool):
     """Two tokens behind the root, and the bonus token or what is drawn after it, at trees of up to three levels."""
     target = TableModel.random(4, 8, 1.5, seed=20, support=3 if cut else None)
-    drafts = DRAFTS_OF_TABLES[draft](target, 24).grow(TREES_OF_TABLES[tree], 8_000)
+    drafts = DRAFTS_OF_TABLES[draft](target, 24).grow(TREES_OF_TABLES[tree], 4_000)
     walked = walk(drafts, target.score(drafts), by_rejection)
     texts = target.finish(walked.tokens, 3)
     found = fit(texts, target.joint(3))
     assert found.p_value > SIGNIFICANCE
-    assert found.detectable < 0.08
+    assert found.detectable < 0.12
     assert fit(texts[:, 0], target.joint(1)).p_value > SIGNIFICANCE
     assert sum(map(len, walked.paths)) > 0
 

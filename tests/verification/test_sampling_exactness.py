@@ -18,7 +18,6 @@ from support.sampling import (
     ALL_SETTINGS,
     LENGTH,
     METHODS,
-    MORE_SETTINGS,
     PADDED,
     PROMPT,
     ROWS,
@@ -58,7 +57,7 @@ def _check(
 ) -> None:
     found = fit_samples(config, assistant, setting, rows)
     assert found.p_value > SIGNIFICANCE, found
-    assert found.detectable < (detectable or (0.16 if rows_of(setting) == ROWS else 0.23))
+    assert found.detectable < (detectable or (0.2 if rows_of(setting) == ROWS else 0.26))
     assert last_metrics().num_accepted_tokens > 0
 
 
@@ -111,15 +110,38 @@ def test_enumeration_by_processors_applied_by_hand():
 # -------------------------------------------------------------------------------------------- every method and setting
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("draft", ["noisy", pytest.param("other", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method, draft, setting",
+    [
+        *((method, "noisy", setting) for method in METHODS for setting in ("plain", "custom")),
+        ("target, best tokens", "noisy", "temperature"),
+        ("target, re-ranked", "noisy", "top-k"),
+        ("target, drawn", "noisy", "repetition"),
+        ("target, drawn", "other", "top-p"),
+        ("rejection, chain", "noisy", "top-p"),
+        ("rejection, irregular", "noisy", "repetition"),
+        ("rejection, irregular", "other", "top-k"),
+        ("rejection, budgets", "noisy", "temperature"),
+    ],
+)
 def test_draft_models(method: str, draft: str, setting: str):
+    """
+    Every method without processors and with one that is called row by row; every setting with both verifications.
+    `test_draft_models_strongly` takes all pairs, and so does `error_of_p` below, without sampling.
+    """
     _check(METHODS[method], a_draft(draft), setting)
 
 
-@pytest.mark.parametrize("setting", MORE_SETTINGS)
-@pytest.mark.parametrize("method", ["target, best tokens", "rejection, irregular"])
+@pytest.mark.parametrize(
+    "method, setting",
+    [
+        ("target, best tokens", "min-p"),
+        ("rejection, irregular", "low temperature"),
+        ("rejection, irregular", "no repeated pair"),
+        ("target, best tokens", "strong repetition"),
+        ("rejection, irregular", "all at once"),
+    ],
+)
 def test_more_settings(method: str, setting: str):
     _check(METHODS[method], a_draft("noisy"), setting)
 
@@ -135,16 +157,31 @@ def test_ngrams_in_a_static_tree(setting: str):
     _check(SpeculativeConfig(tree=TREE), NgramDraft(max_ngram=2, min_ngram=1), setting)
 
 
-@pytest.mark.parametrize("setting", ["plain", "top-k", "custom"])
-@pytest.mark.parametrize("draft_vocab_size", [None, 5])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method, draft_vocab_size, setting",
+    [
+        *((method, None, "plain") for method in METHODS),
+        *((method, 5, "top-k") for method in METHODS),
+        ("target, best tokens", None, "custom"),
+        ("rejection, irregular", 5, "custom"),
+        ("rejection, budgets", 5, "custom"),
+    ],
+)
 def test_heads(method: str, draft_vocab_size: int | None, setting: str):
     _check(METHODS[method], a_head(draft_vocab_size), setting)
 
 
-@pytest.mark.parametrize("draft_temperature", [0.3, 2.0])
-@pytest.mark.parametrize("assistant", ["noisy", "head"])
-@pytest.mark.parametrize("method", ["rejection, irregular", "rejection, budgets", "target, drawn"])
+@pytest.mark.parametrize(
+    "method, assistant, draft_temperature",
+    [
+        ("rejection, irregular", "noisy", 0.3),
+        ("rejection, irregular", "head", 2.0),
+        ("rejection, budgets", "noisy", 2.0),
+        ("rejection, budgets", "head", 0.3),
+        ("target, drawn", "noisy", 0.3),
+        ("target, drawn", "head", 2.0),
+    ],
+)
 def test_any_draft_temperature_is_exact(method: str, assistant: str, draft_temperature: float):
     config = replace(METHODS[method], draft_temperature=draft_temperature)
     _check(config, a_head(5) if assistant == "head" else a_draft(assistant), "top-k")
@@ -161,7 +198,7 @@ def test_a_draft_vocabulary_that_is_forgotten_does_not_fit(monkeypatch: pytest.M
     assert fit_samples(METHODS["rejection, irregular"], a_head(5), "plain").p_value < 1e-6
 
 
-STRONG = {"rows": 20_000, "detectable": 0.06}
+STRONG = {"rows": 10_000, "detectable": 0.09}
 
 
 @pytest.mark.slow
@@ -192,13 +229,15 @@ def test_every_token_is_drawn_from_p_after_its_own_history(method: str, setting:
 # ------------------------------------------------------------------------------------------------ batches with padding
 
 
-@pytest.mark.parametrize("setting", ["repetition", "custom"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method, setting",
+    list(zip(METHODS, ["repetition", "custom"] * 3, strict=True)),
+)
 def test_left_padding(method: str, setting: str):
     tokens = sample_tokens(
         the_target(),
         PADDED,
-        rows=250,
+        rows=160,
         length=LENGTH,
         assistant_model=a_draft("noisy"),
         speculative_config=METHODS[method],
@@ -206,7 +245,7 @@ def test_left_padding(method: str, setting: str):
     )
     found = combine(fit(texts, expected_tokens(setting, prompt)) for prompt, texts in enumerate(tokens))
     assert found.p_value > SIGNIFICANCE, found
-    assert found.detectable < 0.28
+    assert found.detectable < 0.34
 
 
 # ---------------------------------------------------------------------------------------------------------- batch of 1
@@ -255,17 +294,23 @@ def _check_long_text(method: str, processors: list[LogitsProcessor], length: int
     assert last_metrics().num_accepted_tokens > length / 20
 
 
-@pytest.mark.parametrize("processors", [[], [_NotTheLast()]], ids=["plain", "custom"])
-@pytest.mark.parametrize("method", ["target, best tokens", "rejection, irregular", "rejection, budgets"])
+@pytest.mark.parametrize(
+    "method, processors",
+    [
+        pytest.param("target, best tokens", [], id="target, best tokens-plain"),
+        pytest.param("rejection, irregular", [_NotTheLast()], id="rejection, irregular-custom"),
+        pytest.param("rejection, budgets", [], id="rejection, budgets-plain"),
+    ],
+)
 def test_one_long_text(method: str, processors: list[LogitsProcessor]):
-    _check_long_text(method, processors, length=900, detectable=0.16)
+    _check_long_text(method, processors, length=600, detectable=0.2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processors", [[], [_NotTheLast()]], ids=["plain", "custom"])
 @pytest.mark.parametrize("method", METHODS)
 def test_one_very_long_text(method: str, processors: list[LogitsProcessor]):
-    _check_long_text(method, processors, length=10_000, detectable=0.05)
+    _check_long_text(method, processors, length=5_000, detectable=0.071)
 
 
 # ----------------------------------------------------------------------------------------------------- ends and limits
@@ -308,7 +353,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(tree: TokenTree, setting:
     assert last_metrics().accepted_per_step == [[tree.depth]] * 200
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", ["top-p", "repetition", "custom"])
 def test_a_chain_of_one_equals_plain_sampling(setting: str):
     _check(SpeculativeConfig(tree=TokenTree.chain(1)), a_draft("itself"), setting)
 

@@ -20,7 +20,7 @@ from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
 from hf_specdec.verification import Walk, choose, walk_by_rejection, walk_target
 
 
-SAMPLES = 12_000
+SAMPLES = 5_000
 TARGET = TableModel.random(4, 8, 1.5, seed=20)
 IRREGULAR = TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,1), (1,0), (0,0,0), (0,0,1), (1,0,0)]")
 
@@ -70,7 +70,7 @@ def test_joint_distribution(kind: str, ahead: bool, monkeypatch: pytest.MonkeyPa
     texts = TARGET.finish(walked.tokens, 3)
     found = fit(texts, TARGET.joint(3))
     assert found.p_value > SIGNIFICANCE
-    assert found.detectable < 0.07
+    assert found.detectable < 0.11
     accepted = torch.tensor([len(path) for path in walked.paths])
     assert accepted.sum() > 0
     # The walk ends where the target's token is no child: the first level is passed as often as p says.

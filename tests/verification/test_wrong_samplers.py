@@ -39,7 +39,7 @@ from hf_specdec.verification import Walk, choose, rejection
 
 CAUGHT, RIGHT = 1e-6, 1e-3
 VOCAB, CHILDREN = 16, 3
-SAMPLES = 12_000
+SAMPLES = 5_000
 """As in test_rejection."""
 
 
