@@ -6,6 +6,5 @@ The loop of a speculative `generate` call, from the hook in transformers to what
 - `refusals`, `model_refusals`: calls and models that cannot be served.
 - `loop`: propose, score, accept, commit.
 - `target`, `prefill`: the target in one call.
-- `distribution`: the target's distribution at the nodes of a tree, after the call's logits processors.
-- `sequences`, `stopping`, `recording`: the rows, where they end, what is returned besides tokens.
+- `rows`, `stopping`, `recording`: the rows, where they end, what is returned besides tokens.
 """

@@ -13,6 +13,7 @@ from ..attention import supports_switching, switched_to_tree_attention
 from ..compat import CACHE
 from ..config import SpeculationPlan
 from ..drafters import Drafter, DraftRequest
+from ..engine.request import RequestOptions
 from ..engine.stopping import end_tokens_of, max_length_of
 from ..forwards.outputs import returning_named_outputs
 from ..graphs import GraphLoans, graph_loans
@@ -23,15 +24,12 @@ from ..trees import DraftTree, choice_of
 from ..verification import (
     DraftBackoff,
     DraftTemperature,
-    PositionNoise,
+    Verifier,
     Walk,
     rows_with_nan,
-    walk_by_rejection,
-    walk_target,
-    warpers_of,
 )
-from .distribution import TargetDistribution
 from .recording import Recorder, SpeculativeGenerateOutput
+from .rows import CallRows
 from .stopping import ColumnJudge
 from .target import Target
 
@@ -90,17 +88,14 @@ class SpeculativeCall:
         pad_token = None if pad_token is None else int(pad_token.flatten()[0])
         criteria = self.ranks.agreeing(stopping_criteria)
         self.judge = ColumnJudge(criteria, self.sequences, self.recorder, pad_token, streamer)
-        self.distribution = TargetDistribution(
-            logits_processor, self.sequences, self.recorder, self.judge, agree=self.ranks.agree
-        )
+        self.options = RequestOptions(logits_processor, stopping_criteria, self.do_sample, plan)
+        self.rows = CallRows(self.options, self.sequences, self.recorder, self.judge, self.ranks.agree)
 
     def run(self) -> torch.Tensor | SpeculativeGenerateOutput:
         """Generates until every row is finished."""
         phase, model = self.metrics.phase, self.target.model
         self.ranks.share_random_state()
-        if self.plan.draws_by_position:
-            seed, rows = PositionNoise.new_seed(), range(self.sequences.batch_size)
-            self.distribution.noises = [PositionNoise(f"{seed} {row}", self.sequences.device) for row in rows]
+        self.noises = self.rows.draw_by_position() if self.plan.draws_by_position else None
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()
@@ -118,17 +113,22 @@ class SpeculativeCall:
         """Prefills the prompts and commits the first token of every row, which is the first root."""
         outputs = self.target.prefill()
         self.recorder.add_prefill(outputs)
-        warpers = warpers_of(self.distribution.processors)
         vocab_size = self.target.model.config.get_text_config().vocab_size
         chunk_size = self.generation_config.prefill_chunk_size
-        noises = self.distribution.noises
         request = DraftRequest(
-            self.plan, vocab_size, warpers, chunk_size, self.temperature, self.choice, self.loans, noises
+            self.plan,
+            vocab_size,
+            self.options.warpers,
+            chunk_size,
+            self.temperature,
+            self.choice,
+            self.loans,
+            self.noises,
         )
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
-        self.distribution.begin_step(outputs.logits[:, -1:])
-        for row, token in enumerate(self.distribution.choose(rows, Walk.start(len(rows), rows), self.do_sample)):
+        p = self.rows.distribution(outputs.logits[:, -1:])
+        for row, token in enumerate(p.choose(rows, Walk.start(len(rows), rows), self.do_sample)):
             self.sequences.extend(row, [token])
         self.judge.advance()
 
@@ -221,11 +221,11 @@ class SpeculativeCall:
 
     def _accept(self, draft: DraftTree, outputs: ModelOutput) -> Walk:
         rows = [row for row, rests in enumerate(self.sequences.resting) if not rests]
-        self.distribution.begin_step(outputs.logits)
-        if self.plan.uses_rejection and draft.num_nodes > 0:
-            observe = self.temperature.observe if self.temperature.begin_step() else None
-            return walk_by_rejection(draft, self.distribution, rows, observe)
-        return walk_target(draft, self.distribution, rows, self.do_sample)
+        verifier = self.options.verifier(is_drawn=draft.num_nodes > 0)
+        observes = verifier == Verifier.REJECTION and self.temperature.begin_step()
+        p = self.rows.distribution(outputs.logits)
+        self._starts = p.lengths
+        return verifier.walk(draft, p, rows, self.temperature.observe if observes else None)
 
     def _commit(self, draft: DraftTree | None, walk: Walk, outputs: ModelOutput) -> None:
         """Commits the accepted tokens and their K/V; `draft` is None if the drafter was not asked."""
@@ -234,7 +234,7 @@ class SpeculativeCall:
         for row, path in enumerate(walk.paths):
             if path is None:
                 continue
-            start = self.distribution.lengths[row]
+            start = self._starts[row]
             self.log.add(row, start, len(path), None if draft is None else draft.num_valid(row))
             self.sequences.extend(row, walk.tokens[row][self.sequences.lengths[row] - start :])
         if not self._gave_up_drafts:

@@ -18,7 +18,6 @@ from ..config import SpeculationPlan
 from ..drafters import Drafter, DraftModelDrafter, EagleDrafter
 from ..drafters.heads import dtype_for
 from ..eagle import EagleHead
-from ..engine.distribution import NAN_LOGITS
 from ..engine.engine import Engine
 from ..engine.request import Request, RequestOptions
 from ..engine.stopping import end_tokens_of, max_length_of
@@ -31,6 +30,7 @@ from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
 from ..models.structure import execution_device
 from ..sequences import Sequences
+from ..verification import NAN_LOGITS
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from ..verification.device_warpers import Warpers
 from .engines import borrowed_engine

@@ -12,12 +12,12 @@ from ...cache.waiting_features import WaitingFeatures
 from ...forwards.node_inputs import causal_chain
 from ...graphs import Branch
 from ...trees import DraftTree, Topology
-from ...verification import Walk, rows_with_nan
+from ...verification import Verifier, Walk, rows_with_nan
 from ..request import Request
 from .captured import CapturedStep
 from .reports import HostCopy
-from .rows import RowValues, StepSize, WalkKind
-from .walks import RowWalks, error_of, kind_of
+from .rows import RowValues, StepSize
+from .walks import RowWalks, error_of
 
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_PROMPT_STEPS = 64
 """Most captured prefill steps that are kept."""
-ALL_KINDS = frozenset({WalkKind.GREEDY, WalkKind.TARGET})
+ALL_KINDS = frozenset({Verifier.GREEDY, Verifier.FROM_TARGET})
 """Kinds of walks in every prefill step, so that one graph serves all requests: a walk at a root costs little."""
 
 
@@ -236,7 +236,10 @@ class DevicePrompts:
         requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
-        kinds = [kind_of(one, False) if begin else WalkKind.RESTS for one, begin in zip(requests, begins, strict=True)]
+        kinds = [
+            request.options.verifier(False) if begin else Verifier.RESTS
+            for request, begin in zip(requests, begins, strict=True)
+        ]
         slots = [0 if store is None else store.unwanted_slot] * len(requests)
         if store is not None:
             for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):

@@ -8,7 +8,6 @@ from ...cache.waiting_features import WaitingFeatures
 from ..request import Request
 from .parts import StepPart
 from .rows import RowValues
-from .walks import kind_of
 
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class ValuesOfRows:
         lags = dict(zip(readers, self._drafting.lags(readers) if readers else [], strict=True))
         places, slots = self._features_of(own, lags, waits, part.depth + 1)
         return RowValues(
-            kinds=[kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)],
+            kinds=[one.options.verifier(part.draws and place < len(drafted)) for place, one in enumerate(own)],
             room=[self._drafting.room(one) for one in drafted] + [0] * len(part.plain),
             counts=[lags.get(one, 1) for one in own],
             places=places,
