@@ -25,7 +25,7 @@ from .heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..forwards.features import WatchedTarget
+    from ..forwards.target import TreeTarget
 
 MOST_UNPADDED_ROWS = 16
 """Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
@@ -127,7 +127,7 @@ class EagleDrafter(Drafter):
             self._lm_head = borrowed_lm_head(self.head, target)
 
     @contextmanager
-    def watching(self, target: WatchedTarget) -> Iterator[None]:
+    def watching(self, target: TreeTarget) -> Iterator[None]:
         num_layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
         boundaries = self.head.config.aux_boundaries(num_layers)
         with target.watched(boundaries) as self._features:

@@ -20,7 +20,7 @@ from .heads import ModelRefs, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..forwards.features import WatchedTarget
+    from ..forwards.target import TreeTarget
 
 
 class MedusaDrafter(Drafter):
@@ -86,7 +86,7 @@ class MedusaDrafter(Drafter):
         self.device = execution_device(self.heads)
 
     @contextmanager
-    def watching(self, target: WatchedTarget) -> Iterator[None]:
+    def watching(self, target: TreeTarget) -> Iterator[None]:
         with target.watched([]) as self._features:
             yield
 

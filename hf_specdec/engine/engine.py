@@ -12,10 +12,9 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from ..attention import supports_switching, switched_to_tree_attention
 from ..cache.blocks import BlockPool
 from ..drafters import Drafter, DraftRequest
-from ..forwards.outputs import returning_named_outputs
+from ..forwards.outputs import over_trees
 from ..graphs import GraphPool
 from ..graphs.paged import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
@@ -118,10 +117,7 @@ class Engine:
         self.check_models()
         with ExitStack() as stack:
             self.drafting.refresh()
-            for part in (self.model, *self.drafting.models):
-                stack.enter_context(returning_named_outputs(part))
-            for switched in filter(supports_switching, (self.model, *self.drafting.models)):
-                stack.enter_context(switched_to_tree_attention(switched))
+            stack.enter_context(over_trees(self.model, *self.drafting.models))
             stack.enter_context(self.drafting.watching(self.target))
             for cache in (self.target.cache, self.drafting.cache):
                 if cache is not None and cache.graphs is not None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..attention import supports_switching, switched_to_tree_attention
 from ..compat import CACHE
-from ..config import SpeculationPlan
-from ..drafters import Drafter, DraftRequest
-from ..engine.request import RequestOptions
-from ..engine.stopping import end_tokens_of, max_length_of
-from ..forwards.outputs import returning_named_outputs
+from ..drafters import DraftRequest
+from ..forwards.outputs import over_trees
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
 from ..ranks import Ranks
-from ..sequences import Sequences
 from ..trees import DraftTree, choice_of
 from ..verification import (
     DraftBackoff,
@@ -28,6 +21,7 @@ from ..verification import (
     Walk,
     rows_with_nan,
 )
+from .arguments import CallArguments
 from .recording import Recorder, SpeculativeGenerateOutput
 from .rows import CallRows
 from .stopping import ColumnJudge
@@ -39,67 +33,37 @@ class SpeculativeCall:
     A speculative `generate` call. All state of the call is in here, so that several threads may generate on one model.
 
     Args:
-        model (`PreTrainedModel`): the target.
-        input_ids (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
-        drafter (`Drafter`): proposes the trees; this call's own copy.
-        plan (`SpeculationPlan`): how this call speculates.
+        call (`CallArguments`): the call, with a drafter of its own.
         loans (`GraphLoans`): lend the memory of CUDA graphs.
-        logits_processor (`LogitsProcessorList`), stopping_criteria (`StoppingCriteriaList`), generation_config
-            (`GenerationConfig`), synced_gpus (`bool`), streamer (`BaseStreamer`, *optional*), model_kwargs (`dict`):
-            as `generate` hands them to a decoding method.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        drafter: Drafter,
-        plan: SpeculationPlan,
-        loans: GraphLoans,
-        *,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        synced_gpus: bool = False,
-        streamer: Any = None,
-    ):
-        self.drafter, self.plan, self.generation_config = drafter, plan, generation_config
-        self.loans = loans
-        self.synced_gpus, self.streamer = synced_gpus, streamer
-        self.do_sample = bool(generation_config.do_sample)
-        self.ranks = Ranks.of(model)
+    def __init__(self, call: CallArguments, loans: GraphLoans):
+        self.call, self.drafter, self.plan, self.loans = call, call.drafter, call.plan, loans
+        plan, batch_size = call.plan, len(call.input_ids)
+        self.ranks = Ranks.of(call.model)
         self.temperature = DraftTemperature(plan.draft_temperature or 1.0, adapts=plan.draft_temperature is None)
-        self.metrics, self.log = SpeculationMetrics(), StepLog(len(input_ids))
+        self.metrics, self.log = SpeculationMetrics(), StepLog(batch_size)
         self.draft_backoff, self._gave_up_drafts = DraftBackoff(), False
-        visible = _visible(model_kwargs.get("attention_mask"))
-        self.sequences = Sequences(
-            input_ids,
-            None if visible is None else visible[:, visible.shape[1] - input_ids.shape[1] :],
-            max_length=max_length_of(stopping_criteria, input_ids.shape[1]),
-            end_tokens=end_tokens_of(stopping_criteria),
-        )
-        asked = None if self.sequences.max_length is None else self.sequences.max_length - input_ids.shape[1]
-        self.choice = choice_of(plan.tree, model, drafter.times_key, (len(input_ids), self.do_sample), asked)
-        num_nodes = plan.tree.num_nodes
-        self.target = Target(model, self.sequences, visible, generation_config, model_kwargs, num_nodes, loans)
-        self.recorder = Recorder.of_call(len(input_ids), generation_config, self.target.users_cache)
-        pad_token = getattr(generation_config, "_pad_token_tensor", None)
-        pad_token = None if pad_token is None else int(pad_token.flatten()[0])
-        criteria = self.ranks.agreeing(stopping_criteria)
-        self.judge = ColumnJudge(criteria, self.sequences, self.recorder, pad_token, streamer)
-        self.options = RequestOptions(logits_processor, stopping_criteria, self.do_sample, plan)
-        self.rows = CallRows(self.options, self.sequences, self.recorder, self.judge, self.ranks.agree)
+        self.sequences = call.sequences()
+        asked = None if call.max_length is None else call.max_length - call.input_ids.shape[1]
+        kind = batch_size, call.options.do_sample
+        self.choice = choice_of(plan.tree, call.model, call.drafter.times_key, kind, asked)
+        self.target = Target(call, self.sequences, plan.tree.num_nodes, loans)
+        self.recorder = Recorder.of_call(batch_size, call.generation_config, call.cache)
+        criteria = self.ranks.agreeing(call.stopping_criteria)
+        self.judge = ColumnJudge(criteria, self.sequences, self.recorder, call.pad_token, call.streamer)
+        self.rows = CallRows(call.options, self.sequences, self.recorder, self.judge, self.ranks.agree)
 
     def run(self) -> torch.Tensor | SpeculativeGenerateOutput:
         """Generates until every row is finished."""
-        phase, model = self.metrics.phase, self.target.model
+        phase = self.metrics.phase
         self.ranks.share_random_state()
         self.noises = self.rows.draw_by_position() if self.plan.draws_by_position else None
         with self.drafter.watching(self.target):
             with phase("prefill"):
                 self._prefill()
-            while model._has_unfinished_sequences(self.judge.all_finished, self.synced_gpus, self.sequences.device):
+            synced, device = self.call.synced_gpus, self.sequences.device
+            while self.target.model._has_unfinished_sequences(self.judge.all_finished, synced, device):
                 if self.judge.all_finished:
                     self.give_up_drafts()
                     self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
@@ -114,11 +78,11 @@ class SpeculativeCall:
         outputs = self.target.prefill()
         self.recorder.add_prefill(outputs)
         vocab_size = self.target.model.config.get_text_config().vocab_size
-        chunk_size = self.generation_config.prefill_chunk_size
+        chunk_size = self.call.generation_config.prefill_chunk_size
         request = DraftRequest(
             self.plan,
             vocab_size,
-            self.options.warpers,
+            self.call.options.warpers,
             chunk_size,
             self.temperature,
             self.choice,
@@ -128,7 +92,7 @@ class SpeculativeCall:
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))
         p = self.rows.distribution(outputs.logits[:, -1:])
-        for row, token in enumerate(p.choose(rows, Walk.start(len(rows), rows), self.do_sample)):
+        for row, token in enumerate(p.choose(rows, Walk.start(len(rows), rows), self.call.options.do_sample)):
             self.sequences.extend(row, [token])
         self.judge.advance()
 
@@ -142,7 +106,10 @@ class SpeculativeCall:
             speculates = may_speculate and self._begin_step()
             draft = self._propose() if speculates else self._no_draft()
         with phase("score"):
-            draft, outputs = self._score(draft)
+            scored, outputs = self.target.score(draft)
+            if scored is not draft:  # the target refuses positions
+                self.give_up_drafts()
+                draft = scored
         if draft.num_nodes > 0 and self._holds_nan(outputs.logits):
             walk = self._take_nothing(draft)
         else:
@@ -159,16 +126,6 @@ class SpeculativeCall:
         """Lets the tree of the step be chosen, and says whether there is one."""
         evidence = self.drafter.evidence(self.sequences) if self.choice.reads_evidence else None
         return self.choice.begin_step(self.sequences.longest, evidence) is not None
-
-    def _score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
-        """Scores the draft; or the roots alone, if the target refuses the positions of its nodes."""
-        try:
-            return draft, self.target.score(draft)
-        except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) or not self.target.gives_up_positions(draft):
-                raise
-        self.give_up_drafts()
-        return self._no_draft(), self.target.score(self._no_draft())
 
     def _pass_last_position(self) -> None:
         """
@@ -221,7 +178,7 @@ class SpeculativeCall:
 
     def _accept(self, draft: DraftTree, outputs: ModelOutput) -> Walk:
         rows = [row for row, rests in enumerate(self.sequences.resting) if not rests]
-        verifier = self.options.verifier(is_drawn=draft.num_nodes > 0)
+        verifier = self.call.options.verifier(is_drawn=draft.num_nodes > 0)
         observes = verifier == Verifier.REJECTION and self.temperature.begin_step()
         p = self.rows.distribution(outputs.logits)
         self._starts = p.lengths
@@ -242,50 +199,30 @@ class SpeculativeCall:
         self.judge.advance()
 
     def _finish(self) -> torch.Tensor | SpeculativeGenerateOutput:
-        if self.streamer is not None:
-            self.streamer.end()
-        length, cache = self.judge.judged, self.target.users_cache
+        if self.call.streamer is not None:
+            self.call.streamer.end()
+        length = self.judge.judged
         self.log.count(self.metrics, [min(length, end) for end in self.sequences.lengths])
-        returns = self.generation_config.return_dict_in_generate
-        if cache is not None and (returns or getattr(cache, "_is_user_defined", False)):
-            self.target.hand_back(length, may_forward=not self.synced_gpus)
+        if self.call.returns_cache:
+            self.target.hand_back(length, may_forward=not self.call.synced_gpus)
         set_last_metrics(self.metrics)
         ids = self.sequences.columns(length).clone()
-        if not returns:
+        if not self.call.generation_config.return_dict_in_generate:
             return ids
-        recorded = {name: self.recorder.get(name) for name in self.recorder.wanted}
-        return SpeculativeGenerateOutput(sequences=ids, **recorded, **{CACHE: cache}, speculation=self.metrics)
+        recorded = {name: self.recorder.get(name) for name in self.recorder.wanted} | {CACHE: self.call.cache}
+        return SpeculativeGenerateOutput(sequences=ids, speculation=self.metrics, **recorded)
 
 
 # -------------------------------------------------------------------------------------------------------- entry point
 
 
-def speculative_decoding(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    drafter: Drafter,
-    plan: SpeculationPlan,
-    **call: Any,
-) -> torch.Tensor | SpeculativeGenerateOutput:
+def speculative_decoding(call: CallArguments) -> torch.Tensor | SpeculativeGenerateOutput:
     """
-    Generates as `model.generate` would without an assistant, only faster. The arguments are those of
-    `SpeculativeCall`.
+    Generates as `model.generate` would without an assistant, only faster.
 
     On an exception, Ctrl-C included, the model's attention implementation is as it was, and a cache that was handed in
     is untouched.
     """
-    drafter = drafter.for_call(model)
-    with ExitStack() as stack:
-        for part in (model, *drafter.models):
-            stack.enter_context(returning_named_outputs(part))
-        for switched in filter(supports_switching, (model, *drafter.models)):
-            stack.enter_context(switched_to_tree_attention(switched))
-        loans = stack.enter_context(graph_loans(plan.cuda_graphs))
-        return SpeculativeCall(model, input_ids, drafter, plan, loans, **call).run()
-
-
-def _visible(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Which of the prompt's slots hold tokens, `[batch, slots]` bool; None if all do."""
-    if attention_mask is None or bool(attention_mask.all()):
-        return None
-    return attention_mask.bool()
+    call = replace(call, drafter=call.drafter.for_call(call.model))
+    with over_trees(call.model, *call.drafter.models), graph_loans(call.plan.cuda_graphs) as loans:
+        return SpeculativeCall(call, loans).run()

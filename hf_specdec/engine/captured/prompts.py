@@ -204,7 +204,7 @@ class DevicePrompts:
         ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
         is_new = step is None
         if step is None:
-            has_head = self._target.forward.features is not None
+            has_head = self._target.features is not None
             steps = self._decoding_steps
             compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
             step = PromptStep(self._target, self._drafting, size, has_head, compiles)
@@ -229,7 +229,7 @@ class DevicePrompts:
             return False
         if request.options.do_sample and not self.draws_tokens:
             return False
-        return target.forward.features is None or (drafting.features is not None and drafting.can_be_captured)
+        return target.features is None or (drafting.features is not None and drafting.can_be_captured)
 
     def _values(self, chunk: Chunk, ends: list[int]) -> tuple[RowValues, list[int]]:
         """Values of a chunk's rows, and the place in its text where each row begins; see `InFlightRows.load`."""
