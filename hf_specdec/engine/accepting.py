@@ -11,8 +11,8 @@ from ..trees import DraftTree
 from ..verification import NAN_LOGITS, PositionNoise, TargetDistribution, Verifier, Walk, rows_with_nan
 from .bookkeeping import Bookkeeping
 from .captured import DraftGroup
-from .drafting import DraftTemperatures
 from .request import Request
+from .temperatures import DraftTemperatures
 
 
 class Acceptance:

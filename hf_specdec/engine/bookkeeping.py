@@ -11,7 +11,7 @@ from .request import Request
 
 
 if TYPE_CHECKING:
-    from .drafting import Drafting
+    from ..drafters import Drafting
 
 
 class Bookkeeping:

@@ -13,23 +13,24 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache.blocks import BlockPool
-from ..drafters import Drafter, DraftRequest
+from ..drafters import Drafter, DraftRequest, drafting_of
 from ..forwards.outputs import over_trees
 from ..graphs import GraphPool
 from ..graphs.paged import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree
+from ..trees.joining import join_drafts
 from ..verification import DraftTemperature, Walk
 from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
 from .captured import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
 from .captured.reports import HostCopy
-from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy
 from .request import Request
 from .scheduler import Chunk, Scheduler
 from .target import InFlightTarget
+from .temperatures import DraftTemperatures
 from .tree_choice import TreeChoices
 
 

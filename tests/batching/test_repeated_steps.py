@@ -22,8 +22,8 @@ from transformers import StoppingCriteriaList
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.cache.blocks import BlockPool
 from hf_specdec.cache.paged_cache import PagedCache
+from hf_specdec.drafters.draft_model import CapturedDraftModel
 from hf_specdec.engine.captured import DeviceSteps, Outcome
-from hf_specdec.engine.captured.drafts import CapturedDraftModel
 from hf_specdec.engine.captured.parts import StepPart
 from hf_specdec.engine.captured.repeats import Repeats
 from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize

@@ -17,8 +17,8 @@ from .rows import InFlightRows, RowValues, StepSize
 
 
 if TYPE_CHECKING:
+    from ...drafters import Drafting
     from ...forwards.tree_forward import TreeForward
-    from ..drafting import Drafting
     from ..target import InFlightTarget
 
 

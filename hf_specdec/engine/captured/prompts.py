@@ -21,11 +21,11 @@ from .walks import RowWalks, error_of
 
 
 if TYPE_CHECKING:
+    from ...drafters import Drafting
+    from ...drafters.eagle import CapturedHead
     from ...forwards.features import Features
-    from ..drafting import Drafting
     from ..scheduler import Chunk
     from ..target import InFlightTarget
-    from .drafts import CapturedHead
     from .runner import DeviceSteps
 
 MOST_PROMPT_STEPS = 64

@@ -10,18 +10,17 @@ import torch
 
 from ...cache.compaction import Compaction
 from ...compiling.layers import compiled_function
+from ...drafters.captured import CapturedDraft, NoDraft
 from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
 from .captured import CapturedStep
-from .drafts import CapturedDraft, NoDraft
 from .reports import Reports
 from .rows import RowValues, StepSize
 from .walks import RowWalks
 
 
 if TYPE_CHECKING:
-    from ...drafters import DraftRequest
-    from ..drafting import Drafting
+    from ...drafters import Drafting, DraftRequest
     from ..request import Request
     from ..target import InFlightTarget
 

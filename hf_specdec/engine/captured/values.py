@@ -11,7 +11,7 @@ from .rows import RowValues
 
 
 if TYPE_CHECKING:
-    from ..drafting import Drafting
+    from ...drafters import Drafting
 
 MOST_LAG = 8
 """Most levels of an earlier, deeper tree that a draft can catch up with in a step; more are read before the step."""
