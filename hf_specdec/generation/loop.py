@@ -9,6 +9,7 @@ from transformers.utils import ModelOutput
 
 from ..compat import CACHE
 from ..drafters import DraftRequest
+from ..engine import host_step
 from ..forwards.outputs import over_trees
 from ..graphs import GraphLoans, graph_loans
 from ..metrics import SpeculationMetrics, StepLog, set_last_metrics
@@ -99,28 +100,52 @@ class SpeculativeCall:
     # -------------------------------------------------------------------------------------------------------- a step
 
     def _step(self) -> None:
-        phase, seconds = self.metrics.phase, self.metrics.seconds
-        before = dict(seconds)
-        may_speculate = not self.draft_backoff.takes_step() and self._may_speculate()
-        with phase("propose"):
-            speculates = may_speculate and self._begin_step()
-            draft = self._propose() if speculates else self._no_draft()
-        with phase("score"):
-            scored, outputs = self.target.score(draft)
-            if scored is not draft:  # the target refuses positions
-                self.give_up_drafts()
-                draft = scored
-        if draft.num_nodes > 0 and self._holds_nan(outputs.logits):
-            walk = self._take_nothing(draft)
-        else:
-            with phase("accept"):
-                walk = self._accept(draft, outputs)
-            with phase("commit"):
-                self._commit(draft if speculates else None, walk, outputs)
-        if may_speculate:
-            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items()}
-            propose = spent.pop("propose")
-            self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
+        self._may_speculate = not self.draft_backoff.takes_step() and self._has_few_rows()
+        host_step.run(self)
+
+    def propose(self) -> DraftTree:
+        self._speculates = self._may_speculate and self._begin_step()
+        draft = self.drafter.propose(self.sequences) if self._speculates else None
+        if draft is None:
+            return self._no_draft()
+        room = [self.sequences.room(row) for row in range(self.sequences.batch_size)]
+        return self.ranks.agree_on_draft(draft.within(room))
+
+    def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        scored, outputs = self.target.score(draft)
+        if scored is not draft:  # the target refuses positions
+            self.give_up_drafts()
+        return scored, outputs
+
+    def accept(self, draft: DraftTree, outputs: ModelOutput) -> Walk:
+        self._is_spoiled = draft.num_nodes > 0 and self._holds_nan(outputs.logits)
+        if self._is_spoiled:
+            return Walk.start(self.sequences.batch_size, [])
+        rows = [row for row, rests in enumerate(self.sequences.resting) if not rests]
+        verifier = self.call.options.verifier(is_drawn=draft.num_nodes > 0)
+        observes = verifier == Verifier.REJECTION and self.temperature.begin_step()
+        p = self.rows.distribution(outputs.logits)
+        self._starts = p.lengths
+        return verifier.walk(draft, p, rows, self.temperature.observe if observes else None)
+
+    def commit(self, draft: DraftTree, walk: Walk, outputs: ModelOutput) -> None:
+        self.recorder.add_step(walk.paths, outputs, self.target.cache.lengths)
+        self.target.cache.keep(walk.paths)
+        for row, path in enumerate(walk.paths):
+            if path is None:
+                continue
+            start = self._starts[row]
+            self.log.add(row, start, len(path), draft.num_valid(row) if self._speculates else None)
+            self.sequences.extend(row, walk.tokens[row][self.sequences.lengths[row] - start :])
+        if not self._gave_up_drafts:
+            self.drafter.commit(walk.paths)
+        if self._is_spoiled:
+            self._refuse(draft)
+        self.judge.advance()
+
+    def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
+        if self._may_speculate:
+            self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, rest))
 
     def _begin_step(self) -> bool:
         """Lets the tree of the step be chosen, and says whether there is one."""
@@ -141,17 +166,14 @@ class SpeculativeCall:
         goes_on = ~torch.tensor(self.sequences.resting, device=logits.device)
         return bool((rows_with_nan(logits) & goes_on).any())
 
-    def _take_nothing(self, draft: DraftTree) -> Walk:
-        """Ends a step in which a draft token may have spoiled the other nodes; its drafts count as refused."""
-        nothing = Walk.start(self.sequences.batch_size, [])
+    def _refuse(self, draft: DraftTree) -> None:
+        """Counts drafts as refused, one of which may have spoiled the other nodes, and drops their K/V."""
         self.target.cache.wipe()
-        self.drafter.commit(nothing.paths)
         self.drafter.wipe()
         self.draft_backoff.begin()
         for row, rests in enumerate(self.sequences.resting):
             if not rests:
                 self.metrics.add_draft(draft.num_valid(row), 0)
-        return nothing
 
     def give_up_drafts(self) -> None:
         """Lets the rest of the call go without drafts; no hidden states are recorded for them any more."""
@@ -159,44 +181,15 @@ class SpeculativeCall:
         if self.target.features is not None:
             self.target.features.close()
 
-    def _may_speculate(self) -> bool:
+    def _has_few_rows(self) -> bool:
         """Whether the drafter may be asked in this step, by the number of rows that go on."""
         if self._gave_up_drafts:
             return False
         limit = self.plan.disable_by_batch_size
         return limit is None or self.sequences.resting.count(False) <= limit
 
-    def _propose(self) -> DraftTree:
-        draft = self.drafter.propose(self.sequences)
-        if draft is None:
-            return self._no_draft()
-        room = [self.sequences.room(row) for row in range(self.sequences.batch_size)]
-        return self.ranks.agree_on_draft(draft.within(room))
-
     def _no_draft(self) -> DraftTree:
         return DraftTree.empty(self.sequences.batch_size, self.sequences.device)
-
-    def _accept(self, draft: DraftTree, outputs: ModelOutput) -> Walk:
-        rows = [row for row, rests in enumerate(self.sequences.resting) if not rests]
-        verifier = self.call.options.verifier(is_drawn=draft.num_nodes > 0)
-        observes = verifier == Verifier.REJECTION and self.temperature.begin_step()
-        p = self.rows.distribution(outputs.logits)
-        self._starts = p.lengths
-        return verifier.walk(draft, p, rows, self.temperature.observe if observes else None)
-
-    def _commit(self, draft: DraftTree | None, walk: Walk, outputs: ModelOutput) -> None:
-        """Commits the accepted tokens and their K/V; `draft` is None if the drafter was not asked."""
-        self.recorder.add_step(walk.paths, outputs, self.target.cache.lengths)
-        self.target.keep(walk.paths)
-        for row, path in enumerate(walk.paths):
-            if path is None:
-                continue
-            start = self._starts[row]
-            self.log.add(row, start, len(path), None if draft is None else draft.num_valid(row))
-            self.sequences.extend(row, walk.tokens[row][self.sequences.lengths[row] - start :])
-        if not self._gave_up_drafts:
-            self.drafter.commit(walk.paths)
-        self.judge.advance()
 
     def _finish(self) -> torch.Tensor | SpeculativeGenerateOutput:
         if self.call.streamer is not None:

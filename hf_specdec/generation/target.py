@@ -227,10 +227,6 @@ class Target(TreeTarget):
                 position_depths=self.slots_before + length - 1 - ends,
             )
 
-    def keep(self, paths: list[list[int] | None]) -> None:
-        """Commits the root and an accepted path for every row; see `TreeCache.keep`."""
-        self.cache.keep(paths)
-
     # -------------------------------------------------------------------------------------------- the cache at the end
 
     def hand_back_from(self, length: int) -> None:
