@@ -77,7 +77,7 @@ class GrowingDraft(CapturedDraft):
         self.drafter = copy.copy(drafter)
         if asked is not None:
             self.drafter.ask(asked)
-        self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, None, self.first_slots)
+        self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, self.first_slots)
 
     def write_as(self, cache: DevicePagedCache) -> None:
         self.cache.write_tables, self.cache.places = cache.write_tables, cache.places

@@ -61,7 +61,7 @@ class CapturedStep(ABC):
         """
         device, captured = self.rows.device, copy.copy(self)
         captured._cache = DevicePagedCache(self._target.cache, self.rows.tables)
-        captured._forward = self._target.forward.over(captured._cache, self._first_slots, None, self._first_slots)
+        captured._forward = self._target.forward.over(captured._cache, self._first_slots, self._first_slots)
         self._compile(captured._forward)
         if self.compiles and self.compiles_whole:
             captured._cache.places = compiled_function(places_of)
