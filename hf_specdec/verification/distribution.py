@@ -131,6 +131,8 @@ class TargetDistribution:
 
     def _at_nodes(self, rows: list[int], walk: Walk) -> torch.Tensor:
         """Logits where the walks of `rows` stand, `[rows, vocab]` float32: a copy, as processors may write into it."""
+        if len(rows) == 1:
+            return self._logits[rows[0], walk.node(rows[0])][None].to(self._device, torch.float32, copy=True)
         index = torch.tensor([rows, [walk.node(row) for row in rows]], device=self._logits.device)
         return self._logits[index[0], index[1]].to(self._device, torch.float32)
 
@@ -154,7 +156,9 @@ class TargetDistribution:
         """
         own = [self._rows[row].options for row in rows]
         draws = [options.do_sample for options in own]
-        if not any(draws) and (self._is_call or not any(options.processors for options in own)):
+        if self._is_call and self._rows[0].noise is None:
+            return scores, None  # `torch.multinomial` raises, as in plain `generate`
+        if not any(draws) and not any(options.processors for options in own):
             return scores, None
         highest = scores.amax(dim=-1)
         hopeless = ~highest.isfinite()
