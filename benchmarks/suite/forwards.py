@@ -9,13 +9,17 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_specdec.attention import switched_to_tree_attention
-from hf_specdec.cache import DeviceCache, TreeCache
-from hf_specdec.compat import CACHE
+from hf_specdec.cache.blocks import ZERO_BLOCK, BlockPool, BlockTable
+from hf_specdec.cache.device_paged_cache import DevicePagedCache
 from hf_specdec.compiling.layers import MOST_SHAPES
-from hf_specdec.forwards.tree_forward import TreeForward
-from hf_specdec.graphs import GraphStore
-from hf_specdec.models.structure import keeping_one_logit
+from hf_specdec.engine.target import InFlightTarget
+from hf_specdec.forwards.node_inputs import causal_chain
+from hf_specdec.graphs.paged import FEWEST_BLOCKS, next_power_of_two
 from hf_specdec.trees import TokenTree, Topology
+
+
+BLOCK_SIZE = 32
+"""Slots of a block, as in steps of `generate`."""
 
 
 @contextmanager
@@ -35,22 +39,28 @@ def forward_after(
     """
     topology, length = Topology.of_tree(tree, model.device), ids.shape[1]
     nodes = topology.num_nodes + 1
-    store = GraphStore(length + nodes)
-    cache = TreeCache(model.config.num_hidden_layers, 1, model.device, capacity=length + nodes, storage=store)
-    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    pool, table = BlockPool(-(-(length + nodes) // BLOCK_SIZE), BLOCK_SIZE), BlockTable()
+    pool.reserve(table, length + nodes)
+    target = InFlightTarget(model, pool, cuda_graphs="auto")
     tokens = torch.randint(model.config.vocab_size, (1, nodes), device=model.device)
     with (
         torch.no_grad(),
         switched_to_tree_attention(model),
         torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
     ):
-        model(input_ids=ids, use_cache=True, **{CACHE: cache}, **keeping_one_logit(model))
-        cache.adopt_prefill()
-        device_cache, forward = DeviceCache(cache), TreeForward(model, cache, None, zero)
-        device_cache.at(cache.lengths_tensor)
-        visible = None if forward.has_kernel else torch.ones(1, cache.capacity, dtype=torch.bool, device=model.device)
-        forward = forward.over(device_cache, zero, visible, zero)
-        forward.compiles = compiles
+        target.cache.seat([table])
+        target.forward(ids, *causal_chain(length, model.device), logits_to_keep=1)
+        target.cache.set_lengths([length])
+        forward = target.forward
+        if forward.has_kernel:
+            width = max(FEWEST_BLOCKS, next_power_of_two(len(table.blocks) + 1))
+            padded = table.blocks + [ZERO_BLOCK] * (width - len(table.blocks))
+            cache = DevicePagedCache(target.cache, torch.tensor([padded], device=model.device))
+            cache.write_tables = cache.writable_tables()
+            cache.at(target.cache.lengths_tensor)
+            zero = torch.zeros(1, dtype=torch.long, device=model.device)
+            forward = forward.over(cache, zero, zero)
+            forward.compiles = compiles
         yield lambda: forward(tokens, topology.ancestors, topology.depths)
 
 

@@ -3,16 +3,16 @@ K/V caches that hold the nodes of a tree after the committed tokens.
 
 - `tree_cache`: the cache of a call, and its exchange with transformers' own caches.
 - `layers`: the K/V of one attention layer.
-- `device_cache`: caches whose lengths only the device knows.
+- `paged_cache`, `blocks`: the K/V of requests in flight, in blocks; `device_paged_cache`: where only the device knows
+  the lengths.
 - `reuse`: which caches of a user can be continued.
 - `compaction`: moving accepted nodes by the Triton kernel.
 - `sizes`: how large keys and values are.
 """
 
-from .device_cache import DeviceCache, LengthsOnDevice
 from .layers import TreeLayer, WriteWindow
 from .reuse import check_reusable
 from .tree_cache import TreeCache
 
 
-__all__ = ["DeviceCache", "LengthsOnDevice", "TreeCache", "TreeLayer", "WriteWindow", "check_reusable"]
+__all__ = ["TreeCache", "TreeLayer", "WriteWindow", "check_reusable"]

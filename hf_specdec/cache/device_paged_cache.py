@@ -8,7 +8,6 @@ import torch
 from transformers.cache_utils import Cache
 
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
-from .device_cache import LengthsOnDevice
 from .paged_cache import PagedCache, PagedLayer, PagedWindow
 
 
@@ -33,7 +32,7 @@ def places_of(
     return tables.gather(1, columns.clamp(max=tables.shape[1] - 1)), offsets
 
 
-class DevicePagedCache(LengthsOnDevice, PagedCache):
+class DevicePagedCache(PagedCache):
     """
     A view of another cache's blocks for captured steps, where lengths and block tables are known only on the device.
     Only tree forwards use it, and their attention reads K/V by the block tables.
@@ -44,6 +43,8 @@ class DevicePagedCache(LengthsOnDevice, PagedCache):
             `ZERO_BLOCK`.
     """
 
+    is_on_device = True
+
     def __init__(self, source: PagedCache, tables: torch.Tensor):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in source.layers])
         self.pool, self.device, self.graphs = source.pool, source.device, None
@@ -51,6 +52,15 @@ class DevicePagedCache(LengthsOnDevice, PagedCache):
         self._ranges: dict[int, torch.Tensor] = {}
         for layer, held in zip(self.layers, source.layers, strict=True):
             layer.hold(held.keys, held.values)
+
+    @property
+    def uniform_length(self) -> None:
+        """None: the host does not know the lengths."""
+        return None
+
+    def at(self, lengths: torch.Tensor) -> None:
+        """Sets the number of committed slots of every row, `[batch]` int64, for the following forwards."""
+        self._lengths_tensor = lengths
 
     write_tables: torch.Tensor
     """`writable_tables`, which the owner of a step makes once for all its forwards."""

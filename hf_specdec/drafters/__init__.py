@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..cache.blocks import BlockPool
 from ..eagle import EagleHead
+from ..graphs import GraphPool
 from ..medusa import MedusaHeads
 from .base import Drafter, DraftRequest
-from .draft_model import DraftModelDrafter
-from .eagle import EagleDrafter
-from .medusa import MedusaDrafter
+from .draft_model import DraftModelDrafter, DraftModelDrafting
+from .drafting import Drafting
+from .eagle import EagleDrafter, EagleDrafting
+from .medusa import MedusaDrafter, MedusaDrafting
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
+from .one_by_one import OneByOneDrafting
 
 
 __all__ = [
     "DraftModelDrafter",
     "DraftRequest",
     "Drafter",
+    "Drafting",
     "EagleDrafter",
     "MedusaDrafter",
     "NgramDraft",
     "ObservedDrafter",
     "as_drafter",
+    "drafting_of",
     "is_own_draft",
 ]
 
@@ -67,6 +73,42 @@ def as_drafter(assistant: Any) -> Drafter:
         "`assistant_model` must be a causal language model, an `EagleHead`, `MedusaHeads`, or a drafter such as "
         f"`NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
     )
+
+
+def drafting_of(
+    drafter: Drafter,
+    target: PreTrainedModel,
+    pool: BlockPool,
+    max_requests: int,
+    cuda_graphs: bool | Literal["auto"] = False,
+    graph_pool: GraphPool | None = None,
+) -> Drafting:
+    """
+    The `Drafting` with which a drafter serves requests in flight.
+
+    Args:
+        drafter (`Drafter`): proposes the trees.
+        target (`PreTrainedModel`): the target.
+        pool (`BlockPool`): the K/V blocks.
+        max_requests (`int`): most requests that run at once.
+        cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
+        graph_pool (`GraphPool`, *optional*): memory shared with the CUDA graphs of other models.
+
+    Raises:
+        ValueError: for a drafter of a user's own that watches the target's forwards.
+    """
+    if isinstance(drafter, DraftModelDrafter):
+        return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
+    if isinstance(drafter, EagleDrafter):
+        return EagleDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
+    if isinstance(drafter, MedusaDrafter):
+        return MedusaDrafting(drafter.for_call(target))
+    if type(drafter).watching is not Drafter.watching:
+        raise ValueError(
+            f"`assistant_model`: {type(drafter).__name__} watches the target's forwards, whose rows change from step "
+            "to step here. Pass it to `generate`."
+        )
+    return OneByOneDrafting(drafter, target)
 
 
 def _remedy(assistant: Any) -> str:

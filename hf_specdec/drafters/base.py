@@ -21,7 +21,7 @@ from ..verification.draft_temperature import DraftTemperature
 
 
 if TYPE_CHECKING:
-    from ..forwards.features import WatchedTarget
+    from ..forwards.target import TreeTarget
     from ..graphs import GraphLoans, GraphStore
     from .growth import Noise
 
@@ -159,7 +159,7 @@ class Drafter(CandidateGenerator):
         """A shallow copy of the drafter, for one call."""
         return copy.copy(self)
 
-    def watching(self, target: WatchedTarget) -> AbstractContextManager[Any]:
+    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
         """
         Context manager around all forwards of the target in a call, for drafters that read the target's hidden states.
         `target.model` may be run by other callers meanwhile; `target.is_running` says whether a forward is the call's.

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from ..cache import TreeCache
+from ..cache.blocks import BlockPool
+from ..cache.paged_cache import PagedCache
+from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import LONGEST_FORWARD
 from ..forwards.node_inputs import causal_chain
 from ..forwards.tree_forward import TreeForward
 from ..forwards.vocabulary import ForwardOfShared, SharedVocabulary
+from ..graphs import GraphPool
+from ..graphs.paged import PagedGraphs
 from ..models.positions import num_positions, said_positions
 from ..models.structure import execution_device, keeping_one_logit
-from ..sequences import Rows, Sequences
+from ..sequences import Rows, Sequences, StepRows
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
-from .growth import LevelNodes, grow
+from .captured import GrowingDraft
+from .drafting import MOST_UNREAD_TOKENS, CachedDrafting, can_be_captured
+from .growth import LevelNodes, Warp, grow
 
 
+if TYPE_CHECKING:
+    from ..engine.request import Request
+
+MOST_TOKENS = 8192
+"""Most tokens of all rows, padding included, that a draft model forwards at once when it catches up."""
 MOST_WITH_LOGITS = 64
 """Most unread tokens per row in a forward of rows of different lengths, which computes the logits of all tokens."""
 
@@ -156,10 +168,10 @@ class DraftModelDrafter(Drafter):
         while max(counts) > (LONGEST_FORWARD if min(counts) == max(counts) else MOST_WITH_LOGITS):
             ends = [min(start + LONGEST_FORWARD, length - 1) for start, length in zip(seen, lengths, strict=True)]
             most = max(end - start for start, end in zip(seen, ends, strict=True))
-            self._forward_from(sequences, seen, most, logits_to_keep=1)
+            self.forward_from(sequences, seen, most, logits_to_keep=1)
             seen, counts = ends, [length - end for end, length in zip(ends, lengths, strict=True)]
         uniform = min(counts) == max(counts)
-        logits = self._forward_from(sequences, seen, max(counts), logits_to_keep=1 if uniform else 0)
+        logits = self.forward_from(sequences, seen, max(counts), logits_to_keep=1 if uniform else 0)
         self.cache.set_lengths(lengths)
         if uniform:
             self.root_logits = logits[:, -1]
@@ -167,7 +179,7 @@ class DraftModelDrafter(Drafter):
             last = torch.tensor(counts, device=self.device) - 1
             self.root_logits = logits[torch.arange(len(counts), device=self.device), last]
 
-    def _forward_from(self, sequences: Rows, starts: list[int], count: int, logits_to_keep: int) -> torch.Tensor:
+    def forward_from(self, sequences: Rows, starts: list[int], count: int, logits_to_keep: int) -> torch.Tensor:
         """
         Logits of a forward of `count` tokens per row, from its place in `starts` on. Where a row ends before, copies
         of its root follow.
@@ -186,3 +198,95 @@ class DraftModelDrafter(Drafter):
         """Logits `[batch, queries, vocab]` of one level's nodes."""
         query_depths = nodes.node_depths[:, -nodes.tokens.shape[1] :]
         return self.forward(nodes.tokens, nodes.ancestors, query_depths, nodes.node_depths, offset=nodes.offset).logits
+
+
+# ------------------------------------------------------------------------------------- for requests in flight
+
+
+class CapturedDraftModel(GrowingDraft):
+    """A draft model, whose cache has all tokens after the step, root included."""
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        rows = self.rows
+        self.cache.at(rows.lengths - rows.counts)
+        logits = self.drafter.forward(rows.tail, *self.chain).logits
+        self.cache.at(rows.lengths)
+        last = torch.arange(len(logits), device=logits.device), rows.counts - 1
+        return self.drafter.after_known(self._grown(logits[last], warp), rows.tail[last][:, None])
+
+
+class DraftModelDrafting(CachedDrafting):
+    """Drafts with a draft model. Tokens that are not in its cache yet are forwarded when a tree is proposed."""
+
+    def __init__(
+        self,
+        drafter: DraftModelDrafter,
+        pool: BlockPool,
+        cuda_graphs: bool | Literal["auto"] = False,
+        graph_pool: GraphPool | None = None,
+    ):
+        graphs = PagedGraphs.of(drafter.model, cuda_graphs, graph_pool)
+        self._cache = PagedCache(num_cached_layers(drafter.model), pool, execution_device(drafter.model), graphs)
+        self.attach(drafter)
+
+    def _begin(self, drafter: Any) -> None:
+        drafter.begin(self._cache, None, torch.zeros(1, dtype=torch.long, device=self._cache.device))
+
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(asked)
+        self.catch_up(requests, MOST_UNREAD_TOKENS)
+        self.cache.seat([request.table for request in requests])
+        starts = [min(seen, request.length - 1) for seen, request in zip(self.cache.lengths, requests, strict=True)]
+        return self.drafter.propose(StepRows(requests, self.drafter.device, starts))
+
+    def _read(self, requests: list[Request]) -> None:
+        """Forwards all tokens of some requests that the draft has not read, except the roots."""
+        while left := [request for request in requests if self.cache.length_of(request.table) < request.length - 1]:
+            own = _fitting(left, [request.length - 1 - self.cache.length_of(request.table) for request in left])
+            self.cache.seat([request.table for request in own])
+            starts = self.cache.lengths
+            ends = [min(one.length - 1, start + LONGEST_FORWARD) for one, start in zip(own, starts, strict=True)]
+            most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
+            self.drafter.forward_from(StepRows(own, self.drafter.device, starts), starts, most, logits_to_keep=1)
+            self.cache.set_lengths(ends)
+
+    def _width(self, most: int) -> int:
+        """Width of a forward of `most` tokens: the next captured chunk width, or `most` without one."""
+        graphs = self.cache.graphs
+        widths = graphs.prompt_widths if graphs is not None and graphs.works else ()
+        return min((width for width in widths if width >= most), default=most)
+
+    def forget(self, request: Request) -> None:
+        self.cache.forget(request.table)
+
+    # ----------------------------------------------------------------- in steps that run on the device as a whole
+
+    captured_draft = CapturedDraftModel
+
+    @property
+    def can_be_captured(self) -> bool:
+        return type(self.drafter) is DraftModelDrafter and can_be_captured(self.drafter.forward)
+
+    def room(self, request: Request) -> int:
+        most = self.drafter.max_positions
+        return request.room if most is None else min(request.room, most - request.length)
+
+    def catch_up(self, requests: list[Request], most: int) -> None:
+        self._read([request for request in requests if request.length - self.cache.length_of(request.table) > most])
+
+    def lags(self, requests: list[Request]) -> list[int]:
+        return [request.length - min(self.cache.length_of(request.table), request.length - 1) for request in requests]
+
+    def note_proposed(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.cache.note_length(request.table, request.length)
+
+
+def _fitting(requests: list[Request], counts: list[int]) -> list[Request]:
+    """The first requests, of `counts` tokens each, that padded to the longest fit into a forward of `MOST_TOKENS`."""
+    longest = 0
+    for number, count in enumerate(counts):
+        longest = max(longest, min(count, LONGEST_FORWARD))
+        if number > 0 and (number + 1) * longest > MOST_TOKENS:
+            return requests[:number]
+    return requests

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,17 @@ from transformers import PreTrainedModel
 
 from ..medusa import MedusaHeads
 from ..models.structure import execution_device
-from ..sequences import Rows, Sequences
+from ..sequences import Rows, Sequences, StepRows
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
 from .base import Drafter, DraftRequest
+from .drafting import Drafting, nodes_of
 from .growth import LevelNodes, best_tokens, grow_dynamic
 from .heads import ModelRefs, in_dtype_of
 
 
 if TYPE_CHECKING:
-    from ..forwards.features import WatchedTarget
+    from ..engine.request import Request
+    from ..forwards.target import TreeTarget
 
 
 class MedusaDrafter(Drafter):
@@ -86,7 +89,7 @@ class MedusaDrafter(Drafter):
         self.device = execution_device(self.heads)
 
     @contextmanager
-    def watching(self, target: WatchedTarget) -> Iterator[None]:
+    def watching(self, target: TreeTarget) -> Iterator[None]:
         with target.watched([]) as self._features:
             yield
 
@@ -147,3 +150,40 @@ def _ranks_by_level(tree: TokenTree, device: torch.device) -> list[tuple[int, to
     offsets = zip(tree.level_offsets[1:], tree.level_offsets[2:], strict=False)
     levels = [tree.ranks[start:end] for start, end in offsets]
     return [(max(ranks) + 1, torch.tensor(ranks, device=device)) for ranks in levels]
+
+
+# ------------------------------------------------------------------------------------- for requests in flight
+
+
+class MedusaDrafting(Drafting):
+    """Drafts with Medusa heads, which read each request's target feature of the last token before the root."""
+
+    def __init__(self, drafter: MedusaDrafter):
+        self.drafter = drafter
+        self._last: weakref.WeakKeyDictionary[Request, torch.Tensor] = weakref.WeakKeyDictionary()
+
+    def refresh(self) -> None:
+        self.drafter.refresh()
+
+    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
+        return self.drafter.watching(target)
+
+    def knows(self, request: Request) -> bool:
+        return request in self._last
+
+    def observe(self, requests: list[Request], kept: list[list[int]], features: torch.Tensor | None = None) -> None:
+        device, dtype = self.drafter.device, self.drafter.heads.dtype
+        taken = self.drafter.take_features() if features is None else features.to(device, dtype)
+        last = nodes_of(taken, [nodes[-1:] for nodes in kept])
+        for row, (request, nodes) in enumerate(zip(requests, kept, strict=True)):
+            if nodes:
+                self._last[request] = last[row]
+
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        self.drafter.ask(asked)
+        starts = [request.length - 1 for request in requests]
+        last = torch.cat([self._last[request] for request in requests])
+        return self.drafter.propose_from(StepRows(requests, self.drafter.device, starts), last)
+
+    def forget(self, request: Request) -> None:
+        self._last.pop(request, None)

@@ -15,7 +15,7 @@ from .base import Drafter, DraftRequest
 
 
 if TYPE_CHECKING:
-    from ..forwards.features import WatchedTarget
+    from ..forwards.target import TreeTarget
 
 Observer = Callable[[DraftTree | None, list[list[int] | None]], None]
 
@@ -56,7 +56,7 @@ class ObservedDrafter(Drafter):
         of_call.drafter = self.drafter.for_call(target)
         return of_call
 
-    def watching(self, target: WatchedTarget) -> AbstractContextManager[Any]:
+    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
         return self.drafter.watching(target)
 
     def start(self, sequences: Sequences, request: DraftRequest) -> None:

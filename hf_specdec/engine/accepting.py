@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..verification import PositionNoise, Walk, rows_with_nan, walk_by_rejection, walk_target
+from ..verification import NAN_LOGITS, PositionNoise, TargetDistribution, Verifier, Walk, rows_with_nan
 from .bookkeeping import Bookkeeping
 from .captured import DraftGroup
-from .distribution import NAN_LOGITS, RowDistributions
-from .drafting import DraftTemperatures
 from .request import Request
+from .temperatures import DraftTemperatures
 
 
 class Acceptance:
@@ -55,28 +56,27 @@ class Acceptance:
         for request in requests:
             if request.needs_noise:
                 request.noise = self._noise(logits.device)
-        distributions = RowDistributions(requests, logits, self._ranks.agree)
+        distribution = TargetDistribution(requests, logits, self._ranks.agree)
         spoiled = _spoiled_rows(requests, draft, logits)
         self._books.refuse_spoiled([(requests[row], draft.num_valid(row)) for row in spoiled])
         left = {row for row, request in enumerate(requests) if not request.is_over} - spoiled
-        walk = Walk.start(len(requests), [])
+        parts: list[tuple[Verifier, list[int], Any]] = []
         for group in groups if draft.num_nodes > 0 else ():
-            rows = [row for row in group.rows if row in left and _uses_rejection(requests[row])]
+            drawn = [row for row in group.rows if requests[row].options.verifier(True) == Verifier.REJECTION]
+            rows = [row for row in drawn if row in left]
             if rows:
-                observe = self._temperatures.observer(group.asked.temperature)
-                _take_over(walk, walk_by_rejection(draft, distributions, rows, observe), rows)
+                parts.append((Verifier.REJECTION, rows, self._temperatures.observer(group.asked.temperature)))
                 left -= set(rows)
+        for verifier in (Verifier.GREEDY, Verifier.FROM_TARGET):
+            rows = sorted(row for row in left if requests[row].options.verifier(False) == verifier)
+            parts += [(verifier, rows, None)] if rows else []
+        walk = Walk.start(len(requests), [])
+        for verifier, rows, observe in parts:
+            found = verifier.walk(draft, distribution, rows, observe)
+            for row in rows:
+                walk.paths[row], walk.tokens[row] = found.paths[row], found.tokens[row]
         self._temperatures.end_step()
-        for do_sample in (False, True):
-            rows = sorted(row for row in left if requests[row].options.do_sample == do_sample)
-            if rows:
-                _take_over(walk, walk_target(draft, distributions, rows, do_sample), rows)
         return walk
-
-
-def _uses_rejection(request: Request) -> bool:
-    plan = request.options.plan
-    return plan is not None and plan.uses_rejection
 
 
 def _spoiled_rows(requests: list[Request], draft: DraftTree, logits: torch.Tensor) -> set[int]:
@@ -86,8 +86,3 @@ def _spoiled_rows(requests: list[Request], draft: DraftTree, logits: torch.Tenso
         requests[row].fail(NAN_LOGITS)
         rows.remove(row)
     return rows
-
-
-def _take_over(walk: Walk, part: Walk, rows: list[int]) -> None:
-    for row in rows:
-        walk.paths[row], walk.tokens[row] = part.paths[row], part.tokens[row]

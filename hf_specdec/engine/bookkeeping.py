@@ -11,7 +11,7 @@ from .request import Request
 
 
 if TYPE_CHECKING:
-    from .drafting import Drafting
+    from ..drafters import Drafting
 
 
 class Bookkeeping:
@@ -48,7 +48,7 @@ class Bookkeeping:
         return len(tokens)
 
     def append_last(self, requests: list[Request], walk: Walk) -> None:
-        """Appends each walk's last token (others: `RowDistributions.ends`); sets the paths of failed rows to None."""
+        """Appends each walk's last token (others: `TargetDistribution.ends`); the paths of failed rows become None."""
         for row, request in enumerate(requests):
             path, tokens = walk.paths[row], walk.tokens[row]
             if path is not None and len(tokens) > len(path):

@@ -12,25 +12,25 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from ..attention import supports_switching, switched_to_tree_attention
 from ..cache.blocks import BlockPool
-from ..drafters import Drafter, DraftRequest
-from ..forwards.outputs import returning_named_outputs
+from ..drafters import Drafter, DraftRequest, drafting_of
+from ..forwards.outputs import over_trees
 from ..graphs import GraphPool
 from ..graphs.paged import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
 from ..trees import DraftTree
-from ..verification import DraftTemperature, Walk
+from ..verification import DraftTemperature
+from . import host_step
 from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
 from .captured import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
 from .captured.reports import HostCopy
-from .drafting import DraftTemperatures, drafting_of, join_drafts
 from .policy import LoadPolicy
 from .request import Request
 from .scheduler import Chunk, Scheduler
 from .target import InFlightTarget
+from .temperatures import DraftTemperatures
 from .tree_choice import TreeChoices
 
 
@@ -101,7 +101,7 @@ class Engine:
         """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
-        self._acceptance = Acceptance(self.ranks, self.books, self._temperatures)
+        self.acceptance = Acceptance(self.ranks, self.books, self._temperatures)
         self._num_runs = 0
         self.present_run: int | None = None
         """Number of the present `running` context, inside which nobody changes the models; None outside."""
@@ -118,10 +118,7 @@ class Engine:
         self.check_models()
         with ExitStack() as stack:
             self.drafting.refresh()
-            for part in (self.model, *self.drafting.models):
-                stack.enter_context(returning_named_outputs(part))
-            for switched in filter(supports_switching, (self.model, *self.drafting.models)):
-                stack.enter_context(switched_to_tree_attention(switched))
+            stack.enter_context(over_trees(self.model, *self.drafting.models))
             stack.enter_context(self.drafting.watching(self.target))
             for cache in (self.target.cache, self.drafting.cache):
                 if cache is not None and cache.graphs is not None:
@@ -154,7 +151,7 @@ class Engine:
     def forget_temperatures(self) -> None:
         """Lets draft temperatures be learnt from the start."""
         self._temperatures = DraftTemperatures()
-        self._acceptance = Acceptance(self.ranks, self.books, self._temperatures)
+        self.acceptance = Acceptance(self.ranks, self.books, self._temperatures)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -231,7 +228,7 @@ class Engine:
         begun = [requests[row] for row in rows]
         if begun:
             no_draft = DraftTree.empty(len(rows), self.target.device)
-            walk = self._acceptance.accept(begun, no_draft, [], logits[rows, None])
+            walk = self.acceptance.accept(begun, no_draft, [], logits[rows, None])
             self.books.append_last(begun, walk)
             self.books.mark_nan_of_failed(begun)
         return begun
@@ -279,7 +276,10 @@ class Engine:
                     ran = True
                 yield told
         if not ran:
-            self._decode_from_the_host(requests, groups, before)
+            self.num_steps += 1
+            self._last_end = None
+            self.device_steps.deliver_results()
+            host_step.run(host_step.RequestStep(self, requests, groups), before)
             yield requests
 
     def _may_repeat(self, requests: list[Request]) -> bool:
@@ -297,27 +297,6 @@ class Engine:
             or self.choices.are_given
             or (self.speculates and not self.choices.begin_next(requests))
         )
-
-    def _decode_from_the_host(
-        self, requests: list[Request], groups: list[DraftGroup], before: dict[str, float]
-    ) -> None:
-        """Runs the phases of a decoding step one by one. `before`: the seconds of all phases before the step."""
-        phase, seconds = self.metrics.phase, self.metrics.seconds
-        self.num_steps += 1
-        self._last_end = None
-        self.device_steps.deliver_results()
-        with phase("propose"):
-            draft = self._propose(requests, groups)
-        with phase("score"):
-            draft, outputs = self.target.score(requests, draft)
-        with phase("accept"):
-            walk = self._acceptance.accept(requests, draft, groups, outputs.logits)
-        with phase("commit"):
-            self._commit(requests, draft, groups, walk)
-        if self.speculates:
-            spent = {name: total - before.get(name, 0.0) for name, total in seconds.items() if name != "steps"}
-            propose = spent.pop("propose")
-            self.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, sum(spent.values())))
 
     def _take_outcome(self, requests: list[Request], groups: list[DraftGroup], outcome: Outcome) -> None:
         """Gives requests the tokens of a step that ran on the device as a whole, and updates caches and counts."""
@@ -396,28 +375,3 @@ class Engine:
                 groups[key] = group = DraftGroup(asked)
             group.rows.append(row)
         return list(groups.values())
-
-    def _propose(self, requests: list[Request], groups: list[DraftGroup]) -> DraftTree:
-        parts = []
-        for group in groups:
-            asked, noises = group.asked, [requests[row].noise for row in group.rows]
-            if None not in noises:
-                asked = replace(asked, noises=noises)
-            draft = self.drafting.propose([requests[row] for row in group.rows], asked)
-            if draft is not None:
-                parts.append((group.rows, draft))
-        if not parts:
-            return DraftTree.empty(len(requests), self.target.device)
-        return self.ranks.agree_on_draft(join_drafts(parts, len(requests), self.target.device))
-
-    # -------------------------------------------------------------------------------------------------------- commit
-
-    def _commit(self, requests: list[Request], draft: DraftTree, groups: list[DraftGroup], walk: Walk) -> None:
-        drafted = {row for group in groups for row in group.rows}
-        self.books.append_last(requests, walk)
-        for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
-            if path is not None:
-                self.books.count(request, len(path), draft.num_valid(row) if row in drafted else None)
-        self.target.cache.keep(walk.paths)
-        self.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
-        self.books.mark_nan_of_failed(requests)

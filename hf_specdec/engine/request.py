@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -18,7 +18,7 @@ from ..cache.blocks import BlockTable
 from ..config import SpeculationPlan
 from ..metrics import SpeculationMetrics
 from ..sequences import Sequences
-from ..verification import DraftBackoff, PositionNoise, warpers_of
+from ..verification import DraftBackoff, PositionNoise, Verifier, warpers_of
 from ..verification.device_warpers import Warpers
 from . import sharing
 from .stopping import TokenCriterion, end_tokens_of, max_length_of
@@ -47,7 +47,7 @@ class SpeculativeGenerationOutput(GenerationOutput):
 @dataclass(frozen=True, eq=False)
 class RequestOptions:
     """
-    Decoding options of a request, as `generate` hands them to a decoding method.
+    Decoding options of a request, or of a row of a call, as `generate` hands them to a decoding method.
 
     Args:
         processors (`LogitsProcessorList`), criteria (`StoppingCriteriaList`): logits processors and stopping criteria
@@ -69,6 +69,18 @@ class RequestOptions:
     def processors_key(self) -> Hashable:
         """Key of the processors: requests with equal tuples are processed in one call; see `sharing_key`."""
         return sharing.sharing_key(self.processors)
+
+    @cached_property
+    def reads_scores_only(self) -> bool:
+        """Whether all processors read the scores alone."""
+        return len(self.warpers) == len(self.processors)
+
+    def verifier(self, is_drawn: bool) -> Verifier:
+        """The verifier of a row; `is_drawn` says whether it has a tree whose children are drawn."""
+        if not self.do_sample:
+            return Verifier.GREEDY
+        by_rejection = is_drawn and self.plan is not None and self.plan.uses_rejection
+        return Verifier.REJECTION if by_rejection else Verifier.FROM_TARGET
 
     @cached_property
     def device_warpers(self) -> Warpers | None:
@@ -180,8 +192,8 @@ class Request:
             self.status = RequestStatus.FINISHED
         return self.is_over
 
-    def history(self, length: int) -> torch.Tensor:
-        """The first `length` tokens, `[1, length]` int64 on the device; a view."""
+    def history(self, length: int, new: Sequence[int] = ()) -> torch.Tensor:
+        """The first `length` tokens, `[1, length]` int64 on the device; a view. They include `new` already."""
         if self._history is None:
             self._history = Sequences(torch.tensor([self.tokens], device=self._device), max_length=None)
             self._seen = self.length

@@ -14,8 +14,9 @@ from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
 from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import MOST_PADDED
-from ..forwards.features import Features, watch_features
+from ..forwards.features import Features
 from ..forwards.node_inputs import causal_chain
+from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphPool
 from ..graphs.paged import PagedGraphs
@@ -27,7 +28,7 @@ from .request import Request
 from .scheduler import Chunk
 
 
-class InFlightTarget:
+class InFlightTarget(TreeTarget):
     """
     The target with its paged K/V cache.
 
@@ -45,22 +46,12 @@ class InFlightTarget:
         cuda_graphs: bool | Literal["auto"] = False,
         graph_pool: GraphPool | None = None,
     ):
-        self.model, self.device = model, execution_device(model)
+        super().__init__(model)
+        self.device = execution_device(model)
         graphs = PagedGraphs.of(model, cuda_graphs, graph_pool)
         self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs)
         shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
-        self.is_running = False
-        """Whether the engine's own forward is running: a user's logits processor may run the model as well."""
-
-    @contextmanager
-    def watched(self, boundaries: list[int]) -> Iterator[Features]:
-        """A context that records hidden states of the engine's forwards, also of replays; see `watch_features`."""
-        with watch_features(self.model, boundaries, lambda: self.is_running) as self.forward.features:
-            try:
-                yield self.forward.features
-            finally:
-                self.forward.features = None
 
     def widths(self) -> tuple[int, ...]:
         """Chunk widths in tokens for which there are CUDA graphs, rising; empty without graphs."""
@@ -80,7 +71,7 @@ class InFlightTarget:
         parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, starts, ends, strict=True)]
         tokens = torch.tensor(parts, device=self.device)
         self.cache.set_lengths(starts)
-        with self._running():
+        with self.running():
             outputs = self.forward(tokens, *causal_chain(chunk.width, self.device), logits_to_keep=1)
         self.cache.set_lengths(ends)
         return outputs.logits[:, -1]
@@ -114,7 +105,7 @@ class InFlightTarget:
             kept = 0
         elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
             kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
-        with self._running():
+        with self.running():
             outputs = self.forward(
                 tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept
             )
@@ -126,34 +117,13 @@ class InFlightTarget:
         return outputs.logits[list(range(len(last))), last]
 
     def score(self, requests: list[Request], draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
-        """
-        Forwards the root and the draft nodes of every request; or the roots alone, if the model refuses the positions
-        of some nodes (`may_refuse`). Returns the tree that was forwarded, and the output with its logits, `[batch,
-        nodes + 1, vocab]`.
-        """
-        try:
-            return draft, self._score(requests, draft)
-        except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            longest = max(request.length for request in requests)
-            if not may_refuse(self.model, longest, longest, draft.topology.depth):
-                raise
-        if self.forward.features is not None:
-            self.forward.features.drop()
-        draft = DraftTree.empty(len(requests), self.device)
-        return draft, self._score(requests, draft)
-
-    def _score(self, requests: list[Request], draft: DraftTree) -> ModelOutput:
+        """Forwards the root and the draft nodes of every request; see `score_nodes`."""
         self.cache.seat([request.table for request in requests])
-        topology, drafted, position_depths = draft.topology, draft.tokens, None
-        roots = torch.tensor([request.tokens[-1:] for request in requests], device=self.device)
-        if draft.valid is not None:
-            drafted = torch.where(draft.valid, drafted, roots)  # invalid nodes repeat the root
-            position_depths = topology.depths * draft.usable()
-        tokens = torch.cat([roots, drafted], dim=1)
-        with self._running():
-            return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+        self._longest = max(request.length for request in requests)
+        return self.score_nodes(torch.tensor([request.tokens[-1:] for request in requests], device=self.device), draft)
+
+    def gives_up_positions(self, draft: DraftTree) -> bool:
+        return may_refuse(self.model, self._longest, self._longest, draft.topology.depth)
 
     @contextmanager
     def recorded_features(
@@ -163,14 +133,6 @@ class InFlightTarget:
         A context for a forward inside a captured step. Yields the `Features` that record its hidden states; None if
         none are recorded. See `Features.recorded` for the arguments.
         """
-        features = self.forward.features
-        with self._running(), nullcontext() if features is None else features.recorded(for_compiler, on_add):
+        features = self.features
+        with self.running(), nullcontext() if features is None else features.recorded(for_compiler, on_add):
             yield features
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self.is_running = True
-        try:
-            yield
-        finally:
-            self.is_running = False

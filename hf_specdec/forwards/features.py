@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.structure import decoder_layers
-
-
-class WatchedTarget(Protocol):
-    """A target whose hidden states a drafter can record: the `Target` of a call, or that of requests in flight."""
-
-    model: PreTrainedModel
-    is_running: bool
-    """Whether a forward of this target is running: other callers may run the same model."""
-
-    def watched(self, boundaries: list[int]) -> AbstractContextManager[Features]:
-        """A context that records hidden states of this target's forwards, also of replays; see `watch_features`."""
 
 
 class Features:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from transformers import PreTrainedModel
+
+from ..attention import supports_switching, switched_to_tree_attention
 
 
 _lock = threading.Lock()
@@ -37,3 +39,14 @@ def returning_named_outputs(model: PreTrainedModel) -> Iterator[None]:
                 if _changed[key][1] == 0:
                     own[key].return_dict = False
                     del _changed[key]
+
+
+@contextmanager
+def over_trees(*models: PreTrainedModel) -> Iterator[None]:
+    """A context for forwards over trees: models return named outputs, and attend as `TreeForward` wants them to."""
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(returning_named_outputs(model))
+            if supports_switching(model):
+                stack.enter_context(switched_to_tree_attention(model))
+        yield

@@ -99,25 +99,17 @@ class TreeForward:
     compiles_layers = False
     """Whether the decoder layers are compiled, for any number of rows and nodes; else the whole model, per shape."""
 
-    def over(
-        self,
-        cache: TreeCache,
-        first_slots: torch.Tensor,
-        visible: torch.Tensor | None,
-        position_shift: torch.Tensor,
-    ) -> TreeForward:
+    def over(self, cache: TreeCache, first_slots: torch.Tensor, position_shift: torch.Tensor) -> TreeForward:
         """
         A copy of this forward over a cache whose lengths only the device knows.
 
         Args:
-            cache (`DeviceCache` or `DevicePagedCache`): the cache.
+            cache (`DevicePagedCache`): the cache.
             first_slots (`torch.Tensor` of shape `[batch]`, int64): the first slot of every row that holds a token.
-            visible (`torch.Tensor` of shape `[batch, capacity]`, bool, *optional*): which slots hold tokens, for a
-                forward that attends with masks.
             position_shift (`torch.Tensor` of shape `[batch]`, int64): position of a token minus its slot, per row.
         """
         forward = copy.copy(self)
-        forward.cache, forward._first_slots, forward.visible = cache, first_slots, visible
+        forward.cache, forward._first_slots, forward.visible = cache, first_slots, None
         forward.position_shift, forward._shift_of_all = position_shift, None
         return forward
 

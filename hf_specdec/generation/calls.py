@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..drafters import as_drafter
 from ..graphs import obstacle_to_graphs
 from ..models.structure import execution_device
 from ..random_generators import draws_undone_on_error
+from .arguments import CallArguments
 from .loop import speculative_decoding
 from .recording import SpeculativeGenerateOutput
 from .refusals import check_inputs
@@ -37,9 +39,9 @@ def decode(
     if plan.cuda_graphs is True:
         for part in (model, *drafter.models):
             obstacle_to_graphs(part, wanted=True)
-    call["model_kwargs"] = model_kwargs
+    arguments = CallArguments(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)
     with draws_undone_on_error(*map(execution_device, (model, *drafter.models))):
-        batch = StaticBatch(model, input_ids, drafter, plan, **call)
+        batch = StaticBatch(arguments)
         obstacle = batch.obstacle()
         outputs = batch.run() if obstacle is None else None
         if outputs is not None:
@@ -51,8 +53,8 @@ def decode(
                 stacklevel=2,
             )
         if batch.num_streamed:
-            call["streamer"] = _RestOfStream(call["streamer"], batch.num_streamed)
-        return speculative_decoding(model, input_ids, drafter, plan, **call)
+            arguments = replace(arguments, streamer=_RestOfStream(arguments.streamer, batch.num_streamed))
+        return speculative_decoding(arguments)
 
 
 class _RestOfStream:

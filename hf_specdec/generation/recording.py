@@ -138,6 +138,11 @@ class Recorder:
         if name in self.wanted:
             self._rows[name][row].append(value)
 
+    def add_scores(self, row: int, logits: torch.Tensor, scores: torch.Tensor) -> None:
+        """Records what a token was chosen from: its logits, and the processed scores."""
+        self.add_token("logits", row, logits)
+        self.add_token("scores", row, scores)
+
     def add_column(self, ended: list[bool]) -> None:
         """Adds the column of every row's next token, zero for rows that have `ended`; tokens may be recorded later."""
         self._ended.append(list(ended))

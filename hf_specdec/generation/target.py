@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
 from ..attention import implementation_of
 from ..cache import TreeCache
 from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
-from ..forwards.features import Features, watch_features
 from ..forwards.node_inputs import causal_chain
+from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphLoans
 from ..models.own_positions import preparation_of
@@ -23,42 +21,27 @@ from ..models.positions import may_refuse, num_positions, said_positions
 from ..models.structure import keeping_one_logit, shares_kv
 from ..sequences import Sequences
 from ..trees import DraftTree
+from .arguments import CallArguments
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
 
 
-class Target:
+class Target(TreeTarget):
     """
     The target model in one call, with its cache.
 
     Args:
-        model (`PreTrainedModel`): the target.
+        call (`CallArguments`): the call.
         sequences (`Sequences`): the rows.
-        visible (`torch.Tensor` of shape `[batch, slots]`, bool, *optional*):
-            Which of the prompt's slots hold tokens, where some hold padding.
-        generation_config (`GenerationConfig`): the call's generation config.
-        model_kwargs (`dict`): what `generate` hands to a decoding method for the model, the cache included.
         num_nodes (`int`): most draft nodes of a step.
         loans (`GraphLoans`, *optional*): lend the memory of CUDA graphs.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sequences: Sequences,
-        visible: torch.Tensor | None,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        num_nodes: int,
-        loans: GraphLoans | None = None,
-    ):
-        self.model, self.sequences, self.visible = model, sequences, visible
-        self.generation_config = generation_config
-        self.model_kwargs = dict(model_kwargs)
-        self.is_running = False
-        """Whether a forward of this call is running, and not one that, say, a logits processor runs on the model."""
-        self.features: Features | None = None
-        """Hidden states recorded for the drafter; None if it reads none."""
-        self.users_cache = self.model_kwargs.pop(CACHE, None)
+    def __init__(self, call: CallArguments, sequences: Sequences, num_nodes: int, loans: GraphLoans | None = None):
+        model = call.model
+        super().__init__(model)
+        self.sequences, self.visible, self.generation_config = sequences, call.visible, call.generation_config
+        self.model_kwargs = {name: value for name, value in call.model_kwargs.items() if name != CACHE}
+        self.users_cache: Any = call.cache
         """The cache that `generate` was given or has made, and returns."""
         self.cache = TreeCache(
             model.config.get_text_config(decoder=True).num_hidden_layers,
@@ -71,12 +54,6 @@ class Target:
         )
         if self.was_given_a_cache:
             self.cache.load(self.users_cache)
-
-    @contextmanager
-    def watched(self, boundaries: list[int]) -> Iterator[Features]:
-        """Records hidden states of this call's forwards, replayed CUDA graphs included; see `watch_features`."""
-        with watch_features(self.model, boundaries, lambda: self.is_running) as self.features:
-            yield self.features
 
     # ------------------------------------------------------------------------------------------------------- prefill
 
@@ -95,10 +72,10 @@ class Target:
             self.cache.set_lengths([self._prompt_slots()] * self.sequences.batch_size)
             self._begin_steps()
             if can_prefill_in_chunks(self):
-                with self._running():
+                with self.running():
                     return prefill_in_chunks(self)
             self.cache.set_lengths(before)
-        with self._running():
+        with self.running():
             outputs = self.model._prefill(
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
                 self._config_of_prefill(),
@@ -215,18 +192,14 @@ class Target:
 
     # --------------------------------------------------------------------------------------------------------- steps
 
-    def score(self, draft: DraftTree) -> ModelOutput:
-        """Forwards the root and all draft nodes at once: logits `[batch, nodes + 1, vocab]`."""
-        topology = draft.topology
-        position_depths = None if draft.valid is None else topology.depths * draft.usable()
-        tokens = torch.cat([self.sequences.roots(), draft.tokens], dim=1)
-        with self._running():
-            return self.forward(tokens, topology.ancestors, topology.depths, position_depths=position_depths)
+    def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        """Forwards the root and all draft nodes at once; see `score_nodes`."""
+        return self.score_nodes(self.sequences.roots(), draft)
 
     def gives_up_positions(self, draft: DraftTree) -> bool:
         """
-        Whether a `score` that failed may succeed without the draft nodes and the rows that are ahead: code of a user's
-        own may refuse positions past those of its config. From then on the model is taken to know no others.
+        Whether a `score` that failed may succeed without the draft nodes and the rows that are ahead. From then on the
+        model is taken to know no positions past those of its config.
         """
         said = said_positions(self.model)
         if said is None or self.sequences.most_known is not None:
@@ -247,24 +220,12 @@ class Target:
         """
         self.forward.max_position = None
         ends = torch.tensor(self.cache.lengths, device=self.sequences.device)[:, None]
-        with self._running():
+        with self.running():
             self.forward(
                 self.sequences.roots(),
                 *causal_chain(1, self.sequences.device),
                 position_depths=self.slots_before + length - 1 - ends,
             )
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self.is_running = True
-        try:
-            yield
-        finally:
-            self.is_running = False
-
-    def keep(self, paths: list[list[int] | None]) -> None:
-        """Commits the root and an accepted path for every row; see `TreeCache.keep`."""
-        self.cache.keep(paths)
 
     # -------------------------------------------------------------------------------------------- the cache at the end
 

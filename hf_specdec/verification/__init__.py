@@ -1,23 +1,27 @@
 """Decides which draft tokens are kept, so that the output is distributed as the target's own."""
 
 from .choosing import choose
-from .distribution import Distribution
+from .distribution import TargetDistribution, TextRow
 from .draft_temperature import DraftTemperature
 from .position_noise import BatchNoise, PositionNoise, draw_by_position
 from .processor_kinds import warpers_of
 from .processors_by_row import copies_per_row
 from .rejection import walk_by_rejection
-from .spoiling import DraftBackoff, rows_with_nan
+from .spoiling import NAN_LOGITS, DraftBackoff, rows_with_nan
 from .target import walk_target
+from .verifier import Verifier
 from .walk import Walk, new_tokens
 
 
 __all__ = [
+    "NAN_LOGITS",
     "BatchNoise",
-    "Distribution",
     "DraftBackoff",
     "DraftTemperature",
     "PositionNoise",
+    "TargetDistribution",
+    "TextRow",
+    "Verifier",
     "Walk",
     "choose",
     "copies_per_row",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
 from ..random_generators import generator_held
 from .argmax import argmax
 
 
+NOTHING_TO_CHOOSE = (
+    "There is nothing to choose from: the processed scores are NaN, infinite or all -inf. The logits, a logits "
+    "processor or too small a `temperature` makes them so."
+)
 NOTHING_TO_DRAW_FROM = "probability tensor contains either `inf`, `nan` or element < 0"
 """What plain `generate` says, by `torch.multinomial`, where there is nothing to draw from."""
 
@@ -20,3 +26,22 @@ def choose(scores: torch.Tensor, do_sample: bool) -> torch.Tensor:
     probabilities = scores.float().softmax(dim=-1).flatten(0, -2)
     with generator_held(scores.device):
         return torch.multinomial(probabilities, num_samples=1).view(scores.shape[:-1])
+
+
+def uniform(seed: int, place: int) -> float:
+    """
+    The random number in (0, 1) that draws the token at position `place` of a text with this seed. It depends on
+    nothing else, so that a text is the same with and without drafts and whatever else is in the batch.
+    """
+    digest = hashlib.blake2b(f"{seed} {place}".encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52
+
+
+def draw_with(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """
+    Draws tokens `[rows]` from softmax(scores) (`[rows, vocab]`) by inversion of the cumulative distribution, with one
+    uniform number per row (`[rows]`, float64).
+    """
+    cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
+    reached = numbers[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, reached, right=True)[:, 0].clamp(max=scores.shape[1] - 1)

@@ -8,13 +8,13 @@ import torch
 
 from ..random_generators import generator_held
 from ..trees import DraftTree
-from .distribution import Distribution
+from .distribution import TargetDistribution
 from .walk import Walk
 
 
 def walk_by_rejection(
     draft: DraftTree,
-    distribution: Distribution,
+    distribution: TargetDistribution,
     rows: list[int],
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Walk:
@@ -28,7 +28,7 @@ def walk_by_rejection(
 
     Args:
         draft (`DraftTree`): the step's tree, with the `scores` its children were drawn from.
-        distribution (`Distribution`): p at the nodes.
+        distribution (`TargetDistribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         observe (`Callable`, *optional*): is called with p and log q (up to a constant) at the root, `[rows, vocab]`.
 

@@ -8,6 +8,9 @@ from typing import ClassVar
 import torch
 
 
+NAN_LOGITS = "The model's logits are not numbers (NaN)."
+
+
 def rows_with_nan(logits: torch.Tensor, highest: torch.Tensor | None = None) -> torch.Tensor:
     """
     Rows of `logits` (`[batch, nodes, vocab]`) that hold NaN at any node, `[batch]` bool.

@@ -6,7 +6,7 @@ import torch
 
 from ..trees import DraftTree
 from .choosing import NOTHING_TO_DRAW_FROM, choose
-from .distribution import Distribution
+from .distribution import TargetDistribution
 from .walk import Walk
 
 
@@ -14,7 +14,7 @@ _NOTHING = -1
 """In place of a token, where there is none to draw."""
 
 
-def walk_target(draft: DraftTree, distribution: Distribution, rows: list[int], do_sample: bool) -> Walk:
+def walk_target(draft: DraftTree, distribution: TargetDistribution, rows: list[int], do_sample: bool) -> Walk:
     """
     Walks every row down its tree: at each node the target's next token is its argmax (greedy) or drawn from p; a child
     that holds it is accepted, else the walk ends there with that token. Exact whatever the children are, since they
@@ -22,7 +22,7 @@ def walk_target(draft: DraftTree, distribution: Distribution, rows: list[int], d
 
     Args:
         draft (`DraftTree`): the step's tree.
-        distribution (`Distribution`): p at the nodes.
+        distribution (`TargetDistribution`): p at the nodes.
         rows (`list[int]`): rows that walk.
         do_sample (`bool`): whether to draw from p, rather than take its argmax.
 

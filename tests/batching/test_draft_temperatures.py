@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_specdec.engine.drafting import temperatures as of_engine
-from hf_specdec.engine.drafting.temperatures import DraftTemperatures
+from hf_specdec.engine import temperatures as of_engine
+from hf_specdec.engine.temperatures import DraftTemperatures
 from hf_specdec.verification import DraftTemperature
 
 

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.cache.waiting_features import WaitingFeatures
+from hf_specdec.drafters.eagle import EagleDrafting
 from hf_specdec.engine.captured.step import InFlightStep
-from hf_specdec.engine.drafting import EagleDrafting
 from hf_specdec.engine.policy import LoadPolicy
 
 

@@ -22,15 +22,16 @@ from transformers import StoppingCriteriaList
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.cache.blocks import BlockPool
 from hf_specdec.cache.paged_cache import PagedCache
+from hf_specdec.drafters.draft_model import CapturedDraftModel
 from hf_specdec.engine.captured import DeviceSteps, Outcome
-from hf_specdec.engine.captured.drafts import CapturedDraftModel
 from hf_specdec.engine.captured.parts import StepPart
 from hf_specdec.engine.captured.repeats import Repeats
-from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize, WalkKind
+from hf_specdec.engine.captured.rows import InFlightRows, RowValues, StepSize
 from hf_specdec.engine.engine import Engine
 from hf_specdec.trees import DraftTree
 from hf_specdec.trees.auto import Plan
 from hf_specdec.trees.auto_menu import MenuChoice
+from hf_specdec.verification import Verifier
 
 
 CHAIN = TokenTree.chain(2)
@@ -81,7 +82,7 @@ def test_rows_that_move_on_are_as_if_loaded(depth: int, lag: int, keeps_features
 
     def values(requests: list[Any], counts: list[int], slots: list[int]) -> RowValues:
         return RowValues(
-            kinds=[WalkKind.GREEDY] * len(requests),
+            kinds=[Verifier.GREEDY] * len(requests),
             room=[max(request.room, 0) if depth else 0 for request in requests],
             counts=counts,
             places=[2 + number for number in range(len(requests))],

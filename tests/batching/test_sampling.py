@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.engine import distribution, sharing
-from hf_specdec.engine.drafting import joining
+from hf_specdec.engine import sharing
+from hf_specdec.trees import joining
+from hf_specdec.verification import distribution
 
 
 CHAIN = TokenTree.chain(2)

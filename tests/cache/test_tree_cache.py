@@ -16,7 +16,10 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import run_and_get_code
 from transformers import DynamicCache
 
-from hf_specdec.cache import DeviceCache, TreeCache
+from hf_specdec.cache import TreeCache
+from hf_specdec.cache.blocks import ZERO_BLOCK, BlockPool, BlockTable
+from hf_specdec.cache.device_paged_cache import DevicePagedCache
+from hf_specdec.cache.paged_cache import PagedCache
 
 
 HEADS, DIM, LAYERS = 2, 3, 2
@@ -241,22 +244,29 @@ def test_compiled_writes_are_in_place(runs: bool, monkeypatch: pytest.MonkeyPatc
     if not runs:
         monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda self, *source: lambda *arguments: None)
         monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)  # found out by compiling something
-    cache = TreeCache(1, 2, torch.device("cpu"), capacity=64)
+    pool, tables = BlockPool(num_blocks=8, block_size=16), [BlockTable(), BlockTable()]
+    assert all(pool.reserve(table, 64) for table in tables)
+    cache = PagedCache(1, pool, torch.device("cpu"))
+    cache.seat(tables)
     states = torch.randn(2, 4, 7, 16)
+    cache.write_nodes(0, 7)
     cache.layers[0].update(states, states)
-    cache.adopt_prefill()
-    behind = DeviceCache(cache)
+    cache.layers[0].keys.zero_()
+    behind = DevicePagedCache(cache, torch.tensor([table.blocks + [ZERO_BLOCK] for table in tables]))
+    behind.write_tables = behind.writable_tables()
     behind.at(torch.tensor([7, 3]))
     behind.write_nodes(0, 5)
     new, expected = torch.randn(2, 4, 5, 16), cache.layers[0].keys.clone()
-    expected[0, :, 7:12], expected[1, :, 3:8] = 2 * new[0], 2 * new[1]
+    for row, start in enumerate([7, 3]):
+        expected[tables[row].blocks[0], :, start : start + 5] = 2 * new[row]
 
     def write(new: torch.Tensor) -> torch.Tensor:
         keys, _ = behind.layers[0].update(2 * new, new)
-        return keys[:, :, :3].sum()
+        return keys[2:, :, :3].sum()
 
     with torch._inductor.config.patch(force_disable_caches=not runs):
         _, sources = run_and_get_code(torch.compile(write, fullgraph=True, dynamic=False), new)
-    assert "(2, 4, 64, 16)" in sources[0] and "empty_strided_cpu((2, 4, 64, 16)" not in sources[0]
+    whole = str(tuple(expected.shape))
+    assert whole in sources[0] and f"empty_strided_cpu({whole}" not in sources[0]
     assert "async_compile.cpp_pybinding" in sources[0]
     assert torch.equal(cache.layers[0].keys, expected) is runs

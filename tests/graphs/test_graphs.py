@@ -52,10 +52,8 @@ BY_ATTENTION = pytest.mark.parametrize("stand_in", [False, True], ids=["masks", 
     [
         pytest.param(1, TREE, False, id="one row, static, masks"),
         pytest.param(3, DYNAMIC, True, id="three rows, dynamic, kernel"),
-        pytest.param(1, TREE, True, id="one row, static, kernel", marks=pytest.mark.slow),
-        pytest.param(3, DYNAMIC, False, id="three rows, dynamic, masks", marks=pytest.mark.slow),
-        pytest.param(3, TREE, True, id="three rows, static, kernel", marks=pytest.mark.slow),
-        pytest.param(1, DYNAMIC, False, id="one row, dynamic, masks", marks=pytest.mark.slow),
+        pytest.param(1, TREE, True, id="one row, static, kernel"),
+        pytest.param(3, DYNAMIC, False, id="three rows, dynamic, masks"),
     ],
     indirect=["stand_in"],
 )

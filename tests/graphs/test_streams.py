@@ -16,8 +16,8 @@ from support.graphs import install_stand_in
 from support.heads import trained_head
 from support.models import tiny_model
 
+from hf_specdec.drafters.eagle import CapturedHead
 from hf_specdec.engine.captured import prompts
-from hf_specdec.engine.captured.drafts import CapturedHead
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.graphs import Branch, GraphPool, record_cuda_graph
 from hf_specdec.graphs.streams import own_stream

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_specdec.drafters import growth
-from hf_specdec.generation.distribution import TargetDistribution
+from hf_specdec.engine.request import RequestOptions
 from hf_specdec.generation.recording import Recorder
+from hf_specdec.generation.rows import CallRows
 from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree, Topology
-from hf_specdec.verification import Walk, rejection, target
+from hf_specdec.verification import TargetDistribution, Walk, rejection, target
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,15 @@ def by_target(draft: DraftTree, distribution: TargetDistribution, rows: list[int
 
 def walk(draft: DraftTree, logits: torch.Tensor, verify: Verify) -> Walk:
     """Walks all rows down their trees, given the target's `logits` (`[rows, nodes + 1, vocab]`)."""
-    rows = len(logits)
-    distribution = TargetDistribution(
-        LogitsProcessorList(),
-        Sequences(torch.zeros(rows, 1, dtype=torch.long)),
-        Recorder(rows, scores=False, logits=False, attentions=False, hidden_states=False),
-    )
-    distribution.begin_step(logits)
-    return verify(draft, distribution, list(range(rows)))
+    rows = list(range(len(logits)))
+    return verify(draft, call_rows([], torch.zeros(len(rows), 1, dtype=torch.long)).distribution(logits), rows)
+
+
+def call_rows(processors: list, ids: torch.Tensor, visible: torch.Tensor | None = None) -> CallRows:
+    """The rows of a sampling call with these prompts, of which nothing is recorded."""
+    options = RequestOptions(LogitsProcessorList(processors), StoppingCriteriaList(), True, None)
+    recorder = Recorder(len(ids), scores=False, logits=False, attentions=False, hidden_states=False)
+    return CallRows(options, Sequences(ids, visible), recorder)
 
 
 def fan(count: int) -> TokenTree:

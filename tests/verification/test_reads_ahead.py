@@ -9,7 +9,7 @@ import torch
 from support.models import noisy_copy, prompts, tiny_model
 
 import hf_specdec
-from hf_specdec.generation.distribution import TargetDistribution
+from hf_specdec.verification import TargetDistribution
 
 
 TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
@@ -17,9 +17,7 @@ TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]"
 
 @pytest.fixture(autouse=True)
 def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        TargetDistribution, "reads_ahead", property(lambda self: self.reads_scores_only and not self._records)
-    )
+    monkeypatch.setattr(TargetDistribution, "reads_ahead", TargetDistribution.can_read_ahead)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 5, "do_sample": False}])

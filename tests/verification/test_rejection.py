@@ -14,18 +14,15 @@ from support.tables import (
     TableModel,
     by_hand,
     by_rejection,
+    call_rows,
     fan,
     ordered_draws,
     recursive_rejection,
     token_law,
     walk,
 )
-from transformers import LogitsProcessorList
 
 from hf_specdec.drafters.growth import draw_without_replacement
-from hf_specdec.generation.distribution import TargetDistribution
-from hf_specdec.generation.recording import Recorder
-from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, TokenTree, Topology
 from hf_specdec.verification import walk_by_rejection
 
@@ -332,12 +329,7 @@ def test_rows_of_one_batch_do_not_mix():
 def test_resting_rows_and_trees_without_nodes():
     target = TableModel.random(3, 8, 1.5, seed=20)
     draft = target.grow(TokenTree.parse("[(0,), (1,), (0,0)]"), rows=4)
-    distribution = TargetDistribution(
-        LogitsProcessorList(),
-        Sequences(torch.zeros(4, 1, dtype=torch.long)),
-        Recorder(4, scores=False, logits=False, attentions=False, hidden_states=False),
-    )
-    distribution.begin_step(target.score(draft))
+    distribution = call_rows([], torch.zeros(4, 1, dtype=torch.long)).distribution(target.score(draft))
     walked = walk_by_rejection(draft, distribution, [1, 3])
     assert walked.paths[0] is None and walked.paths[2] is None
     assert walked.tokens[0] == [] and walked.tokens[2] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.exact import SIGNIFICANCE, FrequencyPenalty, fit
-from support.tables import TableModel, by_hand, by_target, fan, walk
+from support.tables import TableModel, by_hand, by_target, call_rows, fan, walk
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -13,11 +13,8 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_specdec.generation.distribution import TargetDistribution
-from hf_specdec.generation.recording import Recorder
-from hf_specdec.sequences import Sequences
 from hf_specdec.trees import DraftTree, DynamicTree, TokenTree
-from hf_specdec.verification import Walk, choose, walk_by_rejection, walk_target
+from hf_specdec.verification import TargetDistribution, Walk, choose, walk_by_rejection, walk_target
 
 
 SAMPLES = 5_000
@@ -156,19 +153,16 @@ def test_processors_get_the_history_of_each_visited_node(verify):
     notes = _Notes()
     for seed in range(20):
         torch.manual_seed(seed)
-        sequences = Sequences(
-            torch.tensor([[0, 0, 5, 6, 7]]), visible=torch.tensor([[False, False, True, True, True]])
-        )
-        recorder = Recorder(1, scores=False, logits=False, attentions=False, hidden_states=False)
-        distribution = TargetDistribution(LogitsProcessorList([notes]), sequences, recorder)
+        visible = torch.tensor([[False, False, True, True, True]])
+        rows = call_rows([notes], torch.tensor([[0, 0, 5, 6, 7]]), visible)
         draft = TableModel(TARGET.scores).grow(IRREGULAR, rows=1)
-        distribution.begin_step(TARGET.score(draft))
+        distribution = rows.distribution(TARGET.score(draft))
         notes.seen.clear()
         walked = verify(draft, distribution, [0])
         text = [0, 0, 5, 6, 7]
         expected = [text + walked.tokens[0][:count] for count in range(len(walked.tokens[0]))]
         assert notes.seen == expected
-        assert sequences.lengths == [5]
+        assert rows.sequences.lengths == [5]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +191,7 @@ def test_rows_of_a_batch_get_what_they_would_get_alone(processors: list):
         standing.tokens[row] = [int(draft.tokens[row, node - 1]) for node in path]
 
     def scores(chosen: list[int], walked: list[int]) -> torch.Tensor:
-        recorder = Recorder(len(chosen), scores=False, logits=False, attentions=False, hidden_states=False)
-        sequences = Sequences(ids[chosen])
-        distribution = TargetDistribution(LogitsProcessorList(processors), sequences, recorder)
-        distribution.begin_step(logits[chosen])
+        distribution = call_rows(processors, ids[chosen]).distribution(logits[chosen])
         there = Walk([standing.paths[row] for row in chosen], [standing.tokens[row] for row in chosen])
         for place in range(len(chosen)):
             # As a walk does, ask at every node on the way.

@@ -31,10 +31,9 @@ from support.tables import (
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.drafters import growth
-from hf_specdec.generation import loop
-from hf_specdec.generation.distribution import TargetDistribution
+from hf_specdec.generation.rows import CallRow
 from hf_specdec.trees import DraftTree, TokenTree
-from hf_specdec.verification import Walk, choose, rejection
+from hf_specdec.verification import TargetDistribution, Walk, choose, rejection, verifier
 
 
 CAUGHT, RIGHT = 1e-6, 1e-3
@@ -300,34 +299,34 @@ def test_a_bonus_token_from_unwarped_logits_is_caught(
 ):
     """With chains of one, so that there are many bonus tokens."""
     walks = {"rejection": "walk_by_rejection", "target": "walk_target"}
-    right = getattr(loop, walks[verification])
+    right = getattr(verifier, walks[verification])
 
     def with_raw_bonus(draft: DraftTree, target: TargetDistribution, rows: list[int], *options: bool) -> Walk:
         return right(draft, _RawBonus(target, draft), rows, *options)
 
     if wrong:
-        monkeypatch.setattr(loop, walks[verification], with_raw_bonus)
+        monkeypatch.setattr(verifier, walks[verification], with_raw_bonus)
     config = SpeculativeConfig(tree=TokenTree.chain(1), verification=verification)
     found = fit_samples(config, a_draft("noisy"), setting)
     assert found.p_value < CAUGHT if wrong else found.p_value > RIGHT, found
 
 
-def _committed(target: TargetDistribution, row: int, walked: Walk) -> torch.Tensor:
+def _committed(row: CallRow, length: int, new: list[int]) -> torch.Tensor:
     """The history of a row without its path."""
-    return target.sequences.row(row, target.lengths[row])
+    return row._call.sequences.row(row.row, length - len(new))
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 @pytest.mark.parametrize("setting", ["strong repetition", "custom", "no repeated pair"])
 def test_penalties_on_the_committed_text_alone_are_caught(setting: str, wrong: bool, monkeypatch: pytest.MonkeyPatch):
     if wrong:
-        monkeypatch.setattr(TargetDistribution, "_history", _committed)
+        monkeypatch.setattr(CallRow, "history", _committed)
     found = fit_samples(METHODS["rejection, irregular"], a_draft("noisy"), setting)
     assert found.p_value < CAUGHT if wrong else found.p_value > RIGHT, found
 
 
 def test_weak_penalties_on_the_committed_text_alone_are_seen_in_p(monkeypatch: pytest.MonkeyPatch):
     """The usual 1.3 hardly shows in the samples of this target, but in the distributions that they were drawn from."""
-    monkeypatch.setattr(TargetDistribution, "_history", _committed)
+    monkeypatch.setattr(CallRow, "history", _committed)
     for padded in (False, True):
         assert error_of_p(METHODS["rejection, irregular"], a_draft("noisy"), "repetition", padded) > 1e-3

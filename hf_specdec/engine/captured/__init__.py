@@ -6,7 +6,6 @@ loads the rows and reads the report.
 - `rows`: the inputs of a captured step, per row; `values`: what they are loaded with.
 - `walks`: verification of the rows, each in its own way; `verdicts`: one way; `drawing`: what children are drawn from.
 - `captured`: the base class of captured steps.
-- `drafts`: the draft within a step.
 - `step`: a decoding step, captured once per size and replayed for any requests.
 - `prompts`: captured prefill chunks.
 - `parts`: the parts of a step, and what comes of them.

@@ -17,8 +17,8 @@ from .rows import InFlightRows, RowValues, StepSize
 
 
 if TYPE_CHECKING:
+    from ...drafters import Drafting
     from ...forwards.tree_forward import TreeForward
-    from ..drafting import Drafting
     from ..target import InFlightTarget
 
 
@@ -61,7 +61,7 @@ class CapturedStep(ABC):
         """
         device, captured = self.rows.device, copy.copy(self)
         captured._cache = DevicePagedCache(self._target.cache, self.rows.tables)
-        captured._forward = self._target.forward.over(captured._cache, self._first_slots, None, self._first_slots)
+        captured._forward = self._target.forward.over(captured._cache, self._first_slots, self._first_slots)
         self._compile(captured._forward)
         if self.compiles and self.compiles_whole:
             captured._cache.places = compiled_function(places_of)

@@ -12,25 +12,25 @@ from ...cache.waiting_features import WaitingFeatures
 from ...forwards.node_inputs import causal_chain
 from ...graphs import Branch
 from ...trees import DraftTree, Topology
-from ...verification import Walk, rows_with_nan
+from ...verification import Verifier, Walk, rows_with_nan
 from ..request import Request
 from .captured import CapturedStep
 from .reports import HostCopy
-from .rows import RowValues, StepSize, WalkKind
-from .walks import RowWalks, error_of, kind_of
+from .rows import RowValues, StepSize
+from .walks import RowWalks, error_of
 
 
 if TYPE_CHECKING:
+    from ...drafters import Drafting
+    from ...drafters.eagle import CapturedHead
     from ...forwards.features import Features
-    from ..drafting import Drafting
     from ..scheduler import Chunk
     from ..target import InFlightTarget
-    from .drafts import CapturedHead
     from .runner import DeviceSteps
 
 MOST_PROMPT_STEPS = 64
 """Most captured prefill steps that are kept."""
-ALL_KINDS = frozenset({WalkKind.GREEDY, WalkKind.TARGET})
+ALL_KINDS = frozenset({Verifier.GREEDY, Verifier.FROM_TARGET})
 """Kinds of walks in every prefill step, so that one graph serves all requests: a walk at a root costs little."""
 
 
@@ -206,7 +206,7 @@ class DevicePrompts:
         ends = [cache.length_of(table) + count for table, count in zip(tables, chunk.counts, strict=True)]
         is_new = step is None
         if step is None:
-            has_head = self._target.forward.features is not None
+            has_head = self._target.features is not None
             steps = self._decoding_steps
             compiles = steps.compiles and not steps.compiles_whole  # for few prompts of every length not worth it
             step = PromptStep(self._target, self._drafting, size, has_head, compiles)
@@ -231,14 +231,17 @@ class DevicePrompts:
             return False
         if request.options.do_sample and not self.draws_tokens:
             return False
-        return target.forward.features is None or (drafting.features is not None and drafting.can_be_captured)
+        return target.features is None or (drafting.features is not None and drafting.can_be_captured)
 
     def _values(self, chunk: Chunk, ends: list[int]) -> tuple[RowValues, list[int]]:
         """Values of a chunk's rows, and the place in its text where each row begins; see `InFlightRows.load`."""
         requests, counts, store = chunk.requests, chunk.counts, self._drafting.features
         starts = [end - count for end, count in zip(ends, counts, strict=True)]
         begins = [end == request.length for request, end in zip(requests, ends, strict=True)]
-        kinds = [kind_of(one, False) if begin else WalkKind.RESTS for one, begin in zip(requests, begins, strict=True)]
+        kinds = [
+            request.options.verifier(False) if begin else Verifier.RESTS
+            for request, begin in zip(requests, begins, strict=True)
+        ]
         slots = [0 if store is None else store.unwanted_slot] * len(requests)
         if store is not None:
             for row, (request, begin) in enumerate(zip(requests, begins, strict=True)):

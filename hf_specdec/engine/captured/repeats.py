@@ -9,7 +9,7 @@ from .step import InFlightStep
 
 
 if TYPE_CHECKING:
-    from ..drafting import Drafting
+    from ...drafters import Drafting
     from ..target import InFlightTarget
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
@@ -12,21 +11,13 @@ import torch
 from ...cache.blocks import ZERO_BLOCK, BlockTable
 from ...cache.waiting_features import WaitingFeatures
 from ...graphs.paged import FEWEST_BLOCKS, next_power_of_two, next_size
-from ..distribution import uniform
+from ...verification import Verifier
+from ...verification.choosing import uniform
 from ..request import Request
 
 
 REALS = ("temperature", "top_p", "draft_temperature")
 """Values of a row that are float32."""
-
-
-class WalkKind(IntEnum):
-    """Verification of a row: none (`RESTS`), along the argmax, along tokens drawn from p, or by rejection."""
-
-    RESTS = 0
-    GREEDY = 1
-    TARGET = 2
-    REJECTION = 3
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ class RowValues:
     `InFlightRows`.
     """
 
-    kinds: list[WalkKind]
+    kinds: list[Verifier]
     room: list[int]
     counts: list[int]
     places: list[int]
@@ -131,7 +122,7 @@ class InFlightRows:
         self.room: torch.Tensor = on_device["room"]
         """Levels of draft tokens that each row can use, `[rows]` int64."""
         self.kinds: torch.Tensor = on_device["kinds"]
-        """The `WalkKind` of each row, `[rows]` int64."""
+        """The `Verifier` of each row, `[rows]` int64."""
         self.counts: torch.Tensor = on_device["counts"]
         """Tokens of each row that the draft has not read, root included, or in a prefill chunk; `[rows]` int64."""
         self.places: torch.Tensor = on_device["places"]

@@ -28,7 +28,7 @@ from .walks import kinds_among
 
 
 if TYPE_CHECKING:
-    from ..drafting import Drafting
+    from ...drafters import Drafting
     from ..target import InFlightTarget
 
 logger = logging.get_logger(__name__)

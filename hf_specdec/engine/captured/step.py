@@ -10,18 +10,17 @@ import torch
 
 from ...cache.compaction import Compaction
 from ...compiling.layers import compiled_function
+from ...drafters.captured import CapturedDraft, NoDraft
 from ...trees import DynamicTree, TokenTree
-from ...verification import DraftTemperature, new_tokens, rows_with_nan
+from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
 from .captured import CapturedStep
-from .drafts import CapturedDraft, NoDraft
 from .reports import Reports
-from .rows import RowValues, StepSize, WalkKind
+from .rows import RowValues, StepSize
 from .walks import RowWalks
 
 
 if TYPE_CHECKING:
-    from ...drafters import DraftRequest
-    from ..drafting import Drafting
+    from ...drafters import Drafting, DraftRequest
     from ..request import Request
     from ..target import InFlightTarget
 
@@ -33,7 +32,7 @@ class StepKind:
 
     Args:
         tree (`TokenTree` or `DynamicTree`, *optional*): the tree that the draft grows; None for no tree.
-        kinds (`frozenset[WalkKind]`): kinds of verification among the rows.
+        kinds (`frozenset[Verifier]`): kinds of verification among the rows.
         draws (`bool`): whether children are drawn.
         has_seeds (`bool`): whether rows may have a seed of their own.
         is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
@@ -43,7 +42,7 @@ class StepKind:
     """
 
     tree: TokenTree | DynamicTree | None
-    kinds: frozenset[WalkKind]
+    kinds: frozenset[Verifier]
     draws: bool = False
     has_seeds: bool = True
     is_filtered: bool = False

@@ -8,11 +8,10 @@ from ...cache.waiting_features import WaitingFeatures
 from ..request import Request
 from .parts import StepPart
 from .rows import RowValues
-from .walks import kind_of
 
 
 if TYPE_CHECKING:
-    from ..drafting import Drafting
+    from ...drafters import Drafting
 
 MOST_LAG, SURE_LAG = 8, 4
 """Most levels of an earlier, deeper tree that a draft can catch up with in a step: of few rows, and of any number."""
@@ -55,7 +54,7 @@ class ValuesOfRows:
         lags = dict(zip(readers, self._drafting.lags(readers) if readers else [], strict=True))
         places, slots = self._features_of(own, lags, waits, part.depth + 1)
         return RowValues(
-            kinds=[kind_of(one, part.draws and place < len(drafted)) for place, one in enumerate(own)],
+            kinds=[one.options.verifier(part.draws and place < len(drafted)) for place, one in enumerate(own)],
             room=[self._drafting.room(one) for one in drafted] + [0] * len(part.plain),
             counts=[lags.get(one, 1) for one in own],
             places=places,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ...trees import DraftTree
+from ...verification import Verifier
 from .drawing import Drawing
 
 
@@ -21,13 +22,13 @@ class Verdict:
     The walk of every row: along the target's best tokens, along tokens drawn from p, or by rejection.
 
     Args:
-        kind (`str`): `greedy`, `target` or `rejection`.
+        kind (`Verifier`): how rows are verified.
         temperature, top_p (`torch.Tensor` of shape `[batch]`, float32, *optional*), top_k (`torch.Tensor` of shape
             `[batch]`, int64, *optional*): values of the warpers that make p, in the order temperature, top-k, top-p.
         drawing (`Drawing`, *optional*): for `rejection`, the distribution from which children were drawn.
     """
 
-    kind: Literal["greedy", "target", "rejection"]
+    kind: Verifier
     temperature: torch.Tensor | None = None
     top_k: torch.Tensor | None = None
     top_p: torch.Tensor | None = None
@@ -52,14 +53,14 @@ class Verdict:
         from hf_specdec_kernels import greedy_walk, rejection_walk, target_walk
 
         topology = draft.topology
-        if self.kind == "greedy":
+        if self.kind == Verifier.GREEDY:
             return greedy_walk(logits, tokens, topology.parents, **options)
         uniforms = torch.rand(logits.shape[:2], dtype=torch.float64, device=logits.device)
         if by_depth is not None:
             given = by_depth.gather(1, topology.depths.expand(uniforms.shape))
             uniforms = torch.where(given >= 0, given, uniforms)
         options |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        if self.kind == "target":
+        if self.kind == Verifier.FROM_TARGET:
             return target_walk(logits, tokens, topology.parents, uniforms, **options)
         assert self.drawing is not None and draft.scores is not None and isinstance(draft.score_index, torch.Tensor)
         return rejection_walk(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ...trees import DraftTree
-from ..distribution import NAN_LOGITS, NOTHING_TO_CHOOSE
-from ..request import Request
+from ...verification import NAN_LOGITS, Verifier
+from ...verification.choosing import NOTHING_TO_CHOOSE
 from .drawing import Drawing
-from .rows import InFlightRows, WalkKind
+from .rows import InFlightRows
 from .verdicts import NOTHING_TO_DRAW, Verdict, checked
 
 
@@ -21,7 +21,7 @@ class RowWalks:
 
     Args:
         rows (`InFlightRows`): the step's rows.
-        kinds (`frozenset[WalkKind]`): kinds of verification among the rows.
+        kinds (`frozenset[Verifier]`): kinds of verification among the rows.
         drawn_by (`Drafter`, *optional*): the drafter, if its children are drawn.
         draft_is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p, which takes time. (The
             target's top-k and top-p are always applied: a row without them costs a comparison.)
@@ -31,7 +31,7 @@ class RowWalks:
     def __init__(
         self,
         rows: InFlightRows,
-        kinds: frozenset[WalkKind],
+        kinds: frozenset[Verifier],
         drawn_by: Any = None,
         draft_is_filtered: bool = False,
         has_seeds: bool = True,
@@ -46,7 +46,7 @@ class RowWalks:
     def walk(self, logits: torch.Tensor, draft: DraftTree, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Paths, numbers of accepted nodes and next tokens of all rows; see `Verdict.walk`."""
         rows, found = self._rows, None
-        uniforms = rows.uniforms if self._has_seeds and self._kinds != {WalkKind.GREEDY} else None
+        uniforms = rows.uniforms if self._has_seeds and self._kinds != {Verifier.GREEDY} else None
         for kind in sorted(self._kinds):
             verdict = self._verdict(kind)
             is_own = rows.kinds == kind
@@ -63,12 +63,10 @@ class RowWalks:
         assert found is not None
         return found
 
-    def _verdict(self, kind: WalkKind) -> Verdict:
-        if kind == WalkKind.GREEDY:
-            return Verdict("greedy")
-        if kind == WalkKind.TARGET:
-            return Verdict("target", **self._warpers)
-        return Verdict("rejection", drawing=self.drawing, **self._warpers)
+    def _verdict(self, kind: Verifier) -> Verdict:
+        if kind == Verifier.GREEDY:
+            return Verdict(kind)
+        return Verdict(kind, drawing=self.drawing if kind == Verifier.REJECTION else None, **self._warpers)
 
     def checked(
         self,
@@ -81,27 +79,19 @@ class RowWalks:
         Numbers of accepted nodes, with `NOTHING_TO_DRAW` in sampled rows that cannot be drawn; see `verdicts.checked`.
         `compiled` compiles that function of tensors, or leaves it.
         """
-        if self._kinds == {WalkKind.GREEDY}:
+        if self._kinds == {Verifier.GREEDY}:
             return accepted
-        return compiled(checked)(self._rows.kinds >= WalkKind.TARGET, highest, path, accepted)
+        return compiled(checked)(self._rows.kinds >= Verifier.FROM_TARGET, highest, path, accepted)
 
 
-def kind_of(request: Request, draws_children: bool) -> WalkKind:
-    """Kind of verification of a request; `draws_children` says whether the children of its tree are drawn."""
-    if not request.options.do_sample:
-        return WalkKind.GREEDY
-    plan = request.options.plan
-    return WalkKind.REJECTION if draws_children and plan is not None and plan.uses_rejection else WalkKind.TARGET
-
-
-def kinds_among(kinds: list[WalkKind], draws_children: bool) -> frozenset[WalkKind]:
+def kinds_among(kinds: list[Verifier], draws_children: bool) -> frozenset[Verifier]:
     """
     Kinds of walks in a step with rows of these kinds. If any row is sampled, all possible kinds are included: another
     walk costs less than another graph for every mix of rows.
     """
-    if set(kinds) == {WalkKind.GREEDY}:
-        return frozenset({WalkKind.GREEDY})
-    return frozenset({WalkKind.GREEDY, WalkKind.TARGET} | ({WalkKind.REJECTION} if draws_children else set()))
+    if set(kinds) == {Verifier.GREEDY}:
+        return frozenset({Verifier.GREEDY})
+    return frozenset({Verifier.GREEDY, Verifier.FROM_TARGET} | ({Verifier.REJECTION} if draws_children else set()))
 
 
 def error_of(accepted: int, is_nan: int) -> str | None:

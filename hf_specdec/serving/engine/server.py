@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ...batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
-from ...engine.distribution import NOTHING_TO_CHOOSE
+from ...verification.choosing import NOTHING_TO_CHOOSE
 from ..contexts import context_of
 from ..stop_strings import StopStringCriterion
 from .messages import AddReply, AddRequest, AskState, CancelRequest, Ended, Progress, Pulse, Served, State

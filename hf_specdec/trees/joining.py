@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...trees import DraftTree, Topology
+from .draft_tree import DraftTree, Topology
 
 
 @dataclass(eq=False)
@@ -21,7 +21,9 @@ class JoinedDraft(DraftTree):
     parts: list[tuple[DraftTree, int] | None] = field(default_factory=list)
 
     def scores_of(self, row: int, node: int) -> torch.Tensor:
-        draft, row_there = self.parts[row]
+        part = self.parts[row]
+        assert part is not None, "the row has no tree"
+        draft, row_there = part
         return draft.scores_of(row_there, node)
 
     def to(self, device: torch.device) -> DraftTree:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
-from ...drafters import Drafter, DraftRequest
-from ...sequences import Sequences
-from ...trees import DraftTree, Evidence
-from ..request import Request
-from .base import Drafting
-from .joining import join_drafts
+from ..sequences import Sequences
+from ..trees import DraftTree, Evidence
+from ..trees.joining import join_drafts
+from .base import Drafter, DraftRequest
+from .drafting import Drafting
 from .proposals import check_proposal
+
+
+if TYPE_CHECKING:
+    from ..engine.request import Request
 
 
 class OneByOneDrafting(Drafting):

@@ -1,4 +1,4 @@
-"""`Drafting`: what proposes draft trees for the requests of a step."""
+"""`Drafting`: what proposes trees for the requests of a step, with a state per request, since rows change."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from ...cache.paged_cache import PagedCache
-from ...cache.waiting_features import WaitingFeatures
-from ...drafters import DraftRequest
-from ...trees import DraftTree, Evidence
-from ..request import Request
+from ..cache.paged_cache import PagedCache
+from ..cache.waiting_features import WaitingFeatures
+from ..forwards.tree_forward import TreeForward
+from ..kernels import DTYPES
+from ..trees import DraftTree, Evidence
+from .base import DraftRequest
 
 
 if TYPE_CHECKING:
-    from ..captured.drafts import GrowingDraft
-    from ..target import InFlightTarget
+    from ..engine.request import Request
+    from ..forwards.target import TreeTarget
+    from .captured import GrowingDraft
+
+MOST_UNREAD_TOKENS = 16
+"""Most unread tokens of a row that are read in the forward that drafts; rows further behind catch up before it."""
 
 
 class Drafting(ABC):
@@ -51,7 +56,7 @@ class Drafting(ABC):
         """Recomputes what is derived from weights, which may have changed; called when the engine starts to run."""
         return
 
-    def watching(self, target: InFlightTarget) -> AbstractContextManager[Any]:
+    def watching(self, target: TreeTarget) -> AbstractContextManager[Any]:
         """A context that records the target's hidden states, entered by the engine's thread before it runs."""
         return nullcontext()
 
@@ -129,3 +134,45 @@ class Drafting(ABC):
     def note_read(self, requests: list[Request], ends: list[int]) -> None:
         """Takes note that a captured prefill step has read prompts up to `ends`; with `features`, so has the head."""
         return
+
+
+class CachedDrafting(Drafting):
+    """Drafts with the one model of a drafter, whose K/V are in `_cache`."""
+
+    _cache: PagedCache
+
+    @abstractmethod
+    def _begin(self, drafter: Any) -> None:
+        """Prepares a drafter for forwards into the cache."""
+
+    def attach(self, drafter: Any) -> None:
+        self.drafter: Any = drafter
+        self._cache.serve(*drafter.models)
+        self._begin(drafter)
+
+    def detach(self) -> None:
+        self.drafter = None
+        self._cache.serve(None)
+
+    @property
+    def cache(self) -> PagedCache:
+        return self._cache
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        return self.drafter.models
+
+
+def can_be_captured(forward: TreeForward) -> bool:
+    """Whether a draft's forwards can be part of a captured step: it has run before and uses the attention kernel."""
+    cache: Any = forward.cache
+    return forward.can_be_captured and forward.has_kernel and forward.dtype in DTYPES and cache.has_memory
+
+
+def nodes_of(features: torch.Tensor, kept: list[list[int]]) -> torch.Tensor:
+    """The features of the kept nodes of every row, one after the other, `[batch, most, features]`."""
+    most = max(map(len, kept))
+    if all(nodes == list(range(len(nodes))) for nodes in kept):
+        return features[:, :most]
+    padded = torch.tensor([nodes + [0] * (most - len(nodes)) for nodes in kept], device=features.device)
+    return features.gather(1, padded[:, :, None].expand(-1, -1, features.shape[2]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...drafters import Drafter, DraftRequest
-from ...trees import DraftTree, Topology
+from ..trees import DraftTree, Topology
+from .base import Drafter, DraftRequest
 
 
 def check_proposal(draft: DraftTree, drafter: Drafter, asked: DraftRequest) -> None:

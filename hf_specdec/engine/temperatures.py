@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from ...verification import DraftTemperature
+from ..verification import DraftTemperature
 
 
 MOST = 256

@@ -1,0 +1,87 @@
+"""The draft within a captured step: catching up with accepted tokens, and growing trees."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..cache.device_paged_cache import DevicePagedCache
+from ..forwards.node_inputs import causal_chain
+from ..trees import DraftTree, DynamicTree, TokenTree, Topology
+from .growth import Warp, grow, held_levels
+
+
+if TYPE_CHECKING:
+    from ..engine.captured.rows import InFlightRows
+    from .base import DraftRequest
+
+
+class CapturedDraft(ABC):
+    """The draft within a captured step."""
+
+    drafter: Any = None
+    """The drafter whose forwards run in the step; None if there are none."""
+
+    @abstractmethod
+    def write_as(self, cache: DevicePagedCache) -> None:
+        """Lets the draft's cache write by the tables of the target's `cache`, which are the same for both."""
+
+    def without_drafter(self) -> CapturedDraft:
+        """A copy that holds no more than a graph needs as long as it lives."""
+        held = copy.copy(self)
+        held.drafter = None
+        return held
+
+    @abstractmethod
+    def propose(self, warp: Warp | None) -> DraftTree:
+        """Grows the trees of all rows. `warp` makes the scores that children are drawn from, if drawn; see `grow`."""
+
+
+class NoDraft(CapturedDraft):
+    """What stands for the draft in a step without drafts; does nothing."""
+
+    def __init__(self, rows: InFlightRows):
+        self.rows = rows
+        self.held = Topology.of_tree(None, rows.device)
+
+    def write_as(self, cache: DevicePagedCache) -> None:
+        return
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        return DraftTree.empty(self.rows.size.rows, self.rows.device)
+
+
+class GrowingDraft(CapturedDraft):
+    """
+    A draft with a cache, which grows trees level by level.
+
+    Args:
+        drafting (`Drafting`): the draft.
+        tree (`TokenTree` or `DynamicTree`, *optional*): the tree to grow; None for no tree.
+        rows (`InFlightRows`): the step's rows.
+        asked (`DraftRequest`, *optional*): options of the draft; None without a tree.
+    """
+
+    def __init__(
+        self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
+    ):
+        self.rows, self.tree, drafter = rows, tree, drafting.drafter
+        self.cache = DevicePagedCache(drafting.cache, rows.tables)
+        self.first_slots = torch.zeros(rows.size.rows, dtype=torch.long, device=rows.device)
+        self.chain = causal_chain(rows.size.lag, rows.device)
+        # Tensors cached per tree elsewhere, and held here because the graph needs them as long as it lives.
+        self.held = Topology.of_tree(None, rows.device) if tree is None else held_levels(tree, rows.device)
+        self.drafter = copy.copy(drafter)
+        if asked is not None:
+            self.drafter.ask(asked)
+        self.drafter.forward = drafter.forward.over(self.cache, self.first_slots, self.first_slots)
+
+    def write_as(self, cache: DevicePagedCache) -> None:
+        self.cache.write_tables, self.cache.places = cache.write_tables, cache.places
+
+    def _grown(self, root_logits: torch.Tensor, warp: Warp | None) -> DraftTree:
+        assert self.tree is not None
+        return grow(self.tree, root_logits, self.drafter.run_level, self.tree.depth, warp)

@@ -1,0 +1,109 @@
+"""A step that the host runs phase by phase: propose → score → accept → commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transformers.utils import ModelOutput
+
+from ..metrics import SpeculationMetrics
+from ..ranks import Ranks
+from ..trees import DraftTree
+from ..trees.joining import join_drafts
+from ..verification import Walk
+from .captured import DraftGroup
+from .request import Request
+
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class HostStep(Protocol):
+    """The phases of a step, for the rows of a call or for requests in flight."""
+
+    metrics: SpeculationMetrics
+    ranks: Ranks
+
+    def propose(self) -> DraftTree:
+        """The tree of every row; without nodes if none is drafted for."""
+
+    def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        """The output of the target's forward over roots and nodes, and the tree that was forwarded."""
+
+    def accept(self, draft: DraftTree, outputs: ModelOutput) -> Walk:
+        """Walks down the trees of all rows."""
+
+    def commit(self, draft: DraftTree, walk: Walk, outputs: ModelOutput) -> None:
+        """Commits tokens and K/V of the accepted nodes."""
+
+    def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
+        """Lets the choice of trees learn from the step, and from the seconds that it took."""
+
+
+def run(step: HostStep, before: Mapping[str, float] | None = None) -> None:
+    """Runs a step. `before`: the seconds of all phases before it, if some of it has run already."""
+    phase, seconds = step.metrics.phase, step.metrics.seconds
+    before = dict(seconds) if before is None else before
+    with phase("propose"):
+        draft = step.propose()
+    with phase("score"):
+        draft, outputs = step.score(draft)
+    with phase("accept"):
+        walk = step.accept(draft, outputs)
+    with phase("commit"):
+        step.commit(draft, walk, outputs)
+    spent = {name: total - before.get(name, 0.0) for name, total in seconds.items() if name != "steps"}
+    propose = spent.pop("propose")
+    step.learn(draft, walk, propose, sum(spent.values()))
+
+
+class RequestStep:
+    """
+    A step of requests in flight.
+
+    Args:
+        engine (`Engine`): runs the requests.
+        requests (`list[Request]`): the rows.
+        groups (`list[DraftGroup]`): the rows that are drafted for.
+    """
+
+    def __init__(self, engine: Engine, requests: list[Request], groups: list[DraftGroup]):
+        self._engine, self._requests, self._groups = engine, requests, groups
+        self.metrics, self.ranks = engine.metrics, engine.ranks
+
+    def propose(self) -> DraftTree:
+        engine, requests, parts = self._engine, self._requests, []
+        for group in self._groups:
+            asked, noises = group.asked, [noise for row in group.rows if (noise := requests[row].noise) is not None]
+            if len(noises) == len(group.rows):
+                asked = replace(asked, noises=noises)
+            draft = engine.drafting.propose([requests[row] for row in group.rows], asked)
+            if draft is not None:
+                parts.append((group.rows, draft))
+        if not parts:
+            return DraftTree.empty(len(requests), engine.target.device)
+        return self.ranks.agree_on_draft(join_drafts(parts, len(requests), engine.target.device))
+
+    def score(self, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
+        return self._engine.target.score(self._requests, draft)
+
+    def accept(self, draft: DraftTree, outputs: Any) -> Walk:
+        return self._engine.acceptance.accept(self._requests, draft, self._groups, outputs.logits)
+
+    def commit(self, draft: DraftTree, walk: Walk, outputs: ModelOutput) -> None:
+        engine, requests, books = self._engine, self._requests, self._engine.books
+        drafted = {row for group in self._groups for row in group.rows}
+        books.append_last(requests, walk)
+        for row, (request, path) in enumerate(zip(requests, walk.paths, strict=True)):
+            if path is not None:
+                books.count(request, len(path), draft.num_valid(row) if row in drafted else None)
+        engine.target.cache.keep(walk.paths)
+        engine.drafting.observe(requests, [[] if path is None else [0, *path] for path in walk.paths])
+        books.mark_nan_of_failed(requests)
+
+    def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
+        if self._engine.speculates:
+            self._engine.choices.end_step(draft, walk.paths, *self.ranks.agree_on(propose, rest))
