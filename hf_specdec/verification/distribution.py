@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
@@ -121,9 +122,12 @@ class TargetDistribution:
         if [places for places, _ in done] == [list(range(len(rows)))]:
             scores = done[0][1]
         else:
-            scores = logits.clone() if done else logits
+            # Some processors compute in the model's own dtype: guidance by a second context is one.
+            scores = logits.to(functools.reduce(torch.promote_types, [own.dtype for _, own in done], logits.dtype))
+            if done:
+                scores = scores.clone()
             for places, processed in done:
-                scores[places] = processed
+                scores[places] = processed.to(scores.dtype)
         if self._record is not None:
             for place, row in enumerate(rows):
                 self._record(row, logits[place : place + 1], scores[place : place + 1])

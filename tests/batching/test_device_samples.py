@@ -18,10 +18,10 @@ from support.sampling import ALL_SETTINGS, LENGTH, LIMITS, TREE, a_draft, a_head
 
 from hf_specdec import DynamicTree, SpeculativeConfig
 from hf_specdec.drafters import growth
-from hf_specdec.engine import distribution
 from hf_specdec.engine.captured import rows
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.engine import Engine
+from hf_specdec.verification import choosing
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -115,7 +115,7 @@ def test_samples_with_seeds_are_exact(method: str, runs: list[InFlightStep]) -> 
 @pytest.mark.parametrize("wrong", ["numbers", "warpers", "children"])
 def test_wrong_samplers_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One number for all places; the first row's temperature for all; children all tested with the root's q."""
-    right = distribution.uniform
+    right = choosing.uniform
     if wrong == "numbers":
         monkeypatch.setattr(rows, "uniform", lambda seed, place: right(seed, 0))
         assert fit_requests("noisy", "target", True, ("plain",), samples=500).p_value < 1e-6

@@ -22,7 +22,7 @@ import hf_specdec
 from hf_specdec import TokenTree, attention
 from hf_specdec.cache import TreeCache
 from hf_specdec.drafters import growth
-from hf_specdec.generation import loop
+from hf_specdec.generation.arguments import CallArguments
 from hf_specdec.trees import Topology
 
 
@@ -134,7 +134,7 @@ FAULTS = {
     "positions are all the root's": changed(lambda topology: {"depths": torch.zeros_like(topology.depths)}),
     "positions are one too far": changed(lambda topology: {"depths": topology.depths + (topology.depths > 0)}),
     "the cache keeps the first nodes": replaced(TreeCache, "_move", without_path),
-    "padding is visible": replaced(loop, "_visible", lambda attention_mask: None),
+    "padding is visible": replaced(CallArguments, "visible", None),
     "the window is not seen": replaced(attention.registered, "layer_window", lambda module, kwargs: None),
 }
 
