@@ -1,7 +1,7 @@
 """
 A server under large bodies: how its streams go on meanwhile.
 
-    python benchmarks/large_bodies.py [--streams 20] [--output-len 60] [--rounds 3] [--target FOLDER]
+    python benchmarks/large_bodies.py [--streams 20] [--output-len 60] [--rounds 3] [--device cuda]
 
 Streams run twice, first alone and then while 12 large bodies come, one after the other: of 50 MB down to 500 kB, as
 text, as values, nested, with escapes, without a `Content-Length`. Measured by the client:
@@ -27,6 +27,7 @@ from rich.table import Table
 from serving_load import ask, client_of, running
 
 from hf_specdec.benchmarking.environment import environment
+from hf_specdec.loading import default_device
 from hf_specdec.smollm2 import smollm2_folder
 
 
@@ -115,11 +116,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--output-len", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--device", default=default_device(), help="of the server's model")
     options = parser.parse_args()
     target = options.target or str(smollm2_folder())
     command = [sys.executable, "-m", "hf_specdec.cli", "serve", target]
     large, rounds = bodies(), []
-    with running([*command, "--device", "cpu", "--disable-by-batch-size", "4"]) as address:
+    with running([*command, "--device", options.device, "--disable-by-batch-size", "4"]) as address:
         host, port = address.removeprefix("http://").split(":")
         of_streams = host, int(port), target, options.streams, options.output_len
         asyncio.run(measured(host, int(port), target, 2, 8, {}))  # warms up
