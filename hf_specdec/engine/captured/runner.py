@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ...compiling.layers import any_number_of_shapes
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
-from ...graphs.paged import FEWEST_BLOCKS
+from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
 from ...verification import Walk
 from ..request import Request
@@ -214,7 +214,8 @@ class DeviceSteps:
 
     def _launch(self, part: StepPart) -> InFlightStep | None:
         """Starts the step of a part's rows and returns it; None if its capture failed."""
-        lag, values = self._values.of(part, self.read_width)
+        num_rows = next_size(max(self.fewest_rows, len(part.own)))
+        lag, values = self._values.of(part, self.read_width, num_rows)
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(values.kinds, part.draws) if self.mixes_rows else frozenset(values.kinds),

@@ -30,15 +30,16 @@ class ValuesOfRows:
     def __init__(self, drafting: Drafting):
         self._drafting = drafting
 
-    def of(self, part: StepPart, read_width: int) -> tuple[int, RowValues]:
+    def of(self, part: StepPart, read_width: int, size: int) -> tuple[int, RowValues]:
         """
         Most unread tokens per row that the draft reads in the part's step, and the values of its rows. Where an EAGLE
         head must read before it can draft, the part drafts nothing in this step (`StepPart.put_off`).
 
         Args:
             read_width (`int`): least width at which heads read in every step; 0: they read when they have to.
+            size (`int`): number of rows of the captured step, which stays as rows come and go.
         """
-        lag, waits = self._lag_of(part), self._waiting(part)
+        lag, waits = self._lag_of(part, size), self._waiting(part)
         if self._reads_first(part, lag, waits, read_width):
             part.put_off([row for row, count in zip(part.rows, waits, strict=True) if count > 0])
             store: Any = self._drafting.features
@@ -63,12 +64,12 @@ class ValuesOfRows:
             draft_temperature=part.draft_temperature,
         )
 
-    def _lag_of(self, part: StepPart) -> int:
+    def _lag_of(self, part: StepPart, size: int) -> int:
         """Most unread tokens per row, root included, that the draft reads in a step with the part's tree."""
         # An earlier tree of the request may have been deeper, as with a schedule.
         plans = [request.options.plan for request in part.of(part.drafted)]
         deepest = max([part.depth, *(plan.tree.depth for plan in plans if plan is not None)])
-        most = min(max(MOST_READ // len(part.rows), SURE_LAG), MOST_LAG)
+        most = min(max(MOST_READ // size, SURE_LAG), MOST_LAG)
         return 1 + max(part.depth, min(deepest, most))
 
     def _waiting(self, part: StepPart) -> list[int]:
