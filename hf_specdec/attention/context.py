@@ -59,6 +59,8 @@ class TreeContext:
             if the cache has it on the device. Where only the device knows it, `lengths` is good for its size alone.
         block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*): for the kernel, the block table of
             every row of a paged cache.
+        has_causal_windows (`bool`): whether layers with a sliding window attend to no node that is deeper than the
+            query, although `ancestors` may allow it.
     """
 
     lengths: list[int]
@@ -74,6 +76,7 @@ class TreeContext:
     node_multiple: int = 1
     lengths_tensor: torch.Tensor | None = None
     block_tables: torch.Tensor | None = None
+    has_causal_windows: bool = False
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
@@ -108,6 +111,7 @@ class TreeContext:
             self.first_slots,
             self.node_multiple,
             self.block_tables,
+            self.has_causal_windows,
         ).to(self.kernel_device)
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -131,6 +135,8 @@ class TreeContext:
             self._masks[key] = torch.zeros(1, 1, self.ancestors.shape[1], self.num_slots, dtype=dtype, device=device)
         elif key not in self._masks:
             allowed = self._allowed if window is None else self._allowed & (self._distances < window)
+            if window is not None and self.has_causal_windows:
+                allowed = allowed & (self._distances >= 0)
             self._masks[key] = torch.where(allowed[:, None], *mask_values(dtype, allowed.device)).to(device)
         return self._masks[key]
 

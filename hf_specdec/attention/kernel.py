@@ -36,6 +36,8 @@ class KernelInputs:
         node_depths (`torch.Tensor` of shape `[1 or batch, nodes]`, int64).
         first_slots (`torch.Tensor` of shape `[batch]`, int64).
         block_tables (`torch.Tensor` of shape `[batch, blocks]`, int64, *optional*).
+        ancestors_in_windows (`torch.Tensor` of shape `[1 or batch, queries, words]`, int64, *optional*): the ancestors
+            in layers with a sliding window, where they are others.
     """
 
     lengths: torch.Tensor
@@ -44,6 +46,7 @@ class KernelInputs:
     node_depths: torch.Tensor
     first_slots: torch.Tensor
     block_tables: torch.Tensor | None = None
+    ancestors_in_windows: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -55,19 +58,26 @@ class KernelInputs:
         first_slots: torch.Tensor | None,
         multiple: int = 1,
         block_tables: torch.Tensor | None = None,
+        has_causal_windows: bool = False,
     ) -> KernelInputs:
         """
         Builds the inputs from a mask `ancestors`, `[1 or batch, queries, nodes]` bool, and pads the number of nodes to
-        a multiple of `multiple` by nodes to which no query attends.
+        a multiple of `multiple` by nodes to which no query attends. With `has_causal_windows`, layers with a sliding
+        window attend to no node that is deeper than the query.
         """
         from hf_specdec_kernels import pack_ancestors
+
+        in_windows = None
+        if has_causal_windows:
+            in_windows = pack_ancestors(ancestors & (node_depths[:, None] <= query_depths[:, :, None]))
 
         num_padding = -ancestors.shape[2] % multiple
         if num_padding:
             node_depths = torch.nn.functional.pad(node_depths, (0, num_padding))
         if first_slots is None:
             first_slots = torch.zeros_like(lengths)
-        return cls(lengths, pack_ancestors(ancestors), query_depths, node_depths, first_slots, block_tables)
+        packed = pack_ancestors(ancestors)
+        return cls(lengths, packed, query_depths, node_depths, first_slots, block_tables, in_windows)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors that are not None, by field name."""
@@ -121,7 +131,7 @@ class KernelInputs:
             key,
             value,
             self.lengths,
-            self.ancestors,
+            self.ancestors if window is None or self.ancestors_in_windows is None else self.ancestors_in_windows,
             num_nodes=self.node_depths.shape[1],
             first_slots=self.first_slots,
             query_depths=self.query_depths,

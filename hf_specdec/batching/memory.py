@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from ..cache import sizes
 from ..cache.waiting_features import WaitingFeatures
-from ..drafters.heads import dtype_for
-from ..eagle import EagleHead
+from ..checkpoints.pretrained import PublishedModel
+from ..drafters.heads import dtype_in_use
 from ..models.structure import execution_device
 
 
@@ -26,19 +26,19 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
     """Bytes of K/V per token, on each device where layers of the models run. The first model is the target."""
     total: Counter[torch.device] = Counter()
     for model in models:
-        total += sizes.bytes_per_token(model, _dtype_in_use(model, models[0]))
+        total += sizes.bytes_per_token(model, dtype_in_use(model, models[0]))
     return dict(total)
 
 
 def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> dict[torch.device, int]:
     """
-    Bytes of waiting features for each of `max_requests` requests, on each device with an EAGLE head; see
+    Bytes of waiting features for each of `max_requests` requests, on each device with a head that reads them; see
     `WaitingFeatures`.
     """
     total: Counter[torch.device] = Counter()
     for model in models:
-        if isinstance(model, EagleHead):
-            size = model.config.feature_size * _dtype_in_use(model, models[0]).itemsize
+        if isinstance(model, PublishedModel):
+            size = model.config.feature_size * dtype_in_use(model, models[0]).itemsize
             total[execution_device(model)] += WaitingFeatures.capacity_for(max_requests, size) * size
     return dict(total)
 
@@ -100,8 +100,3 @@ def _lines(path: Path) -> list[str]:
         return [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         return []
-
-
-def _dtype_in_use(model: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
-    """The dtype in which a model runs: an EAGLE head may run in the target's."""
-    return dtype_for(model, target) if isinstance(model, EagleHead) else model.dtype

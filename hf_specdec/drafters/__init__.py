@@ -15,7 +15,8 @@ from ..medusa import MedusaHeads
 from .base import Drafter, DraftRequest
 from .draft_model import DraftModelDrafter, DraftModelDrafting
 from .drafting import Drafting
-from .eagle import EagleDrafter, EagleDrafting
+from .eagle import EagleDrafter
+from .features import FeatureDrafter, FeatureDrafting
 from .medusa import MedusaDrafter, MedusaDrafting
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
@@ -28,6 +29,7 @@ __all__ = [
     "Drafter",
     "Drafting",
     "EagleDrafter",
+    "FeatureDrafter",
     "MedusaDrafter",
     "NgramDraft",
     "ObservedDrafter",
@@ -99,8 +101,8 @@ def drafting_of(
     """
     if isinstance(drafter, DraftModelDrafter):
         return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
-    if isinstance(drafter, EagleDrafter):
-        return EagleDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
+    if isinstance(drafter, FeatureDrafter):
+        return FeatureDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, MedusaDrafter):
         return MedusaDrafting(drafter.for_call(target))
     if type(drafter).watching is not Drafter.watching:

@@ -66,12 +66,14 @@ class DraftRequest:
             return None
         return BatchNoise(self.noises, lengths, self.vocab_size, token_ids).at
 
-    def storage(self, model: PreTrainedModel, sequences: Sequences) -> GraphStore | None:
-        """The `GraphStore` of a model that drafts for these sequences to their end; None without CUDA graphs."""
+    def storage(self, model: PreTrainedModel, sequences: Sequences, most_slots: int) -> GraphStore | None:
+        """
+        The `GraphStore` of a model that drafts for these sequences to their end, with up to `most_slots` slots after
+        the root; None without CUDA graphs.
+        """
         if self.loans is None:
             return None
-        most = max(self.plan.tree.num_nodes, *(tree.num_slots for tree in self.plan.trees))
-        return self.loans.store(model, sequences.batch_size, sequences.expected_length + most + 1)
+        return self.loans.store(model, sequences.batch_size, sequences.expected_length + most_slots + 1)
 
     @property
     def tree(self) -> TokenTree | DynamicTree:
@@ -131,6 +133,11 @@ class Drafter(CandidateGenerator):
     prior: Sequence[float] | None = None
     """How often the best draft token is right, by depth, as far as known before any measurement; None: unknown."""
 
+    runs_in_graphs = False
+    """
+    Whether a step can be captured with the draft in it. Every class says so itself: a subclass may change what runs.
+    """
+
     num_tokens: int | None = None
     """Number of different tokens that the drafter can propose at a node; None for the target's whole vocabulary."""
 
@@ -152,6 +159,19 @@ class Drafter(CandidateGenerator):
         Raises:
             ValueError: naming the argument, what does not fit, and the remedy.
         """
+
+    @property
+    def grows_on_device(self) -> bool:
+        """Whether the drafter's own class, not one that it inherits from, `runs_in_graphs`."""
+        return bool(vars(type(self)).get("runs_in_graphs"))
+
+    def num_slots(self, tree: TokenTree | DynamicTree) -> int:
+        """Most slots after the root that target or draft write in a step with a tree."""
+        return tree.num_slots
+
+    def most_slots(self, plan: SpeculationPlan) -> int:
+        """Most slots after the root that any step of a call writes."""
+        return max(plan.tree.num_nodes, *map(self.num_slots, plan.trees))
 
     # ------------------------------------------------------------------------------------- in a call, in this order
 

@@ -46,7 +46,7 @@ class DraftModelDrafter(Drafter):
         model (`PreTrainedModel`): the draft model; it may be the target itself.
     """
 
-    has_probabilities = reads_noise = True
+    has_probabilities = reads_noise = runs_in_graphs = True
     default_tree = TokenTree.chain(5)
     shared: SharedVocabulary | None = None
     """What the draft shares with the target of a call, if their vocabularies are padded to different sizes."""
@@ -76,7 +76,7 @@ class DraftModelDrafter(Drafter):
             shift = visible.sum(dim=1) - visible.shape[1]
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         capacity = 2 * sequences.prompt_length + 256
-        storage = request.storage(self.model, sequences)
+        storage = request.storage(self.model, sequences, self.most_slots(request.plan))
         self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity, storage), visible, shift)
         if sequences.prompt_length > 0:
             self._prefill(sequences, visible)
@@ -265,7 +265,7 @@ class DraftModelDrafting(CachedDrafting):
 
     @property
     def can_be_captured(self) -> bool:
-        return type(self.drafter) is DraftModelDrafter and can_be_captured(self.drafter.forward)
+        return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
 
     def room(self, request: Request) -> int:
         most = self.drafter.max_positions

@@ -14,7 +14,7 @@ from ..cache.paged_cache import PagedCache
 from ..cache.waiting_features import WaitingFeatures
 from ..forwards.tree_forward import TreeForward
 from ..kernels import DTYPES
-from ..trees import DraftTree, Evidence
+from ..trees import DraftTree, DynamicTree, Evidence, TokenTree
 from .base import DraftRequest
 
 
@@ -96,6 +96,10 @@ class Drafting(ABC):
     def can_be_captured(self) -> bool:
         """Whether a step can be captured with the draft in it now."""
         return False
+
+    def num_slots(self, tree: TokenTree | DynamicTree) -> int:
+        """Most slots after the root that target or draft write in a step with a tree; see `Drafter.num_slots`."""
+        return tree.num_slots
 
     def room(self, request: Request) -> int:
         """Levels of draft tokens that a request can use in a step."""

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..checkpoints.pretrained import PublishedModel
+
 
 Head = TypeVar("Head", bound=PreTrainedModel)
 
@@ -40,6 +42,11 @@ def dtype_for(head: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
     """The dtype in which the head runs beside the target."""
     is_fixed = not head.follows_target_dtype or any(p.device.type == "meta" for p in head.parameters())
     return head.dtype if is_fixed else target.dtype
+
+
+def dtype_in_use(model: PreTrainedModel, target: PreTrainedModel) -> torch.dtype:
+    """The dtype in which a model of a call runs: a head may run in the target's."""
+    return dtype_for(model, target) if isinstance(model, PublishedModel) else model.dtype
 
 
 def _tensors_of(head: PreTrainedModel) -> list[torch.Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +13,10 @@ from transformers import PreTrainedModel
 from ..medusa import MedusaHeads
 from ..models.structure import execution_device
 from ..sequences import Rows, Sequences, StepRows
-from ..trees import DraftTree, DynamicTree, TokenTree, Topology, Tree, as_tree
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .base import Drafter, DraftRequest
 from .drafting import Drafting, nodes_of
-from .growth import LevelNodes, best_tokens, grow_dynamic
+from .growth import grow_from_positions
 from .heads import ModelRefs, in_dtype_of
 
 
@@ -115,41 +114,14 @@ class MedusaDrafter(Drafter):
         tree = self.tree_within(room)
         if tree is None:
             return None
-        if isinstance(tree, TokenTree):
-            draft = self._fill(tree)
-        else:
-            draft = self._grow(tree, max(room))
-        return draft.to(sequences.device).within(room)
+        depth = min(tree.depth, max(room))
+        logits = torch.stack([head(self._last) for head in self.heads.heads[:depth]], dim=1)
+        return grow_from_positions(tree, logits, depth).to(sequences.device).within(room)
 
     def propose_from(self, sequences: Rows, last: torch.Tensor) -> DraftTree | None:
         """`propose` for sequences whose last features, `[batch, hidden_size]`, are kept elsewhere."""
         self._last = last
         return self.propose(sequences)
-
-    def _fill(self, tree: TokenTree) -> DraftTree:
-        levels = []
-        for head, (most, ranks) in zip(self.heads.heads, _ranks_by_level(tree, self.device), strict=False):
-            levels.append(head(self._last).topk(most, dim=-1).indices[:, ranks])
-        return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, self.device))
-
-    def _grow(self, tree: DynamicTree, depth: int) -> DraftTree:
-        depth = min(tree.depth, depth)
-        best = [best_tokens(head(self._last), tree.top_k) for head in self.heads.heads[:depth]]
-
-        def expand(nodes: LevelNodes) -> tuple[torch.Tensor, torch.Tensor]:
-            queries = nodes.tokens.shape[1]
-            tokens, log_q = best[nodes.offset // queries + 1]  # one head for the whole level
-            return tokens[:, None].expand(-1, queries, -1), log_q[:, None].expand(-1, queries, -1)
-
-        return grow_dynamic(tree, best[0], expand, depth)
-
-
-@lru_cache(maxsize=64)
-def _ranks_by_level(tree: TokenTree, device: torch.device) -> list[tuple[int, torch.Tensor]]:
-    """For every level, how many of a head's best tokens it needs, and the ranks of its nodes, `[nodes]` int64."""
-    offsets = zip(tree.level_offsets[1:], tree.level_offsets[2:], strict=False)
-    levels = [tree.ranks[start:end] for start, end in offsets]
-    return [(max(ranks) + 1, torch.tensor(ranks, device=device)) for ranks in levels]
 
 
 # ------------------------------------------------------------------------------------- for requests in flight

@@ -359,7 +359,7 @@ class Engine:
             if request.draft_backoff.takes_step():
                 continue
             # A tree never takes blocks from other requests.
-            if not self.pool.reserve(request.table, request.length + tree.num_slots):
+            if not self.pool.reserve(request.table, request.length + self.drafting.num_slots(tree)):
                 continue
             options, plan = request.options, request.options.plan
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None

@@ -94,6 +94,8 @@ class TreeForward:
         wanted = self.model_kwargs.get("output_attentions")
         return bool(self.model.config.output_attentions if wanted is None else wanted)
 
+    has_causal_windows = False
+    """Whether layers with a sliding window attend to no node that is deeper than the query; see `TreeContext`."""
     compiles = False
     """Whether forwards that attend with the kernel run compiled."""
     compiles_layers = False
@@ -164,6 +166,7 @@ class TreeForward:
             first_slots=self._first_slots,
             lengths_tensor=cache.lengths_tensor if cache.lengths_are_on_device else None,
             block_tables=cache.block_tables,
+            has_causal_windows=self.has_causal_windows,
         )
         positions = None
         if self.takes_positions:

@@ -13,9 +13,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from ..attention import implementation_of
 from ..attention.kernel import attends_by_kernel, first_slots_of
 from ..compat import CACHE
-from ..drafters import DraftModelDrafter, EagleDrafter
-from ..drafters.heads import dtype_for
-from ..eagle import EagleHead
+from ..drafters.heads import dtype_in_use
 from ..engine.engine import Engine
 from ..engine.request import Request
 from ..graphs import obstacle_to_graphs
@@ -34,8 +32,6 @@ from .recording import Recorder, SpeculativeGenerateOutput
 from .target import Target
 
 
-_CAPTURED = (DraftModelDrafter, EagleDrafter)
-"""Exact types of drafters that draft in captured steps; subclasses may do anything."""
 _UNDERSTOOD = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", CACHE)
 """Arguments for the model that rows without padding do not need, or that captured steps see to."""
 
@@ -59,7 +55,7 @@ class StaticBatch:
 
     def obstacle(self) -> str | None:
         """The reason why the rows cannot run in captured steps; None if they can."""
-        if type(self.call.drafter) not in _CAPTURED:
+        if not self.call.drafter.grows_on_device:
             return f"{type(self.call.drafter).__name__} drafts on the host"
         return self._obstacle_of_options() or self._obstacle_of_models() or self._obstacle_of_inputs()
 
@@ -91,7 +87,7 @@ class StaticBatch:
             obstacle = obstacle_to_graphs(part, "auto")
             if obstacle is not None:
                 return f"{type(part).__name__} {obstacle}"
-            dtype = dtype_for(part, self.call.model) if isinstance(part, EagleHead) else part.dtype
+            dtype = dtype_in_use(part, self.call.model)
             if dtype not in DTYPES:
                 return f"the kernels do not take {dtype}"
             if execution_device(part) != self.call.input_ids.device:
@@ -163,7 +159,7 @@ class StaticBatch:
             RuntimeError: as in plain `generate`, if there was nothing to draw from.
         """
         requests = self._requests()
-        most_slots = max(self.call.plan.tree.num_nodes, *(tree.num_slots for tree in self.call.plan.trees))
+        most_slots = self.call.drafter.most_slots(self.call.plan)
         num_slots = max(request.max_length for request in requests) + most_slots
         with borrowed_engine(self.call.model, self.call.drafter, self.call.plan, len(requests), num_slots) as engine:
             if engine is None or engine.device_steps.has_failed:

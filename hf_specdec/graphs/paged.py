@@ -187,13 +187,16 @@ class PagedForward:
         }
         positions: Any = None if nodes.positions is None else integers(rows, queries)
         self._nodes = NodeInputs(integers(rows, queries), positions, nodes.logits_to_keep, others)
+        of_step = context.kernel_inputs
+        words = (rows, queries, of_step.ancestors.shape[2])
         self._kernel_inputs = KernelInputs(
             lengths=integers(rows),
-            ancestors=integers(rows, queries, context.kernel_inputs.ancestors.shape[2]),
+            ancestors=integers(*words),
             query_depths=integers(rows, queries),
             node_depths=integers(rows, num_nodes),
             first_slots=integers(rows),
             block_tables=integers(rows, num_blocks, value=ZERO_BLOCK),
+            ancestors_in_windows=None if of_step.ancestors_in_windows is None else integers(*words),
         )
         self._blocks, self._offsets = integers(rows, queries, value=WASTE_BLOCK), integers(rows, queries)
         self._padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)  # kept: its mask may be read

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from hf_specdec import MedusaHeads, NgramDraft, SpeculativeConfig, TokenTree
 from hf_specdec.batching import SpeculativeBatchingManager
 from hf_specdec.cache.waiting_features import WaitingFeatures
-from hf_specdec.drafters.eagle import EagleDrafting
+from hf_specdec.drafters.features import FeatureDrafting
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.engine.policy import LoadPolicy
 
@@ -123,14 +123,14 @@ def test_acceptance_after_the_load_is_as_if_it_had_never_been(kind: str) -> None
 
 def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """While speculation is off a head reads now and then, many requests together."""
-    waiting, read, catch_up = [], [], EagleDrafting._read_waiting
+    waiting, read, catch_up = [], [], FeatureDrafting._read_waiting
 
-    def noted(self: EagleDrafting, requests: list[Any]) -> None:
+    def noted(self: FeatureDrafting, requests: list[Any]) -> None:
         waiting.extend(self._num_waiting(request) for request in self.features._places)
         read.append(len(requests))
         catch_up(self, requests)
 
-    monkeypatch.setattr(EagleDrafting, "_read_waiting", noted)
+    monkeypatch.setattr(FeatureDrafting, "_read_waiting", noted)
     target = trained_target()
     with make(target, trained_head(), 0) as manager:
         for prompt in trained_prompts()["prompts"][:4]:
@@ -147,13 +147,13 @@ def test_features_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whole_steps_after_the_load(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for steps on the device: a head reads what is waiting in some of them, of which none carries a tree."""
     install_stand_in(monkeypatch, with_kernel=True)
-    by_host, catch_up = [], EagleDrafting._read_waiting
+    by_host, catch_up = [], FeatureDrafting._read_waiting
 
-    def noted(self: EagleDrafting, requests: list[Any]) -> None:
+    def noted(self: FeatureDrafting, requests: list[Any]) -> None:
         by_host.extend(requests)
         catch_up(self, requests)
 
-    monkeypatch.setattr(EagleDrafting, "_read_waiting", noted)
+    monkeypatch.setattr(FeatureDrafting, "_read_waiting", noted)
     model, draft, prompts = drafters(kind)
     model, draft = (copy.deepcopy(one).float() for one in (model, draft))
     manager = make(model, draft, 1)

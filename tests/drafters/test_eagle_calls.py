@@ -208,7 +208,7 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector(monkeypatch: pytest.M
             caches.append(weakref.ref(self))
 
     monkeypatch.setattr("hf_specdec.generation.target.TreeCache", Watched)
-    monkeypatch.setattr("hf_specdec.drafters.eagle.TreeCache", Watched)
+    monkeypatch.setattr("hf_specdec.drafters.features.drafter.TreeCache", Watched)
     gc.collect()
     gc.disable()
     try:

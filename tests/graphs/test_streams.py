@@ -16,7 +16,7 @@ from support.graphs import install_stand_in
 from support.heads import trained_head
 from support.models import tiny_model
 
-from hf_specdec.drafters.eagle import CapturedHead
+from hf_specdec.drafters.features import CapturedFeatures
 from hf_specdec.engine.captured import prompts
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.graphs import Branch, GraphPool, record_cuda_graph
@@ -64,14 +64,14 @@ def test_heads_read_prompts_in_a_branch(monkeypatch: pytest.MonkeyPatch) -> None
                 yield
             told.append("done")
 
-    read = CapturedHead.read
+    read = CapturedFeatures.read
 
-    def noted(self: CapturedHead, *args: Any, **options: Any) -> Any:
+    def noted(self: CapturedFeatures, *args: Any, **options: Any) -> Any:
         told.append("read")
         return read(self, *args, **options)
 
     monkeypatch.setattr(prompts, "Branch", Noted)
-    monkeypatch.setattr(CapturedHead, "read", noted)
+    monkeypatch.setattr(CapturedFeatures, "read", noted)
     target, head = (copy.deepcopy(one).float() for one in (trained_target(), trained_head()))
     manager = target.init_continuous_batching(
         assistant_model=head, tree="[(0,)]", continuous_batching_config=limits(max_batch_tokens=512)

@@ -6,6 +6,7 @@ Growth of a tree, level by level, from a draft's logits, whatever model computes
 
 - `static`: static trees, filled with the best tokens or with drawn ones.
 - `dynamic`: dynamic trees from the best tokens.
+- `positions`: trees from logits that depend on the position alone, as of Medusa heads.
 - `budgeted`: dynamic trees from drawn tokens.
 - `best_tokens`, `drawing`: a level's candidates.
 - `nodes`: the nodes that a level forwards.
@@ -21,6 +22,7 @@ from .budgeted import grow_budgeted
 from .drawing import Draws, Tempered, draw_without_replacement
 from .dynamic import grow_dynamic
 from .nodes import LevelNodes, Noise, RunLevel, Warp
+from .positions import grow_from_positions
 from .static import grow_drawn, grow_static, held_levels
 
 
@@ -38,6 +40,7 @@ __all__ = [
     "grow_budgeted",
     "grow_drawn",
     "grow_dynamic",
+    "grow_from_positions",
     "grow_static",
     "held_levels",
 ]

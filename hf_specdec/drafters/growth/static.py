@@ -13,6 +13,7 @@ from ...verification.argmax import argmax
 from .best_tokens import best_tokens
 from .drawing import Draws
 from .nodes import LevelNodes, Noise, RunLevel, Warp
+from .positions import ranks_by_level
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,12 @@ def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
     """
     if not isinstance(tree, TokenTree):
         return None
-    return _levels(tree, device), Topology.of_tree(tree, device), _score_index(tree, device)
+    return (
+        _levels(tree, device),
+        Topology.of_tree(tree, device),
+        _score_index(tree, device),
+        ranks_by_level(tree, device),
+    )
 
 
 def grow_static(tree: TokenTree, root_logits: torch.Tensor, run_level: RunLevel) -> DraftTree:

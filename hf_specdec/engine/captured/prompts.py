@@ -22,7 +22,7 @@ from .walks import RowWalks, error_of
 
 if TYPE_CHECKING:
     from ...drafters import Drafting
-    from ...drafters.eagle import CapturedHead
+    from ...drafters.features import CapturedFeatures
     from ...forwards.features import Features
     from ..scheduler import Chunk
     from ..target import InFlightTarget
@@ -53,7 +53,7 @@ class PromptStep(CapturedStep):
         self._store: Any = drafting.features
         self._walks = RowWalks(self.rows, ALL_KINDS)
         head: Any = drafting.captured_draft
-        self._head: CapturedHead | None = head(drafting, None, self.rows, None) if has_head else None
+        self._head: CapturedFeatures | None = head(drafting, None, self.rows, None) if has_head else None
         # Tensors cached elsewhere, and held here because the graph needs them as long as it lives.
         self._held: Any = Topology.of_tree(None, target.device)
         self._report = torch.zeros(size.rows, 3, dtype=torch.long, device=target.device)
@@ -93,7 +93,7 @@ class PromptStep(CapturedStep):
 
     def _read_by_head(
         self,
-        head: CapturedHead,
+        head: CapturedFeatures,
         starts: torch.Tensor,
         watched: Features,
         depths: torch.Tensor,

@@ -45,7 +45,7 @@ class Repeats:
     def _ends(self) -> list[int]:
         """The number of slots that each row may have written to after the next run."""
         part = self.part
-        of_tree = 1 if part.tree is None else part.tree.num_slots
+        of_tree = 1 if part.tree is None else self._drafting.num_slots(part.tree)
         num_slots = [of_tree] * len(part.drafted) + [1] * len(part.plain)
         return [
             min(one.length + self._most_new, one.max_length) + slots

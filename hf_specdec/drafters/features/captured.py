@@ -1,0 +1,67 @@
+"""The draft of a head that reads the target's features, within a captured step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...trees import DraftTree, DynamicTree, TokenTree
+from ..base import DraftRequest
+from ..captured import GrowingDraft
+from ..growth import Warp
+
+
+if TYPE_CHECKING:
+    from ...engine.captured.rows import InFlightRows
+
+
+class CapturedFeatures(GrowingDraft):
+    """
+    A head that reads the target's features: its cache has a row for every token but the first after the step, each
+    read with the feature of the token before it. Without a tree the head only catches up.
+    """
+
+    def __init__(
+        self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
+    ):
+        super().__init__(drafting, tree, rows, asked)
+        drafter = self.drafter
+        self._waiting = drafting.features.held[:, : rows.size.lag]
+        self.held = [self.held, *drafter.constants]
+
+    def propose(self, warp: Warp | None) -> DraftTree:
+        rows, drafter = self.rows, self.drafter
+        # For each token of a row's tail, the target's feature of the token before it.
+        starts, features = rows.lengths - 1 - rows.counts, self._waiting.index_select(0, rows.places)
+        if self.tree is None:
+            self.read(starts, rows.tail, features)
+            return DraftTree.empty(rows.size.rows, rows.device)
+        self.cache.at(starts)
+        states = drafter.forward_features(rows.tail, features)
+        if states is not None:
+            states = states.gather(1, (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2]))
+        self.cache.at(rows.lengths - 1)
+        root_logits = drafter.begin_tree(states, rows.roots, self.tree.depth)
+        draft = drafter.grow(self.tree, root_logits, self.tree.depth, warp)
+        return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
+
+    def read(
+        self,
+        starts: torch.Tensor,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        position_depths: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Lets the head read tokens with their features, without drafting from them; see `FeatureDrafter.cache_features`.
+
+        Args:
+            starts (`torch.Tensor` of shape `[rows]`, int64): first slot of each row in the head's cache to write.
+            tokens (`torch.Tensor` of shape `[rows, nodes]`, int64): the tokens.
+            features (`torch.Tensor` of shape `[rows, nodes, size]`): features of the tokens before them.
+            position_depths (`torch.Tensor` of shape `[rows, nodes]`, int64, *optional*): positions, counted from the
+                first token; by default 0, 1, 2, ….
+        """
+        self.cache.at(starts)
+        self.drafter.cache_features(tokens, features, position_depths)
