@@ -17,6 +17,7 @@ from .generation import hook
 
 
 if TYPE_CHECKING:
+    from .block import BlockConfig, BlockHead
     from .cards import Measurement
     from .config import SpeculativeConfig
     from .drafters import Drafter, DraftRequest, NgramDraft
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BlockConfig",
+    "BlockHead",
     "DraftRequest",
     "DraftTree",
     "Drafter",
@@ -47,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "block": ("BlockConfig", "BlockHead"),
     "cards": ("Measurement",),
     "config": ("SpeculativeConfig",),
     "drafters": ("DraftRequest", "Drafter", "NgramDraft"),

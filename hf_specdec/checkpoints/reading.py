@@ -143,6 +143,22 @@ class Checkpoint:
         return cls(name, config, weights)
 
 
+def without_prefix(checkpoint: Checkpoint) -> Checkpoint:
+    """
+    The checkpoint without the prefix `model.`, which heads converted for vLLM have before all names but those of `fc`
+    and the lm_head.
+    """
+    weights = checkpoint.weights
+    if not any(key in weights for key in ("fc.weight", "model.fc.weight")):
+        return checkpoint
+    if not any(key.startswith("model.") for key in weights):
+        return checkpoint
+    weights = {key.removeprefix("model."): tensor for key, tensor in weights.items()}
+    if len(weights) != len(checkpoint.weights):
+        raise ValueError(f"{checkpoint.name}: the checkpoint holds the same tensors with and without `model.`.")
+    return Checkpoint(checkpoint.name, checkpoint.config, weights)
+
+
 def _read_config(name: str, path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..eagle import EagleConfig, EagleHead
-from ..eagle.layers import layers_of
+from ..head_layers import layers_of
 
 
 def readings(config: EagleConfig, target: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+
+from ..checkpoints.layer_fields import as_layers_config, change_layers
 
 
 LAYER_CONVENTIONS = ("auto", "boundaries", "outputs")
@@ -101,15 +102,7 @@ class EagleConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         from . import modeling_eagle  # noqa: F401  (which tells AutoModel what it makes of such a config)
 
-        if not isinstance(self.text_config, PreTrainedConfig):
-            if not isinstance(self.text_config, dict | None):
-                raise ValueError(f"`text_config` must be a config or a dict, but is {self.text_config!r}.")
-            fields = dict(self.text_config or {})
-            self.text_config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
-        else:
-            self.text_config = copy.deepcopy(self.text_config)  # it may be the target's
-        # Embeddings and lm_head are never tied: both belong to the target, or the lm_head has the draft vocabulary.
-        self.text_config.tie_word_embeddings = False
+        self.text_config = as_layers_config(self.text_config, "llama")
         kwargs.pop("tie_word_embeddings", None)
         if self.num_aux_features is None:
             self.num_aux_features = 0 if self.eagle_version == 1 else len(self.aux_layer_ids or (0, 0, 0))
@@ -161,17 +154,7 @@ class EagleConfig(PreTrainedConfig):
         config = copy.deepcopy(self)
         said = set(fields).union(*(_ALSO_SAID.get(field, ()) for field in fields))
         config.conventions = {key: why for key, why in (self.conventions or {}).items() if key not in said} or None
-        if isinstance(given := fields.get("text_config"), dict):
-            layers = config.text_config.to_dict() | given
-            fields["text_config"] = AutoConfig.for_model(layers.pop("model_type"), **layers)
-        if "text_config" in fields:
-            config.text_config = copy.deepcopy(fields.pop("text_config"))  # it may be the target's
-            config.text_config.tie_word_embeddings = False
-        if "rope_theta" in fields:
-            theta = fields.pop("rope_theta")
-            if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
-                raise ValueError(f"`rope_theta` must be a positive number, but is {theta!r}.")
-            config.text_config.rope_parameters = {**config.text_config.rope_parameters, "rope_theta": float(theta)}
+        change_layers(config, fields)
         if "aux_layer_ids" in fields:
             fields = {"aux_layer_convention": "boundaries"} | fields
         for field, value in fields.items():

@@ -1,59 +1,15 @@
-"""The decoder layers of a head: those of a Llama or Qwen, and what EAGLE changes in the first of them."""
+"""The first decoder layer of a head: that of a Llama or Qwen, and what EAGLE changes in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.models.llama import modeling_llama
-from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
 
-from ..compat import cache_of
+from ..head_layers import layers_of, write_keys_and_values
 from .configuration_eagle import EagleConfig
-
-
-@dataclass(frozen=True)
-class _Layers:
-    """The building blocks of a kind of decoder layer."""
-
-    decoder: Callable[..., Any]
-    norm: Callable[..., Any]
-    rotary: Callable[..., Any]
-    has_qkv_bias: bool | None = None
-    """Whether q, k and v have biases although o has none; None: as `attention_bias` says for all four."""
-
-
-_LAYERS = {
-    "llama": _Layers(
-        modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm, modeling_llama.LlamaRotaryEmbedding
-    ),
-    "qwen2": _Layers(
-        modeling_qwen2.Qwen2DecoderLayer, modeling_qwen2.Qwen2RMSNorm, modeling_qwen2.Qwen2RotaryEmbedding, True
-    ),
-    "qwen3": _Layers(
-        modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm, modeling_qwen3.Qwen3RotaryEmbedding
-    ),
-}
-
-
-def layers_of(config: PreTrainedConfig) -> _Layers:
-    """
-    The building blocks for a head's `text_config`.
-
-    Raises:
-        ValueError: for a model type of which no heads are known.
-    """
-    if config.model_type not in _LAYERS:
-        raise ValueError(
-            f"`text_config.model_type`={config.model_type!r}: the layers of a head must be of one of "
-            f"{', '.join(map(repr, _LAYERS))}."
-        )
-    return _LAYERS[config.model_type]
 
 
 def _widen_attention(attention: nn.Module, config: PreTrainedConfig, width: int) -> None:
@@ -62,32 +18,6 @@ def _widen_attention(attention: nn.Module, config: PreTrainedConfig, width: int)
     bias = config.attention_bias if bias is None else bias
     for name in ("q_proj", "k_proj", "v_proj"):
         setattr(attention, name, nn.Linear(width, getattr(attention, name).out_features, bias=bias))
-
-
-def write_keys_and_values(
-    attention: Any,
-    states: torch.Tensor,
-    position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    **kwargs: Any,
-) -> None:
-    """
-    Writes a layer's keys and values to the cache, without attention: all that a head of one layer has to compute for
-    rows from which nothing is drafted, such as a prompt's.
-
-    Args:
-        attention (`nn.Module`): the attention of a kind of layer in `_LAYERS`; k may have a norm, as in Qwen3.
-        states (`torch.Tensor` of shape `[batch, rows, inputs]`): inputs of the projections.
-        position_embeddings: cosines and sines, `[batch, rows, head_dim]` each.
-        kwargs: the head's cache (`Cache`), by the release's name, and what attention would read.
-    """
-    heads = (*states.shape[:-1], -1, attention.head_dim)
-    keys, values = attention.k_proj(states).view(heads), attention.v_proj(states).view(heads)
-    if hasattr(attention, "k_norm"):
-        keys = attention.k_norm(keys)
-    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    cos, sin = (part[:, None] for part in position_embeddings)
-    keys = keys * cos + modeling_llama.rotate_half(keys) * sin
-    cache_of(kwargs).update(keys, values, attention.layer_idx)
 
 
 class Eagle1Layer(nn.Module):

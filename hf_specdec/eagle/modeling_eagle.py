@@ -17,8 +17,9 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import ModelOutput
 
 from ..compat import CACHE
+from ..head_layers import fuse_features, layers_of, window_argument
 from .configuration_eagle import EagleConfig
-from .layers import Eagle1Layer, Eagle3Layer, layers_of
+from .layers import Eagle1Layer, Eagle3Layer
 from .pretrained import EaglePreTrainedModel
 
 
@@ -105,12 +106,7 @@ class EagleHead(EaglePreTrainedModel):
         """
         if self.config.eagle_version == 1:
             return features
-        if self.input_norm is not None:
-            features = self.input_norm(features)
-        if self.fc_norm is not None:
-            parts = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return features if self.fc is None else self.fc(features)
+        return fuse_features(features, self)
 
     def forward(
         self,
@@ -186,7 +182,7 @@ class EagleHead(EaglePreTrainedModel):
             states = layer(
                 states,
                 **options,
-                **self._window(index),
+                **window_argument(self.config.text_config, index),
                 attention_mask=masks[index],
                 position_ids=position_ids,
                 position_embeddings=position_embeddings,
@@ -223,17 +219,6 @@ class EagleHead(EaglePreTrainedModel):
         if self.norm is not None and not self.config.norm_output:
             hidden_states = self.norm(hidden_states)
         return (self.lm_head if self.lm_head is not None else lm_head)(hidden_states)
-
-    def _window(self, index: int) -> dict[str, int]:
-        """
-        The sliding window of a Llama layer, for flash attention, which takes no mask. Qwen's layers pass their window
-        themselves.
-        """
-        config = self.config.text_config
-        types = getattr(config, "layer_types", None)
-        if config.model_type != "llama" or types is None or types[index] != "sliding_attention":
-            return {}
-        return {"sliding_window": config.sliding_window}
 
     def _masks(
         self,

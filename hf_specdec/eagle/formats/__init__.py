@@ -8,17 +8,17 @@ The formats that EAGLE heads are published in, one module each.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
-from ...checkpoints.reading import Checkpoint, HubOptions
+from ...checkpoints.kinds import refuse_other_kinds
+from ...checkpoints.published import PublishedHead
+from ...checkpoints.reading import Checkpoint, HubOptions, without_prefix
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
 from .carried import carried_fields, check_round_trip, with_carried_fields
-from .reading import PublishedHead
 from .target_files import TargetFiles
 
 
@@ -42,8 +42,8 @@ def read_head(checkpoint: Checkpoint) -> PublishedHead:
     inner = checkpoint.config.get("model")
     if checkpoint.config.get("model_type") == "eagle" and isinstance(inner, dict):  # as vLLM wraps configs
         checkpoint = Checkpoint(checkpoint.name, inner, checkpoint.weights)
-    checkpoint = _without_prefix(checkpoint)
-    _refuse_other_models(checkpoint)
+    checkpoint = without_prefix(checkpoint)
+    refuse_other_kinds(checkpoint.name, "eagle", checkpoint.config, checkpoint.weights)
     format = next((format for format in _FORMATS if format.matches(checkpoint)), safeailab)
     return with_carried_fields(format.read(checkpoint), checkpoint)
 
@@ -83,33 +83,3 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: TargetF
         torch.save(weights, path)
     (folder / "config.json").write_text(json.dumps(writing.config, indent=2) + "\n", encoding="utf-8")
     return path
-
-
-def _without_prefix(checkpoint: Checkpoint) -> Checkpoint:
-    """
-    The checkpoint without the prefix `model.`, which heads converted for vLLM have before all names but those of `fc`
-    and the lm_head.
-    """
-    weights = checkpoint.weights
-    if not any(key in weights for key in ("fc.weight", "model.fc.weight")):
-        return checkpoint
-    if not any(key.startswith("model.") for key in weights):
-        return checkpoint
-    weights = {key.removeprefix("model."): tensor for key, tensor in weights.items()}
-    if len(weights) != len(checkpoint.weights):
-        raise ValueError(f"{checkpoint.name}: the checkpoint holds the same tensors with and without `model.`.")
-    return Checkpoint(checkpoint.name, checkpoint.config, weights)
-
-
-def _refuse_other_models(checkpoint: Checkpoint) -> None:
-    """Refuses whole language models and Medusa heads, which are often passed in place of an EAGLE head."""
-    if any(key.startswith("model.layers.0.") for key in checkpoint.weights):
-        raise ValueError(
-            f"{checkpoint.name}: the checkpoint is a whole language model (it has `model.layers.0.…` and no "
-            "`fc.weight`), not an EAGLE head. Load it with `AutoModelForCausalLM` and pass that as the draft."
-        )
-    if any(re.fullmatch(r"(medusa_head\.)?\d+\.0\.linear\.weight", key) for key in checkpoint.weights):
-        raise ValueError(
-            f"{checkpoint.name}: the checkpoint holds Medusa heads, not an EAGLE head. Use "
-            "`hf_specdec.MedusaHeads.from_pretrained`."
-        )

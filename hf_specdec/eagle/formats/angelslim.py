@@ -5,9 +5,9 @@ lm_head over the draft vocabulary rules out.
 
 from __future__ import annotations
 
+from ...checkpoints.keys import Keys
+from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint
-from .keys import Keys
-from .reading import PublishedHead
 from .safeailab import read_either
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers.utils import logging
 
+from ...checkpoints.published import PublishedHead, section
 from ...checkpoints.reading import Checkpoint
 from ...trees import as_tree
 from ..configuration_eagle import EagleConfig
-from .reading import PublishedHead, section
 from .target_files import TargetFiles
 from .writing import LAYER_FIELDS, boundaries
 

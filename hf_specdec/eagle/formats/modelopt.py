@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...checkpoints.keys import Keys
+from ...checkpoints.published import PublishedHead, section
 from ...checkpoints.reading import Checkpoint
-from .keys import Keys
-from .reading import PublishedHead, section
 from .safeailab import read_either
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from huggingface_hub.errors import StrictDataclassError
 
+from ...checkpoints.keys import Keys
+from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.vocabulary import draft_vocabulary
 from ..configuration_eagle import EagleConfig
-from .keys import Keys
-from .reading import PublishedHead
-from .vocabulary import draft_vocabulary
 
 
 NAME = "hf_specdec"

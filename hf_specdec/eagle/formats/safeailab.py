@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...checkpoints.keys import Keys
+from ...checkpoints.layer_config import layer_config
+from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.vocabulary import draft_vocabulary, target_vocabulary
 from ..configuration_eagle import EagleConfig
-from .keys import Keys
-from .layers import layer_config
-from .reading import PublishedHead
 from .target_files import TargetFiles
-from .vocabulary import draft_vocabulary, target_vocabulary
 from .writing import (
     PLAIN_EAGLE3,
     PLAIN_LAYERS,
@@ -45,9 +45,27 @@ def read_either(keys: Keys, published: dict[str, Any], name: str, **eagle3: Any)
     Reads a head of the version that its weights show; `eagle3` are arguments of `read_eagle3`. Decoder layers of
     another kind are refused with the name of the tensor that they lack.
     """
-    if keys.eagle_version() == 1:
+    if _eagle_version(keys) == 1:
         return read_eagle1(keys, published, f"{name}_eagle1")
     return read_eagle3(keys, published, f"{name}_eagle3", **eagle3)
+
+
+def _eagle_version(keys: Keys) -> int:
+    """
+    The head's EAGLE version: 1 if the first layer's attention reads the hidden state alone (q_proj is `[q, H]`), 3
+    if it reads the embedding, too (`[q, 2·H]`).
+
+    Raises:
+        ValueError: if q_proj reads another width.
+    """
+    hidden_size, _ = keys.shape("layers.0.self_attn.o_proj.weight")
+    _, width = keys.shape("layers.0.self_attn.q_proj.weight")
+    if width not in (hidden_size, 2 * hidden_size):
+        raise ValueError(
+            f"{keys.name}: `layers.0.self_attn.q_proj.weight` reads {width} values, but the hidden size is "
+            f"{hidden_size}: an EAGLE-1 head reads {hidden_size}, an EAGLE-3 head {2 * hidden_size}."
+        )
+    return 1 if width == hidden_size else 3
 
 
 def read_eagle1(

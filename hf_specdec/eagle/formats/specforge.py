@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...checkpoints.keys import Keys
+from ...checkpoints.published import PublishedHead, section
 from ...checkpoints.reading import Checkpoint
-from .keys import Keys
-from .reading import PublishedHead, section
 from .safeailab import read_either
 from .target_files import TargetFiles
 from .writing import (

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...checkpoints.keys import Keys
+from ...checkpoints.published import PublishedHead, section, verifier_name
 from ...checkpoints.reading import Checkpoint
-from .keys import Keys
-from .reading import PublishedHead, section
 from .safeailab import read_eagle1, read_eagle3
 from .target_files import TargetFiles
 from .writing import PLAIN_EAGLE3, Writing, boundaries, check_expressible, eagle3_weights, layer_fields
@@ -76,7 +76,7 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
         norm_before_residual=bool(published.get("norm_before_residual", False)),
         norm_output=bool(published.get("norm_output", False)),
     )
-    reading.config.target_name = _verifier(checkpoint)
+    reading.config.target_name = verifier_name(checkpoint)
     return reading
 
 
@@ -91,14 +91,8 @@ def _read_eagle1(checkpoint: Checkpoint) -> PublishedHead:
     keys.drop("lm_head.weight")
     layers = section(published, "transformer_layer_config", checkpoint.name, required=True)
     reading = read_eagle1(keys, layers, f"{NAME}_eagle")
-    reading.config.target_name = _verifier(checkpoint)
+    reading.config.target_name = verifier_name(checkpoint)
     return reading
-
-
-def _verifier(checkpoint: Checkpoint) -> str | None:
-    """The name of the model that the head was trained for."""
-    options = section(checkpoint.config, "speculators_config", checkpoint.name)
-    return section(options, "verifier", checkpoint.name).get("name_or_path")
 
 
 def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:

@@ -43,24 +43,29 @@ def target_vocabulary(keys: Keys, published: dict[str, Any], conventions: dict[s
     return found
 
 
-def draft_vocabulary(keys: Keys, vocab_size: int) -> int | None:
+def draft_vocabulary(keys: Keys, vocab_size: int, rows: str = "lm_head.weight") -> int | None:
     """
     The size of the draft vocabulary, None if it is the target's vocabulary. Checks `d2t` (offsets: target id = i +
     d2t[i]), and drops `t2d`, which repeats it.
 
+    Args:
+        keys (`Keys`): the weights.
+        vocab_size (`int`): size of the target's vocabulary.
+        rows (`str`, *optional*): the matrix that has a row for every draft token, or `d2t` itself.
+
     Raises:
         ValueError: if a draft token's target token is outside the vocabulary or not what `t2d` says.
     """
-    num_tokens, _ = keys.shape("lm_head.weight")
+    num_tokens = keys.shape(rows, 1 if rows == "d2t" else 2)[0]
     t2d = keys.drop("t2d")
     if "d2t" not in keys:
         if num_tokens != vocab_size:
             raise ValueError(
-                f"{keys.name}: `lm_head.weight` has {num_tokens} rows and the vocabulary {vocab_size} tokens, but "
+                f"{keys.name}: `{rows}` has {num_tokens} rows and the vocabulary {vocab_size} tokens, but "
                 "there is no `d2t` to map them."
             )
         return None
-    target_ids = _target_ids(keys, num_tokens, vocab_size)
+    target_ids = _target_ids(keys, num_tokens, vocab_size, rows)
     if t2d is not None:
         named = t2d.bool().nonzero()[:, 0]
         if not torch.equal(named, target_ids.sort().values):
@@ -74,12 +79,10 @@ def draft_vocabulary(keys: Keys, vocab_size: int) -> int | None:
     return num_tokens
 
 
-def _target_ids(keys: Keys, num_tokens: int, vocab_size: int) -> torch.Tensor:
+def _target_ids(keys: Keys, num_tokens: int, vocab_size: int, rows: str) -> torch.Tensor:
     d2t = keys.weights["d2t"]
     if tuple(d2t.shape) != (num_tokens,):
-        raise ValueError(
-            f"{keys.name}: `d2t` has shape {tuple(d2t.shape)}, but `lm_head.weight` has {num_tokens} rows."
-        )
+        raise ValueError(f"{keys.name}: `d2t` has shape {tuple(d2t.shape)}, but `{rows}` has {num_tokens} rows.")
     if d2t.is_floating_point() or d2t.dtype == torch.bool:
         raise ValueError(f"{keys.name}: `d2t` must hold whole numbers, but is of dtype {d2t.dtype}.")
     d2t = keys.weights["d2t"] = d2t.long()

@@ -1,4 +1,4 @@
-"""`PublishedHead`, the result of reading any format: an `EagleConfig`, weights under our names, and keys left out."""
+"""`PublishedHead`, the result of reading any format: our config, weights under our names, and keys left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..configuration_eagle import EagleConfig
+from .reading import Checkpoint
 
 
 @dataclass(eq=False)
@@ -16,12 +16,12 @@ class PublishedHead:
     A published head, converted to our format.
 
     Args:
-        config (`EagleConfig`): the head's configuration.
-        weights (`dict[str, torch.Tensor]`): the tensors, by the names of `EagleHead`.
+        config (`PreTrainedConfig`): the head's configuration.
+        weights (`dict[str, torch.Tensor]`): the tensors, by the names of our model.
         ignored (`dict[str, torch.Tensor]`): published tensors that are not needed, by the same names.
     """
 
-    config: EagleConfig
+    config: Any
     weights: dict[str, torch.Tensor] = field(repr=False)
     ignored: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
@@ -40,3 +40,9 @@ def section(config: dict[str, Any], name: str, checkpoint: str, required: bool =
         found = "is missing" if value is None else f"is {value!r}"
         raise ValueError(f"{checkpoint}: `{name}` in config.json must be an object, but {found}.")
     return value
+
+
+def verifier_name(checkpoint: Checkpoint) -> str | None:
+    """The name of the model that a head in the format of speculators was trained for."""
+    options = section(checkpoint.config, "speculators_config", checkpoint.name)
+    return section(options, "verifier", checkpoint.name).get("name_or_path")

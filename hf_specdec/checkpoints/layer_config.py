@@ -28,7 +28,7 @@ _ROPE_ALIASES = {"su": "longrope", "mrope": "default"}
 
 
 def layer_config(
-    published: dict[str, Any], keys: Keys, vocab_size: int, conventions: dict[str, str]
+    published: dict[str, Any], keys: Keys, vocab_size: int, conventions: dict[str, str], kind: str | None = None
 ) -> PreTrainedConfig:
     """
     The config of the head's decoder layers: sizes, biases and norms as in the weights, the rest as published.
@@ -38,16 +38,13 @@ def layer_config(
         keys (`Keys`): the weights.
         vocab_size (`int`): size of the target's vocabulary.
         conventions (`dict[str, str]`): gets an entry for everything that is assumed.
+        kind (`str`, *optional*): the layers' model type, if the format knows it; else told from the weights.
 
     Raises:
         ValueError: if a value is missing, impossible, or at odds with the weights.
     """
     first = "layers.0.self_attn"
-    kind = "llama"
-    if f"{first}.q_norm.weight" in keys:
-        kind = "qwen3"
-    elif f"{first}.q_proj.bias" in keys and f"{first}.o_proj.bias" not in keys:
-        kind = "qwen2"
+    kind = kind or _kind_of_layers(keys, first)
     fields = {name: published[name] for name in _COPIED_FIELDS if published.get(name) is not None}
     if fields.get("hidden_act", "silu") not in ACT2FN:
         raise ValueError(f"{keys.name}: `hidden_act`={fields['hidden_act']!r} in config.json is unknown.")
@@ -66,6 +63,12 @@ def layer_config(
         return AutoConfig.for_model(kind, **fields)
     except (StrictDataclassError, KeyError, TypeError) as error:
         raise ValueError(f"{keys.name}: config.json does not describe decoder layers: {error}") from error
+
+
+def _kind_of_layers(keys: Keys, first: str) -> str:
+    if f"{first}.q_norm.weight" in keys:
+        return "qwen3"
+    return "qwen2" if f"{first}.q_proj.bias" in keys and f"{first}.o_proj.bias" not in keys else "llama"
 
 
 def _attention_sizes(published: dict[str, Any], keys: Keys) -> dict[str, int]:

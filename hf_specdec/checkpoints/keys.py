@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from ...checkpoints.reading import Checkpoint
+from .reading import Checkpoint
 
 
 class Keys:
     """
-    The tensors of a checkpoint under the names of `EagleHead`; those that are not needed go to `ignored`.
+    The tensors of a checkpoint under the names of our model; those that are not needed go to `ignored`.
 
     Args:
         checkpoint (`Checkpoint`): the published checkpoint.
         renamed (`dict[str, str]`, *optional*): prefixes of published names, and the prefixes that replace them.
+        kind (`str`, *optional*): name of what the checkpoint must hold, for error messages.
 
     Raises:
         ValueError: if two published tensors get the same name.
     """
 
-    def __init__(self, checkpoint: Checkpoint, renamed: dict[str, str] | None = None):
-        self.name = checkpoint.name
+    def __init__(self, checkpoint: Checkpoint, renamed: dict[str, str] | None = None, kind: str = "an EAGLE head"):
+        self.name, self.kind = checkpoint.name, kind
         self.weights: dict[str, torch.Tensor] = {}
         for published, tensor in checkpoint.weights.items():
             key = published
@@ -47,13 +48,13 @@ class Keys:
         """
         if key not in self.weights:
             raise ValueError(
-                f"{self.name}: the checkpoint has no `{key}`, which an EAGLE head needs. It has: "
+                f"{self.name}: the checkpoint has no `{key}`, which {self.kind} needs. It has: "
                 f"{', '.join(sorted(self.weights)[:8])}, …"
             )
         shape = tuple(self.weights[key].shape)
         if len(shape) != dimensions or 0 in shape:
-            kind = "matrix" if dimensions == 2 else "vector"
-            raise ValueError(f"{self.name}: `{key}` must be a {kind}, but has shape {shape}.")
+            wanted = {1: "vector", 2: "matrix"}.get(dimensions, f"tensor of {dimensions} dimensions")
+            raise ValueError(f"{self.name}: `{key}` must be a {wanted}, but has shape {shape}.")
         return shape
 
     def drop(self, key: str) -> torch.Tensor | None:
@@ -78,20 +79,3 @@ class Keys:
                 f"`layers.{len(found) - 1}`, but one is `layers.{wrong[0]}`."
             )
         return len(found)
-
-    def eagle_version(self) -> int:
-        """
-        The head's EAGLE version: 1 if the first layer's attention reads the hidden state alone (q_proj is `[q, H]`), 3
-        if it reads the embedding, too (`[q, 2·H]`).
-
-        Raises:
-            ValueError: if q_proj reads another width.
-        """
-        hidden_size, _ = self.shape("layers.0.self_attn.o_proj.weight")
-        _, width = self.shape("layers.0.self_attn.q_proj.weight")
-        if width not in (hidden_size, 2 * hidden_size):
-            raise ValueError(
-                f"{self.name}: `layers.0.self_attn.q_proj.weight` reads {width} values, but the hidden size is "
-                f"{hidden_size}: an EAGLE-1 head reads {hidden_size}, an EAGLE-3 head {2 * hidden_size}."
-            )
-        return 1 if width == hidden_size else 3

@@ -1,0 +1,40 @@
+"""Which rows see which, where the caller does not say."""
+
+from __future__ import annotations
+
+import torch
+
+from ..attention.context import mask_values
+from ..attention.switch import previous_implementation
+from ..head_layers import windows_of
+from .configuration_block import BlockConfig
+from .layers import is_causal_within
+
+
+def masks_of_rows(
+    config: BlockConfig, past: int, states: torch.Tensor, visible: torch.Tensor | None = None
+) -> list[torch.Tensor | None]:
+    """
+    The additive mask `[1 or batch, 1, rows, past + rows]` of every layer, for rows that follow `past` rows in the
+    cache: they see all of these, within the layer's window, which counts from each row, and one another as the config
+    says. None under flash attention, whose layers know it themselves.
+
+    Args:
+        config (`BlockConfig`): the head's config.
+        past (`int`): rows in the cache.
+        states (`torch.Tensor` of shape `[batch, rows, H]`): the rows; dtype and device of the masks.
+        visible (`torch.Tensor` of shape `[batch, past + rows]`, *optional*): 0 for padding.
+    """
+    windows, rows = windows_of(config.text_config), states.shape[1]
+    if visible is None and "flash" in previous_implementation(config.text_config):
+        return [None] * len(windows)
+    slots = torch.arange(past + rows, device=states.device)
+    distances = slots[past:, None] - slots
+    masks: dict[int | None, torch.Tensor] = {}
+    for window in set(windows):
+        allowed = torch.ones_like(distances, dtype=torch.bool) if window is None else distances < window
+        if is_causal_within(config, window):
+            allowed = allowed & (distances >= 0)
+        allowed = allowed[None] if visible is None else allowed & visible[:, None].bool()
+        masks[window] = torch.where(allowed[:, None], *mask_values(states.dtype, states.device))
+    return [masks[window] for window in windows]

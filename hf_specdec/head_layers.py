@@ -1,0 +1,135 @@
+"""The decoder layers of heads: those of transformers' models, and what heads of all kinds do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.models.llama.modeling_llama import rotate_half
+
+from .compat import cache_of
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The building blocks of a kind of decoder layer."""
+
+    decoder: Callable[..., Any]
+    norm: Callable[..., Any]
+    rotary: Callable[..., Any]
+    has_qkv_bias: bool | None = None
+    """Whether q, k and v have biases although o has none; None: as `attention_bias` says for all four."""
+
+    rotates_by_type: bool = False
+    """Whether the rotary embedding of a layer depends on its type."""
+
+
+@lru_cache
+def _layers(model_type: str) -> Layers:
+    """The building blocks of one kind; its model file is imported only where it is needed."""
+    if model_type == "gemma4_text":
+        gemma4 = import_module("transformers.models.gemma4.modeling_gemma4")
+        return Layers(
+            gemma4.Gemma4TextDecoderLayer, gemma4.Gemma4RMSNorm, gemma4.Gemma4TextRotaryEmbedding, rotates_by_type=True
+        )
+    name = model_type.capitalize()
+    file = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    parts = (getattr(file, f"{name}{part}") for part in ("DecoderLayer", "RMSNorm", "RotaryEmbedding"))
+    return Layers(*parts, has_qkv_bias=True if model_type == "qwen2" else None)
+
+
+def layers_of(config: PreTrainedConfig, known: tuple[str, ...] = ("llama", "qwen2", "qwen3")) -> Layers:
+    """
+    The building blocks for a head's `text_config`.
+
+    Args:
+        config (`PreTrainedConfig`): the config.
+        known (`tuple[str]`, *optional*): the model types of which there are such heads.
+
+    Raises:
+        ValueError: for another model type.
+    """
+    if config.model_type not in known:
+        raise ValueError(
+            f"`text_config.model_type`={config.model_type!r}: the layers of a head must be of one of "
+            f"{', '.join(map(repr, known))}."
+        )
+    return _layers(config.model_type)
+
+
+def write_keys_and_values(
+    attention: Any,
+    states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    **kwargs: Any,
+) -> None:
+    """
+    Writes a layer's keys and values to the cache, without attention: all that a head has to compute for rows from
+    which nothing is drafted, such as a prompt's under one layer, or the context of a block.
+
+    Args:
+        attention (`nn.Module`): the attention of a kind of layer of `layers_of`. k may have a norm, as in Qwen3; in
+            Gemma 4, v has one too, and may be k before its norm.
+        states (`torch.Tensor` of shape `[batch, rows, inputs]`): inputs of the projections.
+        position_embeddings: cosines and sines, `[batch, rows, head_dim]` each.
+        kwargs: the head's cache (`Cache`), by the release's name, and what attention would read.
+    """
+    heads = (*states.shape[:-1], -1, attention.head_dim)
+    keys = attention.k_proj(states).view(heads)
+    values = keys if attention.v_proj is None else attention.v_proj(states).view(heads)
+    if hasattr(attention, "k_norm"):
+        keys = attention.k_norm(keys)
+    if hasattr(attention, "v_norm"):
+        values = attention.v_norm(values)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    cos, sin = (part[:, None] for part in position_embeddings)
+    keys = keys * cos + rotate_half(keys) * sin
+    cache_of(kwargs).update(keys, values, attention.layer_idx)
+
+
+def windows_of(config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of every layer of a head, None where a layer has none."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return [window] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in types[: config.num_hidden_layers]]
+
+
+def window_argument(config: PreTrainedConfig, index: int) -> dict[str, int]:
+    """
+    The sliding window of a Llama layer, as an argument for flash attention, which takes no mask. Other kinds of layers
+    pass their window themselves.
+    """
+    types = getattr(config, "layer_types", None)
+    if config.model_type != "llama" or types is None or types[index] != "sliding_attention":
+        return {}
+    return {"sliding_window": config.sliding_window}
+
+
+def fuse_features(features: torch.Tensor, head: Any) -> torch.Tensor:
+    """
+    Projects the target's features `[batch, rows, feature_size]` to an EAGLE-3 head's input `[batch, rows, H]`: one
+    norm (`input_norm`) or one for each of them (`fc_norm`) where the head has such, then its `fc`.
+    """
+    if head.input_norm is not None:
+        features = head.input_norm(features)
+    if head.fc_norm is not None:
+        parts = features.chunk(len(head.fc_norm), dim=-1)
+        features = torch.cat([norm(part) for norm, part in zip(head.fc_norm, parts, strict=True)], dim=-1)
+    return features if head.fc is None else head.fc(features)
+
+
+def rotations_of(
+    rotary: Any, config: PreTrainedConfig, states: torch.Tensor, position_ids: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Cosines and sines of every layer, `[batch, rows, head_dim]` each; layers of one type share them."""
+    if not _layers(config.model_type).rotates_by_type:
+        return [rotary(states, position_ids)] * config.num_hidden_layers
+    by_type = {kind: rotary(states, position_ids, kind) for kind in set(config.layer_types)}
+    return [by_type[kind] for kind in config.layer_types[: config.num_hidden_layers]]
