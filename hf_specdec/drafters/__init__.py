@@ -8,11 +8,13 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..block import BlockHead
 from ..cache.blocks import BlockPool
 from ..eagle import EagleHead
 from ..graphs import GraphPool
 from ..medusa import MedusaHeads
 from .base import Drafter, DraftRequest
+from .block import BlockDrafter
 from .draft_model import DraftModelDrafter, DraftModelDrafting
 from .drafting import Drafting
 from .eagle import EagleDrafter
@@ -24,6 +26,7 @@ from .one_by_one import OneByOneDrafting
 
 
 __all__ = [
+    "BlockDrafter",
     "DraftModelDrafter",
     "DraftRequest",
     "Drafter",
@@ -43,7 +46,7 @@ logger = logging.get_logger(__name__)
 
 def is_own_draft(assistant: Any) -> bool:
     """Whether `assistant` is a drafter or head of this library, which transformers itself does not know."""
-    return isinstance(_unwrapped(assistant), Drafter | EagleHead | MedusaHeads)
+    return isinstance(_unwrapped(assistant), Drafter | BlockHead | EagleHead | MedusaHeads)
 
 
 def as_drafter(assistant: Any) -> Drafter:
@@ -63,17 +66,19 @@ def as_drafter(assistant: Any) -> Drafter:
             "fill a tree. Use a LoRA-like adapter, or the model without its prompt."
         )
     model = _unwrapped(assistant)
-    if isinstance(model, EagleHead | MedusaHeads):
+    kinds = {BlockHead: BlockDrafter, EagleHead: EagleDrafter, MedusaHeads: MedusaDrafter}
+    drafter = next((kinds[kind] for kind in kinds if isinstance(model, kind)), None)
+    if drafter is not None:
         if hasattr(assistant, "_orig_mod"):
             logger.warning_once("`assistant_model`: the compiled head runs as it was before `torch.compile`.")
-        return EagleDrafter(model) if isinstance(model, EagleHead) else MedusaDrafter(model)
+        return drafter(model)
     if peft_config is not None:
         assistant = model  # the base model holds the adapter's layers
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        "`assistant_model` must be a causal language model, an `EagleHead`, `MedusaHeads`, or a drafter such as "
-        f"`NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
+        "`assistant_model` must be a causal language model, an `EagleHead`, a `BlockHead`, `MedusaHeads`, or a drafter "
+        f"such as `NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
     )
 
 

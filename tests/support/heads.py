@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec import DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
-from hf_specdec.drafters import EagleDrafter
+from hf_specdec import BlockHead, DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
+from hf_specdec.drafters import BlockDrafter, EagleDrafter, FeatureDrafter
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.sequences import Sequences
 
@@ -20,10 +20,10 @@ from .goldens import TINY_TARGET
 GOLDENS = TINY_TARGET.parent
 
 
-class RecordingDrafter(EagleDrafter):
-    """An `EagleDrafter` that appends every tree it proposes to `trees`, and the rows' lengths then to `lengths`."""
+class Recording(FeatureDrafter):
+    """A drafter that appends every tree it proposes to `trees`, and the rows' lengths then to `lengths`."""
 
-    def __init__(self, head: EagleHead):
+    def __init__(self, head: Any):
         super().__init__(head)
         self.trees: list[DraftTree] = []
         self.lengths: list[list[int]] = []
@@ -34,6 +34,14 @@ class RecordingDrafter(EagleDrafter):
             self.trees.append(draft)
             self.lengths.append(list(sequences.lengths))
         return draft
+
+
+class RecordingDrafter(Recording, EagleDrafter):
+    """An `EagleDrafter` that keeps what it proposes."""
+
+
+class RecordingBlockDrafter(Recording, BlockDrafter):
+    """A `BlockDrafter` that keeps what it proposes."""
 
 
 def tiny_head(
@@ -88,6 +96,11 @@ def trained_head(name: str = "safeailab_eagle3", **options: Any) -> EagleHead:
 @lru_cache
 def _read_head(name: str) -> EagleHead:
     return EagleHead.from_pretrained(GOLDENS / name, dtype=torch.float32)
+
+
+def trained_block_head(name: str = "dspark", **options: Any) -> BlockHead:
+    """A block head of the trained target, in float32: the caller's own."""
+    return BlockHead.from_pretrained(GOLDENS / name, dtype=torch.float32, **options)
 
 
 def trained_medusa_heads() -> MedusaHeads:

@@ -1,0 +1,113 @@
+"""Drafting with a block head, which predicts all levels of a tree in one forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..block import BlockHead
+from ..cache import TreeCache
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
+from .features import FeatureDrafter
+from .growth import LevelNodes, Noise, Warp, grow_from_positions
+
+
+class BlockDrafter(FeatureDrafter):
+    """
+    Drafts with a block head (DFlash, JetSpec, DSpark, DFlash2, P-EAGLE). The head's cache keeps the K/V of the
+    target's features alone. A step forwards one block, the root and mask tokens at the positions after it; row by row
+    this gives logits of the tokens 1, 2, … after the root, from which trees grow without another forward. Heads whose
+    logits depend on the token before (Markov heads, DFlash2's selector) score the children of every node given its
+    token.
+
+    Args:
+        head (`BlockHead`): the head.
+    """
+
+    head: BlockHead
+    runs_in_graphs = True
+
+    @property
+    def default_tree(self) -> Tree:  # type: ignore[override]
+        """The tree that the head's config names; else the best 60 nodes of all levels, or 15 on a CPU."""
+        if self.head.config.default_tree is not None:
+            return as_tree(self.head.config.default_tree)
+        top_k, nodes = (8, 15) if self.head.device.type == "cpu" else (16, 60)
+        depth, top_k = self.head.num_drafts, min(top_k, self.num_tokens)
+        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
+
+    @property
+    def max_depth(self) -> int:  # type: ignore[override]
+        return self.head.num_drafts
+
+    def num_slots(self, tree: TokenTree | DynamicTree) -> int:
+        return max(tree.num_nodes, self.head.config.num_rows)
+
+    def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
+        super().begin(cache, visible, shift, first)
+        self.forward.has_causal_windows = self.head.config.window_is_causal
+        self._mask = self.head.block_mask(self.device)[None]
+        self._depths = torch.arange(self._mask.shape[1], device=self.device)[None]
+
+    @property
+    def constants(self) -> list[Any]:
+        return [*super().constants, self._mask, self._depths]
+
+    def forward_features(
+        self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        reads_states = self.head.config.is_peagle
+        return self._read(tokens, features, position_depths, only_cache=not reads_states).hidden_states
+
+    def cache_features(
+        self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None = None
+    ) -> None:
+        self._read(tokens, features, position_depths, only_cache=True)
+
+    def _read(
+        self, tokens: torch.Tensor, features: torch.Tensor, position_depths: torch.Tensor | None, only_cache: bool
+    ) -> Any:
+        inputs: dict[str, Any] = {"features": features, "only_cache": only_cache}
+        if self.head.config.is_peagle:  # whose rows pair features with the tokens after them
+            inputs["inputs_embeds"] = self._embed(tokens)
+        return self.read_rows(tokens, position_depths, inputs)
+
+    def begin_tree(self, states: torch.Tensor | None, roots: torch.Tensor, depth: int) -> torch.Tensor:
+        tokens = self.head.block_tokens(roots[:, 0])
+        inputs = {"inputs_embeds": self._embed(tokens), "logits_to_keep": None}
+        block = self.forward(tokens, self._mask, self._depths, inputs=inputs).hidden_states
+        block = block[:, self.head.first_row :]
+        self.states = (block if states is None else torch.cat([states, block], dim=1))[:, :depth]
+        self.all_logits = self.logits(self.states)
+        self._level, self._carried = 0, None
+        if not self.head.conditions:
+            return self.all_logits[:, 0]
+        logits, self._carried = self.head.conditional_logits(self.all_logits[:, :1], self.states[:, :1], roots, None)
+        return logits[:, 0]
+
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        self._level += 1
+        queries, position = nodes.tokens.shape[1], slice(self._level, self._level + 1)
+        logits = self.all_logits[:, position].expand(-1, queries, -1)
+        if not self.head.conditions:
+            return logits
+        tokens = nodes.tokens if self.target_ids is None else self.target_ids[nodes.tokens]
+        states, carried = self.states[:, position].expand(-1, queries, -1), self._carried
+        if carried is not None:
+            parents = nodes.parents[:, :, None].expand(len(tokens), -1, carried.shape[2])
+            carried = carried.gather(1, parents)
+        logits, self._carried = self.head.conditional_logits(logits, states, tokens, carried)
+        return logits
+
+    def grow(
+        self,
+        tree: TokenTree | DynamicTree,
+        root_logits: torch.Tensor,
+        depth: int,
+        warp: Warp | None = None,
+        noise: Noise | None = None,
+    ) -> DraftTree:
+        if warp is None and not self.head.conditions:
+            return grow_from_positions(tree, self.all_logits, depth)
+        return super().grow(tree, root_logits, depth, warp, noise)
