@@ -80,7 +80,7 @@ class CandidateSelector(nn.Module):
         after_parent = self.predecessor_codebook[parents] * self.hidden_projection(states)
         transitions = (after_parent[..., None, :] * self.successor_codebook[candidates]).sum(dim=-1)
         scores = torch.full_like(base, -torch.inf, dtype=torch.float32)
-        return scores.scatter(-1, candidates, logits + transitions)
+        return scores.scatter(-1, candidates, (logits + transitions).float())
 
 
 class ConfidenceHead(nn.Module):

@@ -77,7 +77,7 @@ def as_drafter(assistant: Any) -> Drafter:
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        "`assistant_model` must be a causal language model, an `EagleHead`, a `BlockHead`, `MedusaHeads`, or a drafter "
+        "`assistant_model` must be a causal language model, an `EagleHead`, `BlockHead`, `MedusaHeads`, or a drafter "
         f"such as `NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
     )
 

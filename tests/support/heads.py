@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec import BlockHead, DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
+from hf_specdec import BlockConfig, BlockHead, DraftTree, EagleConfig, EagleHead, MedusaHeads, TokenTree
 from hf_specdec.drafters import BlockDrafter, EagleDrafter, FeatureDrafter
 from hf_specdec.forwards.features import watch_features
 from hf_specdec.sequences import Sequences
@@ -83,6 +83,67 @@ def tiny_head(
         order = sorted(range(vocab_size), key=lambda token: (token % 2 == 0, token))
         ids = torch.tensor(sorted(order[:draft_vocab_size]))
         head.d2t.copy_(ids - torch.arange(draft_vocab_size))
+    return head
+
+
+BLOCK_KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {"num_layers": 2},
+    "anchor first": {"anchor_first": True},
+    "causal": {"causal": True, "num_layers": 2},
+    "windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
+    "windows that see all": {"layer_types": ["sliding_attention"], "sliding_window": 6, "window_is_causal": False},
+    "draft vocabulary": {"draft_vocab_size": 6},
+    "own embeddings": {"has_embeddings": True, "has_lm_head": True},
+    "markov": {"anchor_first": True, "markov_rank": 4},
+    "markov, draft vocabulary": {"markov_rank": 4, "draft_vocab_size": 6},
+    "gated": {"anchor_first": True, "markov_rank": 4, "markov_type": "gated"},
+    "rnn": {"anchor_first": True, "markov_rank": 4, "markov_type": "rnn"},
+    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 5},
+    "peagle": {"is_peagle": True},
+}
+"""Block heads of every kind, as arguments of `tiny_block_head`."""
+
+
+def tiny_block_head(
+    target: PreTrainedModel,
+    seed: int = 0,
+    num_layers: int = 1,
+    layer_types: list[str] | None = None,
+    sliding_window: int | None = None,
+    sharpness: float = 3.0,
+    **fields: Any,
+) -> BlockHead:
+    """
+    A random block head of four rows for a tiny target, in its dtype. Its layers have other sizes than the target's;
+    its draft vocabulary are every second of the target's tokens and what is left.
+    """
+    config = target.config.get_text_config(decoder=True)
+    num_layers = len(layer_types or [None] * num_layers)
+    text_config = {
+        "model_type": "llama" if fields.get("is_peagle") else "qwen3",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 24,
+        "sliding_window": sliding_window,
+        "use_sliding_window": sliding_window is not None,
+        "layer_types": layer_types or ["full_attention"] * num_layers,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        fields = {"block_size": 4, "mask_token_id": 1, "aux_layer_ids": [0, 1]} | fields
+        head = BlockHead(BlockConfig(text_config=text_config, **fields)).to(target.dtype).eval()
+        with torch.no_grad():
+            for parameter in head.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(std=sharpness * parameter.shape[-1] ** -0.5)
+    if head.d2t is not None:
+        order = sorted(range(config.vocab_size), key=lambda token: (token % 2 == 0, token))
+        ids = torch.tensor(sorted(order[: len(head.d2t)]))
+        head.d2t.copy_(ids - torch.arange(len(ids)))
     return head
 
 

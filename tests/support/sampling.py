@@ -12,10 +12,10 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 import hf_specdec
-from hf_specdec import DynamicTree, EagleHead, SpeculativeConfig, TokenTree
+from hf_specdec import BlockHead, DynamicTree, EagleHead, SpeculativeConfig, TokenTree
 
 from .exact import Fit, FrequencyPenalty, enumerate_tokens, fit, sample_tokens
-from .heads import tiny_head
+from .heads import BLOCK_KINDS, tiny_block_head, tiny_head
 from .models import noisy_copy, tiny_model
 
 
@@ -96,6 +96,12 @@ def a_head(draft_vocab_size: int | None) -> EagleHead:
     """A random EAGLE-3 head for the target, over all tokens or some."""
     layers = {"num_attention_heads": 2, "num_key_value_heads": 1}
     return tiny_head(the_target(), draft_vocab_size=draft_vocab_size, aux_layer_ids=[0, 1], layers=layers)
+
+
+@cache
+def a_block_head(kind: str) -> BlockHead:
+    """A random block head of one of `BLOCK_KINDS` for the target."""
+    return tiny_block_head(the_target(), **BLOCK_KINDS[kind])
 
 
 @cache

@@ -1,0 +1,165 @@
+"""
+Calls and requests with block heads of every kind: the text of plain `generate`, whatever the rows, the tree and the
+path; and in every step the trees that the head would propose for that text from scratch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.batches import ragged_prompts, text_alone
+from support.device_steps import Steps, install
+from support.heads import BLOCK_KINDS, RecordingBlockDrafter, features_of, pads_of, tiny_block_head
+from support.models import prompts, tiny_model
+from transformers import DynamicCache, PreTrainedModel
+
+import hf_specdec
+from hf_specdec import BlockHead, DynamicTree, SpeculativeConfig, TokenTree
+
+
+CHAIN, IRREGULAR = TokenTree.chain(3), TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,2), (1,1), (0,0,1)]")
+DYNAMIC = DynamicTree(depth=3, top_k=4, num_nodes=9)
+KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS)
+
+
+def a_target(**options: Any) -> PreTrainedModel:
+    return tiny_model("llama", seed=1, dtype=torch.float32, **options)
+
+
+@torch.no_grad()
+def paths_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Tensor) -> dict[tuple[int, ...], float]:
+    """
+    Every path of draft tokens with its summed log-probability, by the head's own forward over nothing but the text:
+    the context of all tokens but the last, then a block.
+    """
+    cache, lm_head, root = DynamicCache(), target.get_output_embeddings(), ids[None, -1:]
+    embed = head.embed_tokens or target.get_input_embeddings()
+    features = features_of(head, target, input_ids=ids[None, :-1])
+    inputs = {"inputs_embeds": embed(ids[None, 1:])} if head.config.is_peagle else {}
+    true_rows = head(features=features, past_key_values=cache, logits_to_keep=None, **inputs).hidden_states
+    block = head(inputs_embeds=embed(head.block_tokens(root[0])), past_key_values=cache, logits_to_keep=None)
+    states = block.hidden_states[:, head.first_row :]
+    if true_rows is not None:
+        states = torch.cat([true_rows[:, -1:], states], dim=1)
+    if head.target_ids is not None and head.lm_head is None:
+        base = lm_head(states)[..., head.target_ids]
+    else:
+        base = head.compute_logits(states, lm_head)
+    found: dict[tuple[int, ...], float] = {}
+
+    def descend(path: tuple[int, ...], score: float, carried: Any) -> None:
+        level = slice(len(path), len(path) + 1)
+        parent = torch.tensor([[path[-1]]]) if path else root
+        logits, carried = head.conditional_logits(base[:, level], states[:, level], parent, carried)
+        for index, log_q in enumerate(logits[0, 0].log_softmax(-1).tolist()):
+            token = index if head.target_ids is None else int(head.target_ids[index])
+            found[*path, token] = score + log_q
+            if len(path) + 1 < base.shape[1] and log_q > -20:
+                descend((*path, token), score + log_q, carried)
+
+    descend((), 0.0, None)
+    return found
+
+
+@KINDS
+def test_every_step_drafts_as_from_scratch(kind: str) -> None:
+    """Over a ragged batch with padding: the best nodes of all are those of the text alone."""
+    target = tiny_model("llama", seed=1, dtype=torch.float32, vocab_size=12)
+    head = tiny_block_head(target, **BLOCK_KINDS[kind])
+    drafter, nodes = RecordingBlockDrafter(head), min(9, head.config.num_draft_tokens)
+    inputs = {
+        name: value % 12 if name == "input_ids" else value for name, value in prompts(3, 9, padding=True).items()
+    }
+    options = {"do_sample": False, "max_new_tokens": 14}
+    depth = head.num_drafts
+    text = target.generate(
+        **inputs, **options, assistant_model=drafter, tree=DynamicTree(depth=depth, top_k=nodes, num_nodes=nodes)
+    )
+    assert text.equal(target.generate(**inputs, **options))
+    compared, pads = 0, pads_of(inputs)
+    for draft, lengths in zip(drafter.trees, drafter.lengths, strict=True):
+        for row, length in enumerate(lengths):
+            if draft.topology.depth < depth or draft.num_valid(row) < draft.num_nodes:
+                continue  # at the end of the text
+            all_paths = paths_from_scratch(head, target, text[row, pads[row] : length])
+            best = sorted(all_paths.values(), reverse=True)[:nodes]
+            own = [all_paths[path] for path in paths_of(draft, row)]
+            torch.testing.assert_close(torch.tensor(sorted(own, reverse=True)), torch.tensor(best), atol=1e-4, rtol=0)
+            compared += 1
+    assert compared > 10
+
+
+def paths_of(draft: Any, row: int) -> list[tuple[int, ...]]:
+    tokens, parents = (
+        draft.tokens[row].tolist(),
+        draft.topology.parents.expand(len(draft.tokens), -1)[row, 1:].tolist(),
+    )
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+@KINDS
+@pytest.mark.parametrize("tree", [CHAIN, IRREGULAR, DYNAMIC, "auto"], ids=["chain", "static", "dynamic", "auto"])
+def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
+    target = a_target()
+    head, inputs = tiny_block_head(target, **BLOCK_KINDS[kind]), prompts(3, 9, padding=True)
+    options = {"do_sample": False, "max_new_tokens": 24}
+    text = target.generate(**inputs, **options, assistant_model=head, tree=tree)
+    assert text.equal(target.generate(**inputs, **options))
+    assert hf_specdec.last_metrics().num_draft_tokens > 0
+
+
+@KINDS
+def test_requests_in_flight(kind: str) -> None:
+    """Prompts in chunks, texts longer than the head's window, and steps in which the head has to catch up."""
+    target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))
+    head = tiny_block_head(target, **BLOCK_KINDS[kind])
+    for tree in (IRREGULAR, DYNAMIC):
+        found = target.generate_batch(ragged, max_new_tokens=20, do_sample=False, assistant_model=head, tree=tree)
+        texts = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
+        assert texts == [text_alone(target, prompt, max_new_tokens=20) for prompt in ragged]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Steps run whole, with the attention kernel in its plain version."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    return install(monkeypatch, with_kernel=True)
+
+
+@KINDS
+@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+@pytest.mark.filterwarnings("error:.*could not be captured")
+def test_whole_steps(kind: str, tree: Any, steps: Steps) -> None:
+    """A call's steps run whole, with the same text and the same drafts as on the host."""
+    target = a_target()
+    head, inputs = tiny_block_head(target, **BLOCK_KINDS[kind]), prompts(2, 9, padding=True)
+    found = []
+    for cuda_graphs in (False, True):
+        before, config = steps.replays, SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        options = {"do_sample": False, "max_new_tokens": 24}
+        text = target.generate(**inputs, **options, assistant_model=head, speculative_config=config)
+        assert (steps.replays > before) is cuda_graphs
+        metrics = hf_specdec.last_metrics()
+        found.append((text.tolist(), [row[:-2] for row in metrics.accepted_per_step]))
+    assert found[0] == found[1]
+    assert found[0][0] == target.generate(**inputs, **options).tolist()
+
+
+@pytest.mark.parametrize("kind", ["dflash", "rnn", "peagle"])
+def test_catches_up_after_steps_without_drafts(kind: str) -> None:
+    """Speculation goes off and on again with the number of requests: the head reads what it has missed."""
+    target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))
+    head = tiny_block_head(target, **BLOCK_KINDS[kind])
+    config = SpeculativeConfig(tree=DYNAMIC, disable_by_batch_size=2)
+    limits = [4, 30, 6, 40]
+    manager = target.init_continuous_batching(assistant_model=head, speculative_config=config)
+    with manager:
+        names = [manager.add_request(ids, max_new_tokens=most) for ids, most in zip(ragged, limits, strict=True)]
+        outputs = {output.request_id: output for output in (manager.get_result(timeout=60) for _ in names)}
+    texts = [outputs[name].generated_tokens for name in names]
+    assert texts == [text_alone(target, ids, max_new_tokens=most) for ids, most in zip(ragged, limits, strict=True)]
