@@ -6,6 +6,7 @@ its token.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -65,7 +66,7 @@ def of_whole_steps(kind: str, method: str) -> Fit:
     config = SpeculativeConfig(
         tree=METHODS[method].tree, draft_sampling=METHODS[method].draft_sampling, cuda_graphs=True
     )
-    tokens = sampled_tokens(the_target().float(), a_block_head(kind), config, 1_000)
+    tokens = sampled_tokens(copy.deepcopy(the_target()).float(), a_block_head(kind), config, 1_000)
     return fit(tokens, expected_tokens("plain"))
 
 

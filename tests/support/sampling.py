@@ -166,7 +166,7 @@ def sampled_tokens(
     target: PreTrainedModel, draft: Any, config: SpeculativeConfig, rows: int = ROWS, **options: Any
 ) -> torch.Tensor:
     """The first `LENGTH` new tokens of `rows` texts that one call of `generate` draws, `[rows, LENGTH]`."""
-    ids = PROMPT["input_ids"].expand(rows, -1)
+    ids = PROMPT["input_ids"].to(target.device).expand(rows, -1)
     torch.manual_seed(0)
     text = target.generate(
         ids,
