@@ -13,7 +13,7 @@ BLOCK_KINDS = ("dflash", "dflash2", "dspark", "peagle")
 _OURS = {"hf_specdec_eagle": "eagle", "hf_specdec_medusa": "medusa", "hf_specdec_block": "block"}
 
 
-def kind_of_draft(config: dict[str, Any], keys: Iterable[str]) -> str:
+def kind_of_checkpoint(config: dict[str, Any], keys: Iterable[str]) -> str:
     """
     The kind of a draft: "eagle", "medusa", "block" or "model", a whole language model.
 
@@ -45,7 +45,7 @@ def refuse_other_kinds(name: str, wanted: str, config: dict[str, Any], keys: Ite
         ValueError: naming what the checkpoint is, and what loads it.
     """
     keys, other = set(keys), "an EAGLE head" if wanted == "eagle" else "a block head"
-    kind = kind_of_draft(config, keys)
+    kind = kind_of_checkpoint(config, keys)
     if kind == "medusa":
         raise ValueError(
             f"{name}: the checkpoint holds Medusa heads, not {other}. Use `hf_specdec.MedusaHeads.from_pretrained`."
