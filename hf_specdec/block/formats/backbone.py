@@ -236,7 +236,7 @@ def _confidence_reads_markov(backbone: Backbone) -> bool:
     keys = backbone.keys
     _, width = keys.shape("confidence_head.proj.weight")
     hidden_size, _ = keys.shape("fc.weight")
-    rank = keys.shape(_MARKOV)[1] if _MARKOV in keys else 0
+    rank = keys.shape(_MARKOV)[1] if _MARKOV in keys else backbone.value("markov_rank") or 0
     if width not in (hidden_size, hidden_size + rank):
         raise ValueError(
             f"{keys.name}: `confidence_head.proj.weight` reads {width} values; it must read a state of {hidden_size}"
