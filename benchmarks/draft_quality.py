@@ -35,7 +35,7 @@ from hf_specdec.benchmarking.environment import environment
 from hf_specdec.benchmarking.figures import figures, pool
 from hf_specdec.benchmarking.prompts import EncodedPrompt, encode_turns
 from hf_specdec.drafters import as_drafter
-from hf_specdec.loading import SMOLLM2, load_draft, load_target, load_tokenizer
+from hf_specdec.loading import SMOLLM2, load_draft_to, load_target, load_tokenizer
 
 
 CHAIN = TokenTree.chain(5)
@@ -176,7 +176,7 @@ def main(words: Sequence[str] | None = None) -> None:
     tokenizer = load_tokenizer(arguments.target)
     dtype = getattr(torch, arguments.dtype)
     model = load_target(arguments.target, torch.float32, device)
-    assistant = load_draft(arguments.draft, dtype, device)
+    assistant = load_draft_to(arguments.draft, dtype, device)
     most = max(arguments.prompts, arguments.speed_prompts, 2)
     tasks = {"chat": prompts.chat(most), "code": prompts.code(most)}
 

@@ -155,7 +155,7 @@ def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(1)
     model = loading.load_target(None, torch.float32, "cpu")
-    drafts = {"plain": NgramDraft(), "off": loading.load_draft(str(HEAD), torch.float32, "cpu")}
+    drafts = {"plain": NgramDraft(), "off": loading.load_draft_to(str(HEAD), torch.float32, "cpu")}
     let_steps_go_first()  # as `hf-specdec serve` does
     most = max(options.concurrency)
     choice, device = random.Random(0), Device()

@@ -75,7 +75,7 @@ def load_models(options: argparse.Namespace) -> tuple[PreTrainedModel, Any]:
         return pair.target, pair.draft
     draft = options.draft or (str(HEAD) if options.target is None else "ngram")
     model = loading.load_target(options.target, dtype, options.device)
-    return model, loading.load_draft(draft, dtype, options.device)
+    return model, loading.load_draft_to(draft, dtype, options.device)
 
 
 def prompts_of(options: argparse.Namespace, vocab_size: int, count: int) -> list[list[int]]:

@@ -102,7 +102,7 @@ def random_pair(args: argparse.Namespace, folder: Path, device: str) -> tuple[st
 def measure(args: argparse.Namespace, dtype: torch.dtype, prompts: list[EncodedPrompt]) -> dict[str, Any]:
     """Texts and speed with and without speculation."""
     target = load(args, dtype)
-    draft = loading.load_draft(args.draft, dtype, str(place_of_draft(target)))
+    draft = loading.load_draft_to(args.draft, dtype, str(place_of_draft(target)))
     plain, tree = baseline("eager", draft), speculative(draft, args.tree)
     options = {**GREEDY, "max_new_tokens": args.max_new_tokens}
     prompts = [EncodedPrompt(prompt.task, prompt.inputs.to(target.device)) for prompt in prompts]

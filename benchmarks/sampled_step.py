@@ -80,7 +80,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("it needs a CUDA device.")
     target = random_llama(SHAPE, torch.bfloat16, "cuda")
-    draft = loading.load_draft(str(HEAD), torch.bfloat16, "cuda")
+    draft = loading.load_draft_to(str(HEAD), torch.bfloat16, "cuda")
     found = []
     for rows in arguments.rows:
         torch.manual_seed(rows)

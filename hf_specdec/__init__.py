@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .drafters import Drafter, DraftRequest, NgramDraft
     from .eagle import EagleConfig, EagleHead
     from .generation.recording import SpeculativeGenerateOutput
+    from .loading import load_draft
     from .medusa import MedusaConfig, MedusaHeads
     from .metrics import SpeculationMetrics, last_metrics
     from .trees import DraftTree, DynamicTree, TokenTree, Topology
@@ -47,6 +48,7 @@ __all__ = [
     "TokenTree",
     "Topology",
     "last_metrics",
+    "load_draft",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
     "config": ("SpeculativeConfig",),
     "drafters": ("DraftRequest", "Drafter", "NgramDraft"),
     "eagle": ("EagleConfig", "EagleHead"),
+    "loading": ("load_draft",),
     "medusa": ("MedusaConfig", "MedusaHeads"),
     "metrics": ("SpeculationMetrics", "last_metrics"),
     "generation.recording": ("SpeculativeGenerateOutput",),

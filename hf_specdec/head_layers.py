@@ -39,8 +39,8 @@ def _layers(model_type: str) -> Layers:
         )
     name = model_type.capitalize()
     file = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-    parts = (getattr(file, f"{name}{part}") for part in ("DecoderLayer", "RMSNorm", "RotaryEmbedding"))
-    return Layers(*parts, has_qkv_bias=True if model_type == "qwen2" else None)
+    decoder, norm, rotary = (getattr(file, f"{name}{part}") for part in ("DecoderLayer", "RMSNorm", "RotaryEmbedding"))
+    return Layers(decoder, norm, rotary, has_qkv_bias=True if model_type == "qwen2" else None)
 
 
 def layers_of(config: PreTrainedConfig, known: tuple[str, ...] = ("llama", "qwen2", "qwen3")) -> Layers:

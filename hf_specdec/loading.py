@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.utils import HFValidationError, validate_repo_id
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_weights
+from .block import BlockHead
+from .checkpoints.kinds import kind_of_checkpoint
+from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_config, tensor_names
 from .drafters import NgramDraft
-from .eagle import EagleConfig, EagleHead
-from .medusa import MedusaConfig, MedusaHeads
+from .eagle import EagleHead
+from .medusa import MedusaHeads
 from .smollm2 import smollm2_folder
 
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 """Name of the default target."""
+
+_LOADERS: dict[str, Any] = {
+    "eagle": EagleHead,
+    "block": BlockHead,
+    "medusa": MedusaHeads,
+    "model": AutoModelForCausalLM,
+}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,24 +66,45 @@ def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(name or str(smollm2_folder()))
 
 
-def load_draft(name: str, dtype: torch.dtype, device: str) -> Any:
+def load_draft(name: str, **kwargs: Any) -> Any:
     """
-    Loads a value of `assistant_model=`: for `ngram` an `NgramDraft`, else the EAGLE head, Medusa heads or language
-    model of that name, see `kind_of_draft`.
+    Loads a value of `assistant_model=`, of whatever kind the files say: an EAGLE head, a block head (DFlash, JetSpec,
+    DSpark, DFlash 2, P-EAGLE), Medusa heads, or a language model; for `ngram` an `NgramDraft`.
 
-    Heads are loaded without `dtype`, because they run in the target's.
+    Args:
+        name (`str`): Hub id or folder, or `ngram`.
+        kwargs: arguments of the kind's `from_pretrained`, such as `dtype=`, `device_map=`, `revision=` or, for heads,
+            fields of their config; of `NgramDraft` for `ngram`.
+
+    Raises:
+        ImportError, OSError: if there is nothing that can be read.
+        ValueError: if a file is damaged, or the draft of a kind that this version does not load.
+    """
+    if name == "ngram":
+        return NgramDraft(**kwargs)
+    if name == "mtp":
+        raise ValueError(
+            "`name`='mtp': this version does not draft with a target's own MTP layers. Name a head, a model, or "
+            "'ngram'."
+        )
+    check_place(name)
+    return _LOADERS[kind_of_draft(name, **kwargs)].from_pretrained(name, **kwargs)
+
+
+def load_draft_to(name: str, dtype: torch.dtype, device: str) -> Any:
+    """
+    Loads a draft in evaluation mode for a target of this dtype on this device, see `load_draft`. Heads are loaded
+    without `dtype`, because they run in the target's.
 
     Raises:
         ImportError, OSError, ValueError: if no draft can be read.
     """
-    if name == "ngram":
-        return NgramDraft()
+    if name in ("ngram", "mtp"):
+        return load_draft(name)
     check_place(name)
     kind = kind_of_draft(name)
-    if kind == "model":
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
-    heads: dict[str, Any] = {"eagle": EagleHead, "medusa": MedusaHeads}
-    return heads[kind].from_pretrained(name).to(device).eval()
+    options = {"dtype": dtype} if kind == "model" else {}
+    return _LOADERS[kind].from_pretrained(name, **options).to(device).eval()
 
 
 def check_place(name: str | None) -> None:
@@ -103,32 +132,27 @@ def _is_hub_id(name: str) -> bool:
     return True
 
 
-def kind_of_draft(name: str) -> str:
+def kind_of_draft(name: str, **kwargs: Any) -> str:
     """
-    The kind of a draft, by its config and the names of its weights: `eagle`, `medusa` or `model`.
+    The kind of a draft, by its config and the names of its weights: `eagle`, `block`, `medusa` or `model`, see
+    `kind_of_checkpoint`. Of the weights, only the names are read.
 
-    Medusa heads have `medusa_num_heads` or their `model_type` in the config; EAGLE heads their `model_type`, or a
-    weight named `fc.weight`; any other draft is a language model.
+    Args:
+        name (`str`): Hub id or folder.
+        kwargs: arguments of `from_pretrained`, of which those count that say where the files are.
 
     Raises:
         OSError: if there is no such folder or repository, or it holds no weights.
-        ValueError: if a file is damaged.
+        ValueError: if a file is damaged, or the draft of a kind that is not loaded.
     """
-    options = HubOptions()
+    options = HubOptions(**{field.name: kwargs[field.name] for field in fields(HubOptions) if field.name in kwargs})
     options.check(name)
-    config = json.loads(options.find(name, "config.json").read_text(encoding="utf-8"))
-    if "medusa_num_heads" in config or config.get("model_type") == MedusaConfig.model_type:
-        return "medusa"
-    keys = _keys(find_first(name, WEIGHT_FILES, options))
-    is_head = any(key.split(".")[-2:] == ["fc", "weight"] for key in keys)
-    return "eagle" if is_head or config.get("model_type") == EagleConfig.model_type else "model"
-
-
-def _keys(path: Path) -> set[str]:
-    """Names of the tensors in a weight file, or in all files of a weight index."""
-    if path.name.endswith(".index.json"):
-        return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-    if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            return set(file.keys())
-    return set(read_weights(path))
+    config = read_config(name, options.find(name, "config.json"))
+    if str(config.get("model_type")).endswith("_assistant"):
+        raise ValueError(
+            f"{name}: `model_type`={config['model_type']!r}: an assistant that reads its target's keys and values, "
+            "with which this version does not draft. Name a head, a model, or 'ngram'."
+        )
+    is_medusa = kind_of_checkpoint(config, ()) == "medusa"  # whose weights are in other files
+    keys = () if is_medusa else tensor_names(find_first(name, WEIGHT_FILES, options))
+    return kind_of_checkpoint(config, keys)

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_specdec
-from hf_specdec.loading import load_draft
+from hf_specdec.loading import load_draft_to
 from hf_specdec.smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 
 
@@ -58,7 +58,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> Any:
 
 def acceptance(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, tree: Any) -> float:
     """The mean over the prompts."""
-    draft, lengths = load_draft(str(folder), torch.float32, "cpu"), []
+    draft, lengths = load_draft_to(str(folder), torch.float32, "cpu"), []
     for prompt in PROMPTS:
         inputs = encode(tokenizer, prompt)
         target.generate(**inputs, max_new_tokens=64, do_sample=False, assistant_model=draft, tree=tree)
@@ -75,7 +75,7 @@ def test_shipped_weights_are_small(folder: Path) -> None:
 def test_greedy_texts_are_those_of_plain_generate(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    draft = load_draft(str(folder), torch.float32, "cpu")
+    draft = load_draft_to(str(folder), torch.float32, "cpu")
     inputs = encode(tokenizer, PROMPTS[0])
     plain = target.generate(**inputs, max_new_tokens=24, do_sample=False)
     config = hf_specdec.SpeculativeConfig()

@@ -18,7 +18,7 @@ from hf_specdec.benchmarking.figures import figures
 from hf_specdec.benchmarking.phases import trace_call
 from hf_specdec.benchmarking.prompts import EncodedPrompt, built_in, encode, encode_turns
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.loading import load_draft, load_target, load_tokenizer
+from hf_specdec.loading import load_draft_to, load_target, load_tokenizer
 from hf_specdec.metrics import SpeculationMetrics, metrics_of_last_call
 from hf_specdec.trees import DynamicTree
 
@@ -63,7 +63,7 @@ class Trained:
 
     @cached_property
     def assistant(self) -> Any:
-        return load_draft(self.draft, self.dtype, self.device)
+        return load_draft_to(self.draft, self.dtype, self.device)
 
     @cached_property
     def prompts(self) -> list[EncodedPrompt]:
@@ -73,7 +73,7 @@ class Trained:
 def gate(trained: Trained) -> Gate:
     """Compares the texts generated with the head's default tree with plain `generate`'s, in float32."""
     target = load_target(trained.target, torch.float32, trained.device)
-    draft = load_draft(trained.draft, torch.float32, trained.device)
+    draft = load_draft_to(trained.draft, torch.float32, trained.device)
     return check(target, trained.prompts, [speculative(draft, "default")], max_new_tokens=trained.gate_tokens)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_specdec.loading import DTYPES, default_device, load_draft, load_target, load_tokenizer
+from hf_specdec.loading import DTYPES, default_device, load_draft_to, load_target, load_tokenizer
 from hf_specdec.smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 
 
@@ -50,10 +50,10 @@ def load_models() -> Models:
     drafts, missing = {}, []
     for kind, folder in SHIPPED.items():
         if found := os.environ.get(VARIABLES[kind]) or (None if named else _shipped(folder)):
-            drafts[kind] = load_draft(found, dtype, device)
+            drafts[kind] = load_draft_to(found, dtype, device)
         elif kind == "EAGLE-3 head":
             missing.append(f"There is no EAGLE-3 head here, so n-grams draft; {VARIABLES[kind]} may name one.")
-    drafts[NGRAM] = load_draft("ngram", dtype, device)
+    drafts[NGRAM] = load_draft_to("ngram", dtype, device)
     name = (named or SMOLLM2_HUB_ID).rstrip("/").rpartition("/")[2]
     return Models(name, load_target(source, dtype, device), load_tokenizer(source), drafts, " ".join(missing))
 

@@ -257,13 +257,6 @@ class BlockConfig(PreTrainedConfig):
         """Rows of a block: anchor and masks; P-EAGLE: the masks alone."""
         return self.block_size - 1 if self.is_peagle else self.block_size
 
-    @property
-    def is_causal_everywhere(self) -> bool:
-        """Whether no layer lets a block row see rows after it."""
-        if self.causal or self.is_peagle:
-            return True
-        return self.window_is_causal and None not in windows_of(self.text_config)
-
     def aux_boundaries(self, num_layers: int) -> list[int]:
         """
         The hidden states that the head reads, ascending, as boundaries: k is the residual stream after k of the

@@ -20,7 +20,7 @@ def block_layers_of(config: BlockConfig) -> Layers:
     Raises:
         ValueError: for a kind of layer of which there are no such heads.
     """
-    known = ("llama", "qwen2", "qwen3") if config.is_peagle else ("qwen3", "gemma4_text")
+    known: tuple[str, ...] = ("llama", "qwen2", "qwen3") if config.is_peagle else ("qwen3", "gemma4_text")
     if config.conv_kernel_size:
         known = ("qwen3",)
     return layers_of(config.text_config, known)

@@ -83,7 +83,7 @@ class BlockHead(BlockPreTrainedModel):
         self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
         has_draft_vocabulary = config.draft_vocab_size is not None
         self.register_buffer(
-            "d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if has_draft_vocabulary else None
+            "d2t", torch.zeros(config.num_draft_tokens, dtype=torch.long) if has_draft_vocabulary else None
         )
         self.post_init()
 
@@ -187,20 +187,17 @@ class BlockHead(BlockPreTrainedModel):
                 rows that are only to be cached without a cache; if the head has no embeddings for `input_ids`.
         """
         is_peagle = self.config.is_peagle
-        is_context = features is not None and not is_peagle
-        if past_key_values is None and (is_context or only_cache):
+        if past_key_values is None and (only_cache or (features is not None and not is_peagle)):
             raise ValueError(
                 "`past_key_values`: context rows and `only_cache=True` are written to a cache alone. Give one."
             )
-        if is_context:
+        if features is not None and not is_peagle:
             self._write_context(self.fuse(features), position_ids, past_key_values)
             return BlockOutput()
         states = self._embed(input_ids, inputs_embeds)
         embeddings = states
         if is_peagle:
-            if features is None:
-                features = self.mask_hidden.expand(*states.shape[:2], -1)
-            states = self.fuse(features)
+            states = self.fuse(self._mask_features(states) if features is None else features)
         elif self.config.embedding_scale != 1:
             states = states * self.config.embedding_scale
         if attention_mask is not None and attention_mask.dim() == 4:
@@ -244,6 +241,11 @@ class BlockHead(BlockPreTrainedModel):
             raise ValueError("`input_ids`: this head has no token embeddings. Pass the target's `inputs_embeds`.")
         return self.embed_tokens(input_ids)
 
+    def _mask_features(self, states: torch.Tensor) -> torch.Tensor:
+        """P-EAGLE's feature of every row whose feature is unknown, `[batch, rows, feature_size]`."""
+        mask_hidden: Any = self.mask_hidden
+        return mask_hidden.expand(*states.shape[:2], -1)
+
     def _write_context(self, context: torch.Tensor, position_ids: torch.Tensor | None, cache: Cache | None) -> None:
         """Writes keys and values of context rows `[batch, rows, H]`, the same in all layers, to the cache."""
         if position_ids is None:
@@ -272,7 +274,8 @@ class BlockHead(BlockPreTrainedModel):
         """
         if self.config.is_peagle:
             hidden_states = self.norm(hidden_states)
-        logits = (self.lm_head if self.lm_head is not None else lm_head)(hidden_states)
+        module: Any = self.lm_head if self.lm_head is not None else lm_head
+        logits = module(hidden_states)
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier
         cap = self.config.final_logit_softcapping
@@ -314,8 +317,10 @@ class BlockHead(BlockPreTrainedModel):
         """
         if self.confidence_head is None:
             return None
-        with_markov = self.markov_head is not None and self.config.confidence_with_markov
-        return self.confidence_head(states, self.markov_head.markov_w1(parents) if with_markov else None)
+        embeddings = None
+        if self.markov_head is not None and self.config.confidence_with_markov:
+            embeddings = self.markov_head.markov_w1(parents)
+        return self.confidence_head(states, embeddings)
 
 
 def _length(cache: Cache | None) -> int:

@@ -13,12 +13,13 @@ BLOCK_KINDS = ("dflash", "dflash2", "dspark", "peagle")
 _OURS = {"hf_specdec_eagle": "eagle", "hf_specdec_medusa": "medusa", "hf_specdec_block": "block"}
 
 
-def kind_of_draft(config: dict[str, Any], keys: Iterable[str]) -> str:
+def kind_of_checkpoint(config: dict[str, Any], keys: Iterable[str]) -> str:
     """
     The kind of a draft: "eagle", "medusa", "block" or "model", a whole language model.
 
-    Ours say so in `model_type`. Medusa heads have `medusa_num_heads` in the config or are numbered; block heads have a
-    norm of the context, P-EAGLE's `mask_hidden`, or the recurrent cell of Domino; EAGLE heads have an `fc`.
+    Ours say so in `model_type`. Medusa heads have `medusa_num_heads` in the config or are numbered; block heads are
+    named in the config, or have a norm of the context, P-EAGLE's `mask_hidden` or the recurrent cell of Domino; EAGLE
+    heads have an `fc`.
 
     Args:
         config (`dict`): content of config.json.
@@ -30,11 +31,18 @@ def kind_of_draft(config: dict[str, Any], keys: Iterable[str]) -> str:
     is_medusa = any(re.fullmatch(r"(medusa_head\.)?\d+\.0\.linear\.weight", name) for name in names)
     if "medusa_num_heads" in config or is_medusa:
         return "medusa"
-    if config.get("speculators_model_type") in BLOCK_KINDS or names & {"hidden_norm.weight", "mask_hidden"}:
+    if _names_block_head(config) or names & {"hidden_norm.weight", "mask_hidden"}:
         return "block"
     if any("prefix_gru." in name for name in names):
         return "block"
     return "eagle" if any(name.split(".")[-2:] == ["fc", "weight"] for name in names) else "model"
+
+
+def _names_block_head(config: dict[str, Any]) -> bool:
+    if config.get("speculators_model_type") in BLOCK_KINDS or "dflash_config" in config:
+        return True
+    named = " ".join(map(str, config.get("architectures") or ())).lower()
+    return "dflash" in named or "dspark" in named
 
 
 def refuse_other_kinds(name: str, wanted: str, config: dict[str, Any], keys: Iterable[str]) -> None:
@@ -45,7 +53,7 @@ def refuse_other_kinds(name: str, wanted: str, config: dict[str, Any], keys: Ite
         ValueError: naming what the checkpoint is, and what loads it.
     """
     keys, other = set(keys), "an EAGLE head" if wanted == "eagle" else "a block head"
-    kind = kind_of_draft(config, keys)
+    kind = kind_of_checkpoint(config, keys)
     if kind == "medusa":
         raise ValueError(
             f"{name}: the checkpoint holds Medusa heads, not {other}. Use `hf_specdec.MedusaHeads.from_pretrained`."
@@ -56,8 +64,7 @@ def refuse_other_kinds(name: str, wanted: str, config: dict[str, Any], keys: Ite
             f"{other}. Load it with `AutoModelForCausalLM` and pass that as the draft."
         )
     if kind == "block" and wanted == "eagle":
-        said = config.get("speculators_model_type")
-        why = f"`speculators_model_type`={said!r}" if said in BLOCK_KINDS else "`hidden_norm.weight` or `mask_hidden`"
+        why = "its config says so" if _names_block_head(config) else "it has `hidden_norm.weight` or `mask_hidden`"
         raise ValueError(
             f"{name}: the checkpoint is a block head, DFlash, DSpark, P-EAGLE or the like ({why}), not an EAGLE head. "
             "Use `hf_specdec.BlockHead.from_pretrained`."

@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from huggingface_hub import constants, get_session, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 from transformers.utils.hub import extract_commit_hash
@@ -135,7 +135,7 @@ class Checkpoint:
         config_path = options.find(name, "config.json")
         # All files come from the config's revision, even if a new one is pushed meanwhile.
         options = replace(options, revision=extract_commit_hash(str(config_path), None) or options.revision)
-        config = _read_config(name, config_path)
+        config = read_config(name, config_path)
         path = find_first(name, weight_files, options)
         weights: dict[str, torch.Tensor] = {}
         for shard in shard_paths(name, path, options):
@@ -159,7 +159,13 @@ def without_prefix(checkpoint: Checkpoint) -> Checkpoint:
     return Checkpoint(checkpoint.name, checkpoint.config, weights)
 
 
-def _read_config(name: str, path: Path) -> dict[str, Any]:
+def read_config(name: str, path: Path) -> dict[str, Any]:
+    """
+    The content of a config.json.
+
+    Raises:
+        ValueError: if it is not JSON, or no object.
+    """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -212,6 +218,27 @@ def shard_paths(name: str, path: Path, options: HubOptions) -> list[Path]:
         found = repr(outside[0]) if outside else "nothing"
         raise ValueError(f"{name}: {path.name} must name files beside it, but names {found}. Download it again.")
     return [options.find(name, file) for file in files]
+
+
+def tensor_names(path: Path) -> set[str]:
+    """
+    Names of the tensors in a weight file, or in all files of an index, without reading the tensors where the format
+    allows it.
+
+    Raises:
+        ValueError: if the file is damaged, or holds anything but tensors.
+    """
+    try:
+        if path.name.endswith(".index.json"):
+            return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return set(file.keys())
+        return set(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    except (pickle.UnpicklingError, *_DAMAGE) as error:
+        if path.suffix != ".bin":
+            raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
+        return set(read_weights(path))  # an old pickle, which cannot be mapped; or a damaged one, which this says
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

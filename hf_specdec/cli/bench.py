@@ -163,7 +163,7 @@ class Request:
         `typer.BadParameter` early.
         """
         model = or_bad_parameter("TARGET", loading.load_target, self.target, loading.DTYPES[dtype], self.device)
-        draft = or_bad_parameter("--draft", loading.load_draft, self.draft, loading.DTYPES[dtype], self.device)
+        draft = or_bad_parameter("--draft", loading.load_draft_to, self.draft, loading.DTYPES[dtype], self.device)
         contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
         ours = ways.speculative_with_all(draft, self.trees)
         for contender, temperature in itertools.product(ours, self.method.temperatures):

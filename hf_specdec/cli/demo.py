@@ -17,7 +17,7 @@ import hf_specdec
 from ..benchmarking.contenders import GREEDY
 from ..benchmarking.equality import first_difference
 from ..benchmarking.prompts import encode_turns
-from ..loading import DTYPES, load_draft, load_target, load_tokenizer
+from ..loading import DTYPES, load_draft_to, load_target, load_tokenizer
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 from .options import DeviceOption, DraftOption, TargetOption, TreeOption
@@ -69,7 +69,7 @@ def demo(
     torch_dtype = DTYPES[checked_dtype(dtype, device)]
     model = or_bad_parameter("--target", load_target, target, torch_dtype, device)
     tokenizer = or_bad_parameter("--target", load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", load_draft, draft, torch_dtype, device)
+    assistant = or_bad_parameter("--draft", load_draft_to, draft, torch_dtype, device)
     inputs = encode_turns(tokenizer, [prompt]).to(model.device)
     speculation = {"assistant_model": assistant, "speculative_config": config}
 

@@ -125,6 +125,7 @@ def draft_chain(head: BlockHead, states: torch.Tensor, logits: torch.Tensor, anc
     return drafted[1:]
 
 
+@torch.no_grad()
 def golden_blocks(head: BlockHead, golden: str, steps: int = STEPS) -> dict[str, torch.Tensor]:
     """What the head makes of the golden's steps, under the names of its arrays."""
     expected = arrays(golden)
@@ -134,13 +135,17 @@ def golden_blocks(head: BlockHead, golden: str, steps: int = STEPS) -> dict[str,
         states, base = blocks.after(prefix)
         hidden.append(blocks.states)
         logits.append(base)
-        chain.append(head.conditional_logits(base[None], states[None], parents_of(golden, step))[0][0])
+        parents = parents_of(golden, step)
+        if len(base) == parents.shape[1]:  # else the head was made to draft another number of tokens
+            chain.append(head.conditional_logits(base[None], states[None], parents)[0][0])
     found = {"block_hidden": torch.stack(hidden), "block_logits": torch.stack(logits)}
+    if not chain:
+        return found
     if "chain_logits" in expected:
         found["chain_logits"] = torch.stack(chain)
     if "chain_scores" in expected:
         found["chain_scores"] = torch.stack(chain).gather(-1, expected["chain_candidates"][:steps])
-    return {name: array.detach() for name, array in found.items()}
+    return found
 
 
 def difference(head: BlockHead, golden: str, array: str = "block_logits") -> float:

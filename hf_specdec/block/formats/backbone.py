@@ -174,7 +174,7 @@ def _features(backbone: Backbone, text_config: PreTrainedConfig) -> dict[str, An
             "Check `target_hidden_size` and the layer ids in config.json."
         )
     if boundaries is not None and boundaries != sorted(boundaries):
-        order = sorted(range(len(boundaries)), key=lambda place: boundaries[place])
+        order = sorted(range(len(boundaries)), key=boundaries.__getitem__)
         parts = keys.weights["fc.weight"].chunk(len(boundaries), dim=1)
         keys.weights["fc.weight"] = torch.cat([parts[place] for place in order], dim=1)
         backbone.reasons["aux_layer_ids"] += "; put in ascending order, and the columns of `fc` with them"
@@ -236,7 +236,7 @@ def _confidence_reads_markov(backbone: Backbone) -> bool:
     keys = backbone.keys
     _, width = keys.shape("confidence_head.proj.weight")
     hidden_size, _ = keys.shape("fc.weight")
-    rank = keys.shape(_MARKOV)[1] if _MARKOV in keys else 0
+    rank = keys.shape(_MARKOV)[1] if _MARKOV in keys else backbone.value("markov_rank") or 0
     if width not in (hidden_size, hidden_size + rank):
         raise ValueError(
             f"{keys.name}: `confidence_head.proj.weight` reads {width} values; it must read a state of {hidden_size}"

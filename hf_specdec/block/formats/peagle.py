@@ -57,11 +57,9 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
     layers = published
     if "speculators_model_type" in published:
         layers = section(published, "transformer_layer_config", name, required=True)
-    mask_hidden = keys.weights.pop("mask_hidden", None)
-    if mask_hidden is None:
+    if "mask_hidden" not in keys:
         keys.shape("mask_hidden")  # which says that it is missing
-    else:
-        mask_hidden = mask_hidden.reshape(1, 1, -1)
+    mask_hidden = keys.weights.pop("mask_hidden").reshape(1, 1, -1)
     ids = published.get("eagle_aux_hidden_state_layer_ids")
     why = "boundaries in config.json, as always in this format" if ids else "EAGLE-3's default: config.json names none"
     reading = read_eagle3(
