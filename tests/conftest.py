@@ -105,6 +105,7 @@ ANY_VERSION = (
     "test_model_cards.py",
     "test_overflow.py",
     "test_packaging.py",
+    "test_public_imports.py",
     "test_random_calls.py",
     "test_random_generators.py",
     "test_scripts.py",

@@ -20,11 +20,12 @@ from support.exact import SIGNIFICANCE
 from support.goldens import trained_prompts, trained_target, trained_tokenizer
 from support.models import noisy_copy
 from support.pages import PAGES, ROOT, Outcome, blocks, run_blocks, run_pages, runnable
-from support.sampling import fit_samples, the_target
+from support.sampling import a_draft, fit_samples, the_target
 from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec.cli import build_app
+from hf_specdec.engine.request import RequestOptions
 
 
 RUNNABLE = runnable()
@@ -156,6 +157,28 @@ def test_the_drafter_that_draws_is_exact() -> None:
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
         assert fit.p_value > SIGNIFICANCE, fit
         assert fit_samples(config, BestTokens(layer), "top-k").p_value < SIGNIFICANCE
+
+
+def test_the_verifier_of_chains_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Texts verified by `walk_chain` of docs/writing-a-verifier.md, as its page puts it in a call, against the enumerated
+    distribution; and by one that tests p against another q than that of the draws.
+    """
+    namespace = run_page(ROOT / "docs" / "writing-a-verifier.md")
+    walk_chain, kind = namespace["walk_chain"], namespace["OneMore"]
+    monkeypatch.setattr(RequestOptions, "verifier", namespace["verifier"])
+    config = hf_specdec.SpeculativeConfig(tree="chain:2", verification="rejection")
+    fit = fit_samples(config, a_draft("noisy"), "top-k")
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+    assert fit.p_value > SIGNIFICANCE, fit
+
+    def walk_wrongly(self: Any, draft: Any, distribution: Any, rows: list[int], observe: Any = None) -> Any:
+        if draft.num_nodes:
+            draft = replace(draft, scores=torch.zeros_like(draft.scores))
+        return walk_chain(draft, distribution, rows)
+
+    monkeypatch.setattr(kind, "walk", walk_wrongly)
+    assert fit_samples(config, a_draft("noisy"), "top-k").p_value < SIGNIFICANCE
 
 
 # ------------------------------------------------------------------------------------------------------------ commands

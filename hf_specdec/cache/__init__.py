@@ -5,14 +5,16 @@ K/V caches that hold the nodes of a tree after the committed tokens.
 - `layers`: the K/V of one attention layer.
 - `paged_cache`, `blocks`: the K/V of requests in flight, in blocks; `device_paged_cache`: where only the device knows
   the lengths.
+- `encoder`: K/V of `encoder_hidden_states` beside them.
 - `reuse`: which caches of a user can be continued.
 - `compaction`: moving accepted nodes by the Triton kernel.
 - `sizes`: how large keys and values are.
 """
 
+from .encoder import beside_encoder
 from .layers import TreeLayer, WriteWindow
 from .reuse import check_reusable
 from .tree_cache import TreeCache
 
 
-__all__ = ["TreeCache", "TreeLayer", "WriteWindow", "check_reusable"]
+__all__ = ["TreeCache", "TreeLayer", "WriteWindow", "beside_encoder", "check_reusable"]

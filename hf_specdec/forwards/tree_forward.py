@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..attention import AttentionContext, TreeContext, implementation_of, needs_context, supports_switching
 from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
-from ..cache import TreeCache
+from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, cache_argument
 from ..compiling.layers import compiled_layers, compiled_whole
 from ..models.structure import execution_device, forward_parameters, shares_kv
@@ -40,6 +40,7 @@ class TreeForward:
         features (`Features`, *optional*): records the model's hidden states.
         shift_of_all (`int`, *optional*): the position shift, if it is known to be equal in all rows. Without it the
             host reads `position_shift`, which synchronizes with the device.
+        encoder_cache (`DynamicCache`, *optional*): K/V of the call's `encoder_hidden_states`.
     """
 
     TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
@@ -55,11 +56,12 @@ class TreeForward:
         max_position: int | None = None,
         features: Features | None = None,
         shift_of_all: int | None = None,
+        encoder_cache: DynamicCache | None = None,
     ):
         self.model, self.cache, self.visible = model, cache, visible
         self.position_shift, self.max_position, self.features = position_shift, max_position, features
         self._shift_of_all = _shift_of_all(position_shift) if shift_of_all is None else shift_of_all
-        self.model_kwargs = dict(model_kwargs or {})
+        self.model_kwargs, self.encoder_cache = dict(model_kwargs or {}), encoder_cache
         self.prepares_inputs = prepares_inputs
         # `device` and `dtype` iterate over the parameters: too slow for every forward.
         self.device, self.dtype = execution_device(model), model.dtype
@@ -187,7 +189,7 @@ class TreeForward:
         if self.switches:
             inputs["tree_context"] = context
         inputs |= self.without_router_logits | {
-            self.cache_argument: self.cache,
+            self.cache_argument: beside_encoder(self.cache, self.encoder_cache),
             "attention_mask": context.model_mask(self.dtype, self.device),
             "use_cache": True,
         }

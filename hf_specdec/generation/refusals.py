@@ -14,6 +14,7 @@ from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.vocabulary import is_padded_otherwise
 from ..models.rope import length_dependent_ropes
+from ..models.structure import keeps_encoder_apart
 from .inherited import (
     OF_ASSISTED_GENERATION,
     OF_OTHER_MODES,
@@ -86,7 +87,7 @@ def check_inputs(
     cache = model_kwargs.get(CACHE)
     if getattr(cache, "_is_user_defined", False):
         check_reusable(cache)
-    if model_kwargs.get("encoder_hidden_states") is not None:
+    if model_kwargs.get("encoder_hidden_states") is not None and not keeps_encoder_apart(model):
         raise ValueError(
             f"`encoder_hidden_states` with `assistant_model`: the target {type(model).__name__} attends to them by "
             "cross-attention, whose K/V a tree's cache does not hold. Call `generate` without `assistant_model`."

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.utils import ModelOutput
 
 from ..attention import implementation_of
-from ..cache import TreeCache
+from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
 from ..forwards.node_inputs import causal_chain
 from ..forwards.target import TreeTarget
@@ -54,6 +54,8 @@ class Target(TreeTarget):
         )
         if self.was_given_a_cache:
             self.cache.load(self.users_cache)
+        self.encoder_cache = None if self.model_kwargs.get("encoder_hidden_states") is None else DynamicCache()
+        """K/V of `encoder_hidden_states`, which the first forward computes."""
 
     # ------------------------------------------------------------------------------------------------------- prefill
 
@@ -79,7 +81,9 @@ class Target(TreeTarget):
             outputs = self.model._prefill(
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
                 self._config_of_prefill(),
-                self.model_kwargs | {CACHE: self.cache} | self._logits_of_prefill(),
+                self.model_kwargs
+                | {CACHE: beside_encoder(self.cache, self.encoder_cache)}
+                | self._logits_of_prefill(),
             )
         self.cache.adopt_prefill()
         if self.cache.lengths[0] == 0:
@@ -109,6 +113,7 @@ class Target(TreeTarget):
             prepares_inputs=True,
             max_position=last,
             features=self.features,
+            encoder_cache=self.encoder_cache,
         )
 
     def _known_positions(self, shift: torch.Tensor) -> tuple[int | None, int | None]:

@@ -35,6 +35,15 @@ def shares_kv(model: PreTrainedModel) -> bool:
     return bool(getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", None))
 
 
+def keeps_encoder_apart(model: PreTrainedModel) -> bool:
+    """
+    Whether cross-attention to `encoder_hidden_states` has K/V of its own, in an `EncoderDecoderCache` beside those of
+    the text, and no part in the mask of a tree, as in GPT-2 and in BLIP's decoder of text. Others write both into one
+    cache, or fail in plain `generate`.
+    """
+    return model.config.model_type in ("gpt2", "blip_text_model")
+
+
 def keeping_one_logit(model: PreTrainedModel) -> dict[str, Any]:
     """
     Keyword arguments for a prefill that needs the logits of the last position alone, but the hidden states of all.

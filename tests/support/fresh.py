@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import NoReturn
 
 
 TESTS = Path(__file__).parents[1]
@@ -62,21 +64,28 @@ def _serve() -> None:
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
             if (child := os.fork()) == 0:
-                _run_and_exit(json.loads(line), output.fileno(), errors.fileno())
+                run_and_exit(partial(_run, json.loads(line)), output.fileno(), errors.fileno())
             _, status = os.waitpid(child, 0)
             read = output if status == 0 else errors
             read.seek(0)
             print(json.dumps([status == 0, read.read()]), flush=True)
 
 
-def _run_and_exit(code: str, output: int, errors: int) -> None:
-    """Runs a program; what it prints goes to these files."""
+def _run(code: str) -> None:
+    exec(compile(code, "program", "exec"), {"__name__": "__main__"})
+
+
+def run_and_exit(program: Callable[[], None], output: int, errors: int) -> NoReturn:
+    """
+    Runs a program, as a forked process does, and ends the process: with status 0, or with 1 and a traceback if the
+    program raises. It reads nothing; what it prints goes to these open files.
+    """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(errors, 2)
     status = 1
     try:
-        exec(compile(code, "program", "exec"), {"__name__": "__main__"})
+        program()
         status = 0
     except BaseException:
         import traceback

@@ -19,9 +19,11 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .fresh import run_and_exit
 from .hub_client import hub_environment
 from .hub_server import TOKEN, running_hub
 
@@ -141,34 +143,22 @@ def _fork_for_each(pages: list[Path], folder: Path) -> None:
     for number, page in enumerate(pages):
         child = os.fork()
         if child == 0:
-            _run_and_exit(page, folder / str(number), names)
+            place = folder / str(number)
+            log = os.open(place.with_suffix(".log"), os.O_CREAT | os.O_WRONLY)
+            run_and_exit(partial(_run_page, page, place, names), log, log)
         os.waitpid(child, 0)
 
 
-def _run_and_exit(page: Path, place: Path, names: dict[str, Any]) -> None:
-    """Runs a page in an empty folder; leaves what it prints in `place`.log, and `place`.passed if it ended well."""
-    log = os.open(place.with_suffix(".log"), os.O_CREAT | os.O_WRONLY)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def _run_page(page: Path, place: Path, names: dict[str, Any]) -> None:
+    """Runs a page in an empty folder, `place`; leaves `place`.passed if it came to its end."""
     place.mkdir()
     os.chdir(place)
     for name, golden in FOLDERS.items():
         (place / name).symlink_to(GOLDENS / golden)
-    status = 1
-    try:
-        before = set(names)
-        after = run_blocks(page, {"__name__": page.stem, **names})
-        assert not blocks(page, "python") or after.keys() - {"__name__", "__builtins__"} > before, "nothing was made"
-        place.with_suffix(".passed").touch()
-        status = 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    before = set(names)
+    after = run_blocks(page, {"__name__": page.stem, **names})
+    assert not blocks(page, "python") or after.keys() - {"__name__", "__builtins__"} > before, "nothing was made"
+    place.with_suffix(".passed").touch()
 
 
 def main(arguments: list[str]) -> int:
