@@ -25,8 +25,9 @@ class Layers:
     has_qkv_bias: bool | None = None
     """Whether q, k and v have biases although o has none; None: as `attention_bias` says for all four."""
 
-    rotates_by_type: bool = False
-    """Whether the rotary embedding of a layer depends on its type."""
+
+_ROTATE_BY_TYPE = ("gemma4_text",)
+"""Model types in which a layer's rotary embedding depends on its type."""
 
 
 @lru_cache
@@ -34,9 +35,7 @@ def _layers(model_type: str) -> Layers:
     """The building blocks of one kind; its model file is imported only where it is needed."""
     if model_type == "gemma4_text":
         gemma4 = import_module("transformers.models.gemma4.modeling_gemma4")
-        return Layers(
-            gemma4.Gemma4TextDecoderLayer, gemma4.Gemma4RMSNorm, gemma4.Gemma4TextRotaryEmbedding, rotates_by_type=True
-        )
+        return Layers(gemma4.Gemma4TextDecoderLayer, gemma4.Gemma4RMSNorm, gemma4.Gemma4TextRotaryEmbedding)
     name = model_type.capitalize()
     file = import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     decoder, norm, rotary = (getattr(file, f"{name}{part}") for part in ("DecoderLayer", "RMSNorm", "RotaryEmbedding"))
@@ -129,7 +128,7 @@ def rotations_of(
     rotary: Any, config: PreTrainedConfig, states: torch.Tensor, position_ids: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Cosines and sines of every layer, `[batch, rows, head_dim]` each; layers of one type share them."""
-    if not _layers(config.model_type).rotates_by_type:
+    if config.model_type not in _ROTATE_BY_TYPE:
         return [rotary(states, position_ids)] * config.num_hidden_layers
     by_type = {kind: rotary(states, position_ids, kind) for kind in set(config.layer_types)}
     return [by_type[kind] for kind in config.layer_types[: config.num_hidden_layers]]

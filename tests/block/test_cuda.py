@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import text_alone
+from support.batches import limits, text_alone
 from support.exact import SIGNIFICANCE, fit
 from support.goldens import trained_prompts, trained_target
 from support.heads import BLOCK_KINDS, tiny_block_head, trained_block_head
@@ -52,7 +52,8 @@ def test_batches_and_requests(kind: str) -> None:
     assert "steps" in hf_specdec.last_metrics().seconds
     assert text.equal(target.generate(**inputs, **options))
     ragged = [[5, 6, 7], [8] * 20, [9, 10]]
-    results = target.generate_batch(ragged, **options, assistant_model=head, tree=TokenTree.chain(3)).values()
+    drafting = {"assistant_model": head, "tree": TokenTree.chain(3), "continuous_batching_config": limits()}
+    results = target.generate_batch(ragged, **options, **drafting).values()
     texts = {tuple(one.prompt_ids): one.generated_tokens for one in results}
     assert [texts[tuple(ids)] for ids in ragged] == [text_alone(target, ids, max_new_tokens=24) for ids in ragged]
 

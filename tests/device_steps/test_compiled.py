@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.device_steps import Steps, install
 from support.goldens import trained_prompts, trained_target
-from support.heads import trained_head
+from support.heads import BLOCK_KINDS, tiny_block_head, trained_head
 from support.merges import noted_merges
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
@@ -37,6 +37,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, merged: list[int]) -> Iterator[Steps]
     torch._dynamo.reset()
 
 
+LONG = sorted(BLOCK_KINDS.keys() - {"dflash", "windows"})
 SMALL = "[(0,), (1,), (0, 0)]"
 """Few levels: tracing takes a second and more for each."""
 
@@ -73,6 +74,18 @@ def test_heads(steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
         found.append((text.tolist(), hf_specdec.last_metrics().accepted_per_step))
     assert found[0] == found[1] and steps.captures == 1
     assert counters["stats"]["unique_graphs"] >= 3
+    assert not [one for one in recwarn if "could not be" in str(one.message)]
+
+
+@pytest.mark.parametrize("kind", ["dflash", "windows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in LONG)])
+def test_block_heads(kind: str, steps: Steps, recwarn: pytest.WarningsRecorder) -> None:
+    """One graph reads the context, another one is the block's."""
+    target = tiny_model("llama", seed=1, dtype=torch.float32)
+    head, inputs = tiny_block_head(target, **BLOCK_KINDS[kind]), prompts(2, 9, padding=True)
+    options = {"max_new_tokens": 16, "do_sample": False}
+    text = target.generate(**inputs, **options, assistant_model=head, speculative_config=compiled(SMALL))
+    assert text.equal(target.generate(**inputs, **options))
+    assert counters["stats"]["unique_graphs"] >= 3 and steps.captures == 1
     assert not [one for one in recwarn if "could not be" in str(one.message)]
 
 
