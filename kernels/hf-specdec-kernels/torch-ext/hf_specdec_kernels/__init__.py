@@ -13,12 +13,14 @@ from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
 from .rejection_sampling import Walks, draft_columns, filter_logits, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
+from .tree_growth import best_paths, tree_ancestors
 
 
 __all__ = [
     "BudgetedLevel",
     "Children",
     "Walks",
+    "best_paths",
     "draft_columns",
     "draft_overlaps",
     "draft_tokens",
@@ -32,5 +34,6 @@ __all__ = [
     "rejection_walk",
     "share_out",
     "target_walk",
+    "tree_ancestors",
     "tree_attention",
 ]

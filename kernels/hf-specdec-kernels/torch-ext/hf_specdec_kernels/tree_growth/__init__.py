@@ -1,0 +1,79 @@
+"""Trees that grow on the device: the best paths through a block of positions, and who is above whom."""
+
+from __future__ import annotations
+
+import torch
+
+from .._ops import ops, register
+from ..checks import check, check_shape
+from .naive import best_paths_naive, tree_ancestors_naive
+
+
+__all__ = ["best_paths", "best_paths_naive", "tree_ancestors", "tree_ancestors_naive"]
+
+MOST_NODES = 1024
+"""Most nodes of a tree, the root not counted."""
+
+
+def best_paths(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    The tree of the `num_nodes` paths with the largest summed log-probability, where every node of a level has the same
+    children (DDTree, github.com/liranringel/ddtree): taken from a heap one after the other, the next sibling and the
+    first child of each put into it.
+
+    One launch on CUDA.
+
+    Args:
+        tokens (`torch.Tensor` of shape `[batch, levels, ranks]`, int64): the best tokens of each level, the best first.
+        log_q (`torch.Tensor` of shape `[batch, levels, ranks]`, float32): their log-probabilities, falling; NaN counts
+            as -inf.
+        num_nodes (`int`): nodes of the tree without its root, at most 1,024. Where there are fewer paths, the last
+            nodes are repeated ones.
+
+    Returns:
+        `tuple`: tokens of the nodes, `[batch, num_nodes]` int64, in the order of the heap, of equals the one that came
+        into it first; and the parent of every node, the root's 0 first, `[batch, num_nodes + 1]` int64.
+
+    Raises:
+        ValueError, TypeError: if shapes, dtypes or devices do not fit together.
+    """
+    check_shape("log_q", log_q, None, None, None)
+    check("log_q", log_q, log_q.device, (torch.float32,), *log_q.shape)
+    check("tokens", tokens, log_q.device, (torch.int64,), *log_q.shape)
+    if not 0 < num_nodes <= MOST_NODES or 0 in log_q.shape[1:]:
+        raise ValueError(
+            f"`num_nodes` is {num_nodes} for {list(log_q.shape[1:])} levels and ranks; it must be from 1 to "
+            f"{MOST_NODES}, and there must be a level and a rank."
+        )
+    nodes, parents = tokens.new_empty(len(tokens), num_nodes), tokens.new_empty(len(tokens), num_nodes + 1)
+    ops.best_paths(tokens, log_q, num_nodes, nodes, parents)
+    return nodes, parents
+
+
+def tree_ancestors(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Depths and ancestors of the nodes of trees. One launch on CUDA.
+
+    Args:
+        parents (`torch.Tensor` of shape `[rows, nodes]`, int64): the parent of every node, which comes before it; 0
+            for node 0, the root.
+        depth (`int`): the largest depth, or more.
+
+    Returns:
+        `tuple`: the depth of every node, `[rows, nodes]` int64, 0 for the root; and whether node j is node i or an
+        ancestor of it, `[rows, nodes (i), nodes (j)]` bool.
+
+    Raises:
+        ValueError, TypeError: if shape or dtype of `parents` does not fit.
+    """
+    check_shape("parents", parents, None, None)
+    check("parents", parents, parents.device, (torch.int64,), *parents.shape)
+    rows, nodes = parents.shape
+    depths = torch.empty_like(parents, memory_format=torch.contiguous_format)
+    ancestors = parents.new_empty(rows, nodes, nodes, dtype=torch.bool)
+    ops.tree_ancestors(parents, depth, depths, ancestors)
+    return depths, ancestors
+
+
+register(best_paths_naive, results=("nodes", "parents"))
+register(tree_ancestors_naive, results=("depths", "ancestors"))

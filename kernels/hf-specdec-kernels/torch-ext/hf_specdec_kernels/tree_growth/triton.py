@@ -1,0 +1,94 @@
+"""
+Growth of trees in Triton. One program for each row takes paths from a heap, which it holds in registers: a node's
+place there is taken by its next sibling, and its first child gets a new place. Ancestors: one program for each node.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..triton_ranking import key_of, pack, place_of
+
+
+@triton.jit(do_not_specialize=["levels", "ranks", "num_nodes"])
+def _best_paths_kernel(tokens, log_q, nodes, parents, levels, ranks, num_nodes, BLOCK: tl.constexpr):
+    """Program (row)."""
+    row = tl.program_id(0)
+    tokens += row.to(tl.int64) * levels * ranks
+    log_q += row.to(tl.int64) * levels * ranks
+    nodes += row.to(tl.int64) * num_nodes
+    parents += row.to(tl.int64) * (num_nodes + 1)
+    tl.store(parents, 0)
+    places = tl.arange(0, BLOCK)
+    first = tl.load(log_q)
+    first = tl.where(first == first, first, float("-inf"))
+    sums = tl.where(places == 0, first, float("-inf"))
+    # Of every place: the sum up to the parent, level, rank and parent.
+    before = tl.zeros([BLOCK], tl.float32)
+    level = tl.zeros([BLOCK], tl.int32)
+    rank = tl.zeros([BLOCK], tl.int32)
+    parent = tl.zeros([BLOCK], tl.int32)
+    for node in range(1, num_nodes + 1):
+        winner = tl.max(pack(sums, tl.where(places < node, places, 0x7FFFFFFE)), axis=0)
+        is_winner = places == place_of(winner)
+        own_sum = key_of(winner)
+        own_before = tl.sum(tl.where(is_winner, before, 0.0), axis=0)
+        own_level = tl.sum(tl.where(is_winner, level, 0), axis=0)
+        own_rank = tl.sum(tl.where(is_winner, rank, 0), axis=0)
+        own_parent = tl.sum(tl.where(is_winner, parent, 0), axis=0)
+        tl.store(nodes + node - 1, tl.load(tokens + own_level * ranks + tl.minimum(own_rank, ranks - 1)))
+        tl.store(parents + node, own_parent.to(tl.int64))
+        has_sibling = own_rank + 1 < ranks
+        sibling = tl.load(log_q + own_level * ranks + own_rank + 1, mask=has_sibling, other=float("-inf"))
+        has_child = own_level + 1 < levels
+        child = tl.load(log_q + (own_level + 1) * ranks, mask=has_child, other=float("-inf"))
+        sibling = own_before + tl.where(sibling == sibling, sibling, float("-inf"))
+        child = own_sum + tl.where(child == child, child, float("-inf"))
+        is_new = places == node
+        sums = tl.where(is_winner, sibling, tl.where(is_new, child, sums))
+        before = tl.where(is_new, own_sum, before)
+        level = tl.where(is_new, tl.minimum(own_level + 1, levels - 1), level)
+        rank = tl.where(is_winner, own_rank + 1, rank)
+        parent = tl.where(is_new, node, parent)
+
+
+def launch_best_paths(tokens, log_q, num_nodes, nodes, parents) -> None:
+    """See `hf_specdec_kernels.best_paths`; writes to contiguous `nodes` and `parents`."""
+    batch, levels, ranks = log_q.shape
+    if batch == 0:
+        return
+    block = triton.next_power_of_2(num_nodes + 1)
+    _best_paths_kernel[(batch,)](
+        tokens.contiguous(), log_q.contiguous(), nodes, parents, levels, ranks, num_nodes,
+        BLOCK=block, num_warps=max(1, min(8, block // 128)),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _tree_ancestors_kernel(parents, depths, ancestors, nodes, BLOCK: tl.constexpr):
+    """Program (node, row)."""
+    node, row = tl.program_id(0), tl.program_id(1)
+    parents += row.to(tl.int64) * nodes
+    places = tl.arange(0, BLOCK)
+    is_above = (places == node) | (places == 0)
+    depth, above = node * 0, node
+    while above > 0:
+        above = tl.load(parents + above).to(tl.int32)
+        is_above = is_above | (places == above)
+        depth += 1
+    at = row.to(tl.int64) * nodes + node
+    tl.store(depths + at, depth.to(tl.int64))
+    tl.store(ancestors + at * nodes + places, is_above.to(tl.int8), mask=places < nodes)
+
+
+def launch_tree_ancestors(parents, depth, depths, ancestors) -> None:
+    """See `hf_specdec_kernels.tree_ancestors`; writes to contiguous `depths` and `ancestors`."""
+    rows, nodes = parents.shape
+    if rows == 0:
+        return
+    _tree_ancestors_kernel[(nodes, rows)](
+        parents.contiguous(), depths, ancestors.view(torch.int8), nodes,
+        BLOCK=triton.next_power_of_2(nodes), num_warps=1,
+    )  # fmt: skip
