@@ -38,7 +38,7 @@ class BlockConfig(PreTrainedConfig):
             size H, heads, MLP width, rotary embedding, layer types, sliding window. Its `vocab_size` is the target's.
         block_size (`int`, *optional*, defaults to 8):
             B, the rows of a block: the anchor and B - 1 masks. P-EAGLE: the number of tokens drafted in one forward.
-        mask_token_id (`int`, *optional*, defaults to 0): the token whose embedding stands for an unknown token.
+        mask_token_id (`int`, *optional*): the token whose embedding stands for an unknown token. A head needs one.
         anchor_first (`bool`, *optional*, defaults to `False`):
             Whether block row k predicts the token k + 1 places after the anchor, so that the anchor's own row drafts
             the first of B tokens. Else row k predicts the token k places after the anchor, and B - 1 are drafted.
@@ -88,7 +88,7 @@ class BlockConfig(PreTrainedConfig):
 
     text_config: Any = None
     block_size: int = 8
-    mask_token_id: int = 0
+    mask_token_id: int | None = None
     anchor_first: bool = False
     causal: bool = False
     window_is_causal: bool = True
@@ -152,7 +152,7 @@ class BlockConfig(PreTrainedConfig):
                     else ""
                 )
                 raise ValueError(f"`{field}` must be a whole number of at least {least}, but is {value!r}{why}.")
-        if self.mask_token_id >= self.vocab_size:
+        if self.mask_token_id is not None and self.mask_token_id >= self.vocab_size:
             raise ValueError(
                 f"`mask_token_id`={self.mask_token_id} is outside the vocabulary of {self.vocab_size} tokens. It must "
                 "be the token whose embedding the head was trained with in place of unknown tokens."
@@ -205,7 +205,7 @@ class BlockConfig(PreTrainedConfig):
         `text_config.rope_parameters`, and a dict for `text_config` changes the fields that it names.
 
         Raises:
-            ValueError: as in `check`, and for a `rope_theta` that is not a positive number.
+            ValueError: as in `check`, for a `rope_theta` that is not a positive number, and if there is no mask token.
         """
         config = copy.deepcopy(self)
         given = dict.fromkeys(fields, "given as an argument")
@@ -214,6 +214,7 @@ class BlockConfig(PreTrainedConfig):
         for field, value in fields.items():
             setattr(config, field, value)
         config.check()
+        _ = config.mask_token
         return config
 
     # ------------------------------------------------------------------------------------------------------- derived
@@ -226,6 +227,21 @@ class BlockConfig(PreTrainedConfig):
         if self.conv_kernel_size or self.selector_rank:
             return "dflash2"
         return "dspark" if self.markov_rank or self.has_confidence_head else "dflash"
+
+    @property
+    def mask_token(self) -> int:
+        """
+        `mask_token_id`, which a head needs.
+
+        Raises:
+            ValueError: if it is None.
+        """
+        if self.mask_token_id is None:
+            raise ValueError(
+                f"{self.name_or_path}: `mask_token_id` is missing in config.json, and no weight tells which token the "
+                "head was trained with in place of unknown ones. Pass `BlockHead.from_pretrained(…, mask_token_id=…)`."
+            )
+        return self.mask_token_id
 
     @property
     def hidden_size(self) -> int:

@@ -114,7 +114,7 @@ class BlockHead(BlockPreTrainedModel):
 
     def block_tokens(self, anchors: torch.Tensor) -> torch.Tensor:
         """Input tokens `[batch, rows]` of blocks after `anchors` `[batch]`, int64 both. P-EAGLE: masks alone."""
-        tokens = anchors.new_full((len(anchors), self.config.num_rows), self.config.mask_token_id)
+        tokens = anchors.new_full((len(anchors), self.config.num_rows), self.config.mask_token)
         if not self.config.is_peagle:
             tokens[:, 0] = anchors
         return tokens

@@ -26,7 +26,13 @@ class BlockPreTrainedModel(PublishableModel):
     kind = "a block head"
     base_model_prefix = ""
     main_input_name = "inputs_embeds"
-    _no_split_modules = ["LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "Gemma4TextDecoderLayer"]
+    _no_split_modules = [
+        "LlamaDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+        "Gemma4TextDecoderLayer",
+        "ConvolvedLayer",
+    ]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True

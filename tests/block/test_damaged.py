@@ -158,6 +158,14 @@ def test_no_map_of_the_draft_vocabulary(tmp_path):
     refused(publish(tmp_path, config, weights), "100 rows and the vocabulary 512 tokens", "no `d2t`")
 
 
+def test_missing_mask_token_as_an_argument(tmp_path):
+    for golden in ("dflash", "peagle"):
+        config, weights = published(golden)
+        del config.get("dflash_config", config)["mask_token_id"]
+        head = BlockHead.from_pretrained(publish(tmp_path, config, weights), mask_token_id=13)
+        assert head.block_tokens(torch.tensor([2])).tolist()[0][-1] == 13
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -113,7 +113,7 @@ def test_new_heads(fields):
     """Initialized as any model of transformers is: they run and learn."""
     layers = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 512}
     layers |= {"intermediate_size": 48, "num_hidden_layers": 2}
-    head = BlockHead(BlockConfig(text_config=layers, aux_layer_ids=[1, 2, 3], **fields))
+    head = BlockHead(BlockConfig(text_config=layers, mask_token_id=3, aux_layer_ids=[1, 2, 3], **fields))
     assert all(parameter.isfinite().all() for parameter in head.parameters())
     assert 0.01 < head.layers[1].self_attn.q_proj.weight.std() < 0.03  # initializer_range is 0.02
     features = torch.randn(2, 5, head.config.feature_size)
@@ -133,7 +133,7 @@ def test_a_new_dflash2_head_starts_as_dflash():
     layers = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 512}
     layers |= {"intermediate_size": 48, "num_hidden_layers": 1}
     plain, new = (
-        BlockHead(BlockConfig(text_config=layers, aux_layer_ids=[1], **fields)).eval()
+        BlockHead(BlockConfig(text_config=layers, mask_token_id=3, aux_layer_ids=[1], **fields)).eval()
         for fields in ({}, {"conv_kernel_size": 2, "selector_rank": 8})
     )
     new.load_state_dict(plain.state_dict(), strict=False)

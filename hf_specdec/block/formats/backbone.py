@@ -114,12 +114,8 @@ def read_backbone(backbone: Backbone, source_format: str, **fields: Any) -> Publ
     if (cap := backbone.value("final_logit_softcapping")) is not None:
         fields["final_logit_softcapping"] = cap
     mask_token = backbone.value("mask_token_id")
-    if mask_token is None:
-        raise ValueError(
-            f"{keys.name}: `mask_token_id` is missing in config.json, and no weight tells which token the head was "
-            "trained with in place of unknown tokens. Add it."
-        )
-    reasons.setdefault("mask_token_id", "config.json")
+    if mask_token is not None:
+        reasons.setdefault("mask_token_id", "config.json")
     try:
         config = BlockConfig(
             text_config=text_config,
@@ -133,6 +129,7 @@ def read_backbone(backbone: Backbone, source_format: str, **fields: Any) -> Publ
         )
     except (ValueError, TypeError) as error:  # also what transformers' checks of types raise
         raise ValueError(f"{keys.name}: {error}") from error
+    config.name_or_path = keys.name
     return PublishedHead(config, keys.weights, keys.ignored)
 
 

@@ -93,19 +93,14 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name}: {error}") from error
+    config.name_or_path = name
     return PublishedHead(config, reading.weights | {"mask_hidden": mask_hidden}, reading.ignored)
 
 
 def _mask_token(checkpoint: Checkpoint) -> Any:
     """The mask token, under one of the names that speculators and vLLM know."""
     names = ("mask_token_id", "pard_token", "ptd_token_id")
-    for name in names:
-        if checkpoint.config.get(name) is not None:
-            return checkpoint.config[name]
-    raise ValueError(
-        f"{checkpoint.name}: `mask_token_id` is missing in config.json (so are {', '.join(names[1:])}), and no weight "
-        "tells which token stands for unknown tokens. Add it."
-    )
+    return next((checkpoint.config[name] for name in names if checkpoint.config.get(name) is not None), None)
 
 
 def _num_drafts(checkpoint: Checkpoint, reasons: dict[str, str]) -> Any:
