@@ -9,6 +9,7 @@ graphs.
 """
 
 from .capturing import RECORDERS, GraphPool, Record, record_cuda_graph
+from .experts import with_captured_experts
 from .forwards import CapturedForward, RecordedForward, StaticContext
 from .obstacles import fingerprint_of, obstacle_to_graphs, reason_of, warn_of_failed_capture
 from .stores import GraphLoans, GraphStore, graph_loans
@@ -31,4 +32,5 @@ __all__ = [
     "record_cuda_graph",
     "reason_of",
     "warn_of_failed_capture",
+    "with_captured_experts",
 ]

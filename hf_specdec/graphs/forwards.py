@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 from ..attention import AttentionContext, TreeContext
 from ..cache import TreeCache, WriteWindow
 from .capturing import Record
+from .experts import with_captured_experts
 
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class RecordedForward:
             live, forward.cache.write_window = forward.cache.write_window, window()
             try:
                 recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
-                with recording as states:
+                with recording as states, with_captured_experts(forward.model):
                     outputs = forward.run(nodes, context)
             finally:
                 forward.cache.write_window = live

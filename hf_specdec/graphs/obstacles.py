@@ -12,6 +12,7 @@ from ..attention import implementation_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
 from .capturing import RECORDERS
+from .experts import experts_of
 
 
 def obstacle_to_graphs(model: PreTrainedModel, wanted: bool | Literal["auto"]) -> str | None:
@@ -52,7 +53,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
 
 def fingerprint_of(model: PreTrainedModel) -> Any:
     """
-    Addresses of the weights, active adapters and attention implementation: when one changes, graphs are captured anew.
+    Addresses of the weights, active adapters, implementations of attention and experts: when one changes, graphs are
+    captured anew.
     """
     modules = modules_of(model)
     places = tuple(tensor.data_ptr() for tensor in (*parameters_of(modules), *buffers_of(modules)))
@@ -62,7 +64,7 @@ def fingerprint_of(model: PreTrainedModel) -> Any:
         if hasattr(type(module), "disable_adapters")  # asking the module instead of its class is slow
         if isinstance(module.disable_adapters, bool)  # a model has a method of that name
     )
-    return hash(places), implementation_of(model), adapters
+    return hash(places), implementation_of(model), experts_of(model), adapters
 
 
 def reason_of(error: Exception) -> str:

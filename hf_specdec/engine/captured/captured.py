@@ -10,7 +10,7 @@ import torch
 
 from ...cache.device_paged_cache import DevicePagedCache, places_of
 from ...compiling.layers import compiled_function
-from ...graphs import Record
+from ...graphs import Record, with_captured_experts
 from ...random_generators import draws_undone
 from ..request import Request
 from .rows import InFlightRows, RowValues, StepSize
@@ -42,6 +42,7 @@ class CapturedStep(ABC):
         store = drafting.features
         unwanted_slot = 0 if store is None else store.unwanted_slot
         self._target: Any = target
+        self._models: Any = (target.model, *drafting.models)
         self.rows = InFlightRows(size, target.device, unwanted_slot)
         self._first_slots = torch.zeros(size.rows, dtype=torch.long, device=target.device)
         self._caches = [cache for cache in (target.cache, drafting.cache) if cache is not None]
@@ -66,17 +67,21 @@ class CapturedStep(ABC):
         if self.compiles and self.compiles_whole:
             captured._cache.places = compiled_function(places_of)
         with draws_undone(device):
-            self._replay, _ = record(captured._run, device, pool=pool)
+            self._replay, _ = record(captured._run_captured, device, pool=pool)
         self._cache = captured._cache  # has tensors that the graph reads
         self._let_models_go()
 
     def _let_models_go(self) -> None:
         """Drops what the captured function alone has run with: a graph is replayed without it, and outlives models."""
-        self._target = None
+        self._target = self._models = None
 
     def _compile(self, forward: TreeForward) -> None:
         """Marks a forward as compiled, if the step's forwards are to be."""
         forward.compiles, forward.compiles_layers = self.compiles, not self.compiles_whole
+
+    def _run_captured(self) -> list[torch.Tensor]:
+        with with_captured_experts(*self._models):
+            return self._run()
 
     @abstractmethod
     def _run(self) -> list[torch.Tensor]:
