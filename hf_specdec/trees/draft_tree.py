@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from ..kernels import DEVICES, kernels_are_installed
 from .token_tree import TokenTree
 
 
@@ -41,14 +42,11 @@ class Topology:
         The topology with the given `parents` (`[rows, nodes + 1]`, int64, the root's is 0; a parent comes before its
         children) and greatest depth. Computed on the device of `parents`.
         """
-        rows, num_nodes = parents.shape
-        ancestors = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).repeat(rows, 1, 1)
-        depths = torch.zeros_like(parents)
-        above = torch.arange(num_nodes, device=parents.device).expand(rows, -1)
-        for _ in range(depth):
-            depths += above != 0
-            above = parents.gather(1, above)
-            ancestors.scatter_(2, above[:, :, None], True)
+        from hf_specdec_kernels import tree_ancestors
+        from hf_specdec_kernels.tree_growth import tree_ancestors_naive
+
+        by_kernel = parents.device.type in DEVICES and kernels_are_installed()
+        depths, ancestors = (tree_ancestors if by_kernel else tree_ancestors_naive)(parents, depth)
         return cls(parents, depths, ancestors, depth)
 
     @property

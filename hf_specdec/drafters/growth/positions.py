@@ -6,37 +6,41 @@ from functools import lru_cache
 
 import torch
 
+from ...kernels import DEVICES, kernels_are_installed
 from ...trees import DraftTree, DynamicTree, TokenTree, Topology
 from .best_tokens import best_tokens
-from .dynamic import grow_dynamic
-from .nodes import LevelNodes
 
 
 def grow_from_positions(tree: TokenTree | DynamicTree, logits: torch.Tensor, depth: int) -> DraftTree:
     """
     Fills a tree with the best tokens of each position; a child's rank is its token's rank among them. A dynamic tree
-    whose `top_k` is at least its `num_nodes` has the best paths of all (DDTree, github.com/liranringel/ddtree).
+    holds the best paths of all, with up to `top_k` children for every node (DDTree, github.com/liranringel/ddtree).
 
     Args:
         logits (`torch.Tensor` of shape `[batch, positions, vocab]`): logits of the tokens 1, 2, … after the root.
         depth (`int`): levels that can be used.
     """
     if isinstance(tree, TokenTree):
-        levels = [
+        filled = [
             best_tokens(logits[:, position], most, with_log_q=False)[0][:, ranks]
             for position, (most, ranks) in enumerate(ranks_by_level(tree, logits.device))
         ]
-        return DraftTree(torch.cat(levels, dim=1), Topology.of_tree(tree, logits.device))
-    depth = min(tree.depth, depth)
-    tokens, log_q = best_tokens(logits[:, :depth], tree.top_k)
+        return DraftTree(torch.cat(filled, dim=1), Topology.of_tree(tree, logits.device))
+    levels = min(tree.depth, depth)
+    tokens, log_q = best_tokens(logits[:, :levels], tree.top_k)
+    num_paths = sum(tree.top_k**level for level in range(1, levels + 1))
+    nodes, parents = _best_paths(tokens, log_q, min(tree.num_nodes, num_paths))
+    return DraftTree(nodes, Topology.of_parents(parents, levels))
 
-    def expand(nodes: LevelNodes) -> tuple[torch.Tensor, torch.Tensor]:
-        queries = nodes.tokens.shape[1]
-        position = nodes.offset // queries + 1
-        below = tokens[:, position, None], log_q[:, position, None]
-        return below[0].expand(-1, queries, -1), below[1].expand(-1, queries, -1)
 
-    return grow_dynamic(tree, (tokens[:, 0], log_q[:, 0]), expand, depth)
+def _best_paths(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `hf_specdec_kernels.best_paths`."""
+    from hf_specdec_kernels import best_paths
+
+    if tokens.device.type in DEVICES and not kernels_are_installed():
+        found = best_paths(tokens.cpu(), log_q.cpu(), num_nodes)
+        return found[0].to(tokens.device), found[1].to(tokens.device)
+    return best_paths(tokens, log_q, num_nodes)
 
 
 @lru_cache(maxsize=64)

@@ -35,6 +35,7 @@ from hf_specdec_kernels.rejection_sampling.triton import (
 )
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
+from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_tree_ancestors
 
 
 LARGEST_SHARED_MEMORY = 227 * 1024
@@ -196,6 +197,12 @@ def budgets(above: int, ranks: int) -> None:
     launch_share_out(paths.long(), paths, paths.bool(), best, best.long(), best, 9, 3, 5, *found)
 
 
+def growth(nodes: int) -> None:
+    log_q, longs = torch.zeros(2, 15, 16), torch.zeros(2, nodes + 1, dtype=torch.long)
+    launch_best_paths(log_q.long(), log_q, nodes, longs[:, 1:].contiguous(), longs)
+    launch_tree_ancestors(longs, 15, longs, torch.zeros(2, nodes + 1, nodes + 1, dtype=torch.bool))
+
+
 def compaction(page_size: int | None = None) -> None:
     cache = torch.empty(64, 8, 64, 128, dtype=torch.bfloat16)
     rows = torch.zeros(64, dtype=torch.long)
@@ -249,6 +256,7 @@ CASES = {
     },
     "overlaps": lambda: overlaps(128_256),
     "overlaps, draft vocabulary": lambda: overlaps(49_152, 8_192),
+    **{f"growth of {nodes} nodes": lambda nodes=nodes: growth(nodes) for nodes in (15, 63, 1024)},
     **{f"budgets of {above} nodes": lambda above=above: budgets(above, 10) for above in (1, 10, 64)},
     **{
         f"merged linear, {rows} rows of {features}": lambda rows=rows, features=features: linears(rows, features)

@@ -24,7 +24,14 @@ from test_merged_linear import random as random_matrix  # noqa: E402
 from test_rejection_sampling import DRAFTED, FILTERED, arguments_of, room  # noqa: E402
 from test_tree_attention import SMALL, compare  # noqa: E402
 
-from hf_specdec_kernels import draft_overlaps, draft_tokens, draw_children, share_out  # noqa: E402
+from hf_specdec_kernels import (  # noqa: E402
+    best_paths,
+    draft_overlaps,
+    draft_tokens,
+    draw_children,
+    share_out,
+    tree_ancestors,
+)
 from hf_specdec_kernels.rejection_sampling import triton as launches  # noqa: E402
 
 
@@ -64,7 +71,8 @@ def linears_and_draft_tokens(device: torch.device) -> None:
         tokens, log_q, best = draw_children(logits, 8, seeds, temperature=temperature, with_best=True)
         share_out(tokens[..., 0], log_q[..., 0], tokens[..., 0] >= 0, best, tokens, log_q, 11, 5, 4)
         draft_overlaps(logits[:, 0], logits[:, 1], torch.tensor([0.5, 1.0], device=device), temperature=temperature)
-    print("draft tokens, drawn children, budgets, overlaps")
+        tree_ancestors(best_paths(tokens, log_q, 11)[1], 11)
+    print("draft tokens, drawn children, budgets, overlaps, best paths")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def best_paths(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) -> tup
     One launch on CUDA.
 
     Args:
-        tokens (`torch.Tensor` of shape `[batch, levels, ranks]`, int64): the best tokens of each level, the best first.
+        tokens (`torch.Tensor` of shape `[batch, levels, ranks]`, int64): the best tokens of each level, falling.
         log_q (`torch.Tensor` of shape `[batch, levels, ranks]`, float32): their log-probabilities, falling; NaN counts
             as -inf.
         num_nodes (`int`): nodes of the tree without its root, at most 1,024. Where there are fewer paths, the last
