@@ -129,6 +129,16 @@ CALLS = {
     "best_paths": lambda **changes: (
         {"tokens": torch.randint(0, 9, (2, 3, 4)), "log_q": -torch.rand(2, 3, 4), "num_nodes": 5} | changes
     ),
+    "choose_nodes": lambda **changes: (
+        {
+            "tokens": torch.randint(0, 9, (2, 3, 4)),
+            "log_q": -torch.rand(2, 3, 4),
+            "path_log_q": -torch.rand(2, 3),
+            "ancestors": torch.ones(2, 3, 5, dtype=torch.bool),
+            "count": 3,
+        }
+        | changes
+    ),
     "tree_ancestors": lambda **changes: {"parents": torch.tensor([[0, 0, 1], [0, 0, 0]]), "depth": 2} | changes,
     "kv_compaction": compaction_arguments,
     "merged_linear": lambda **changes: (
@@ -209,6 +219,7 @@ BAD = {
     "`seeds` has shape [3]; it must be [2]": ("draw_children", {"seeds": torch.tensor([1, 2, 3])}),
     "`num_chosen` is 5 and `budget` 4": ("share_out", {"num_chosen": 5}),
     "`num_nodes` is 0 for [3, 4] levels and ranks": ("best_paths", {"num_nodes": 0}),
+    "`count` is 13; it must be from 1 to 12": ("choose_nodes", {"count": 13}),
     "`parents` has dtype torch.int32": ("tree_ancestors", {"parents": torch.zeros(2, 3, dtype=torch.int32)}),
     "`draft_logits` has shape [2, 7]; it must be [2, 11]": ("draft_overlaps", {"draft_logits": torch.rand(2, 7)}),
     "`weights` has 0 tensors; pass 1 to 3": ("merged_linear", {"weights": []}),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 
+from ...kernels import DEVICES, kernels_are_installed
 from ...trees import DraftTree, DynamicTree, Topology
 from .best_tokens import BestTokens
-from .nodes import LevelNodes, attend_below
+from .nodes import LevelNodes
 
 
 def grow_dynamic(
@@ -23,32 +25,45 @@ def grow_dynamic(
         expand (`Callable`): gives the best tokens after one level's nodes, `[batch, queries, top_k]`.
         depth (`int`): levels that can be used.
     """
+    from hf_specdec_kernels import ChosenNodes, choose_nodes
+    from hf_specdec_kernels.tree_growth import choose_nodes_naive
+
     depth, top_k = min(tree.depth, depth), tree.top_k
     best, log_q = root
-    batch_size, device = len(best), best.device
-    # Candidates of all levels: token, summed log-probability, and the candidate above (-1: the root).
+    device = best.device
+    choose = choose_nodes if device.type in DEVICES and kernels_are_installed() else choose_nodes_naive
+    depths, column_above = level_constants(depth, top_k, device)
+    # Candidates of all levels: token and summed log-probability. Of every level, the numbers of those that have others
+    # below them.
     tokens, sums = [best], [log_q]
-    above = [torch.full_like(best, -1)]
-    expanded = torch.arange(top_k, device=device).expand(batch_size, -1)  # numbers of the candidates to expand
-    expanded_parents = torch.zeros_like(expanded)
-    expanded_sums = log_q
-    ancestors = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, -1, -1)
+    expanded = [torch.arange(top_k, device=device).expand(len(best), -1)]
+    nodes, parents, path_log_q = best, torch.zeros_like(best), log_q
+    ancestors = torch.eye(top_k, dtype=torch.bool, device=device).expand(len(best), -1, -1)
     first_of_level = top_k
     for level in range(1, depth):
-        all_tokens = torch.cat(tokens, dim=1)
-        node_depths = torch.arange(level, device=device).repeat_interleave(top_k)[None]
-        nodes = all_tokens.gather(1, expanded)
-        best, log_q = expand(LevelNodes(nodes, expanded_parents, ancestors, node_depths, (level - 1) * top_k))
-        level_sums = (expanded_sums[:, :, None] + log_q).flatten(1)
+        offset = (level - 1) * top_k
+        best, log_q = expand(LevelNodes(nodes, parents, ancestors, depths[:, : offset + top_k], offset))
+        chosen = ChosenNodes(*choose(best, log_q, path_log_q, ancestors, top_k))
         tokens.append(best.flatten(1))
-        sums.append(level_sums)
-        above.append(expanded.repeat_interleave(top_k, dim=1))
-        chosen = level_sums.topk(top_k, dim=-1)
-        expanded, expanded_sums = chosen.indices + first_of_level, chosen.values
+        sums.append(chosen.sums)
+        expanded.append(chosen.places + first_of_level)
         first_of_level += top_k**2
-        expanded_parents = chosen.indices // top_k
-        ancestors = attend_below(ancestors, expanded_parents)
-    return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), torch.cat(above, 1), tree.num_nodes, depth)
+        nodes, parents, path_log_q, ancestors = chosen.tokens, chosen.parents, chosen.chosen_sums, chosen.ancestors
+    above = torch.nn.functional.pad(torch.cat(expanded[:-1], dim=1) if depth > 1 else best[:, :0], (1, 0), value=-1)
+    above = above.index_select(1, column_above)
+    return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), above, tree.num_nodes, depth)
+
+
+@lru_cache(maxsize=64)
+def level_constants(depth: int, top_k: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Index tensors of a dynamic tree, which a captured graph must hold: depths of all expanded nodes, `[1, depth *
+    top_k]`, and for every candidate the column of the candidate above it, where column 0 is the root and the expanded
+    ones of all levels follow, `[candidates]`, int64 both.
+    """
+    depths = torch.arange(depth, device=device).repeat_interleave(top_k)[None]
+    columns = torch.arange(top_k + (depth - 1) * top_k**2, device=device) // top_k
+    return depths, columns
 
 
 def _best_candidates(

@@ -12,6 +12,7 @@ from ...trees import DraftTree, DynamicTree, TokenTree, Topology
 from ...verification.argmax import argmax
 from .best_tokens import best_tokens
 from .drawing import Draws
+from .dynamic import level_constants
 from .nodes import LevelNodes, Noise, RunLevel, Warp
 from .positions import ranks_by_level
 
@@ -79,11 +80,11 @@ def _levels(tree: TokenTree, device: torch.device) -> list[_Level]:
 
 def held_levels(tree: TokenTree | DynamicTree, device: torch.device) -> Any:
     """
-    The index tensors by which a static tree grows; None for a dynamic tree. All calls share the tensors of a tree, as
-    long as these are cached; a captured graph, which reads them on every replay, must hold them.
+    The index tensors by which a tree grows. All calls share the tensors of a tree, as long as these are cached; a
+    captured graph, which reads them on every replay, must hold them.
     """
     if not isinstance(tree, TokenTree):
-        return None
+        return level_constants(tree.depth, tree.top_k, device)
     return (
         _levels(tree, device),
         Topology.of_tree(tree, device),

@@ -35,7 +35,7 @@ from hf_specdec_kernels.rejection_sampling.triton import (
 )
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
-from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_tree_ancestors
+from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_choose_nodes, launch_tree_ancestors
 
 
 LARGEST_SHARED_MEMORY = 227 * 1024
@@ -200,6 +200,10 @@ def budgets(above: int, ranks: int) -> None:
 def growth(nodes: int) -> None:
     log_q, longs = torch.zeros(2, 15, 16), torch.zeros(2, nodes + 1, dtype=torch.long)
     launch_best_paths(log_q.long(), log_q, nodes, longs[:, 1:].contiguous(), longs)
+    chosen, flags = longs[:, :16], torch.zeros(2, 16, nodes, dtype=torch.bool)
+    launch_choose_nodes(
+        log_q.long(), log_q, log_q[..., 0], flags[:, :15], 16, log_q, chosen, log_q, *[chosen] * 2, flags
+    )
     launch_tree_ancestors(longs, 15, longs, torch.zeros(2, nodes + 1, nodes + 1, dtype=torch.bool))
 
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from hf_specdec_kernels import best_paths, tree_ancestors
-from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_tree_ancestors
+from hf_specdec_kernels import ChosenNodes, best_paths, choose_nodes, tree_ancestors
+from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_choose_nodes, launch_tree_ancestors
 
 
 def arguments(batch: int, levels: int, ranks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +60,19 @@ def test_without_numbers_and_with_too_few_paths(device: torch.device) -> None:
     assert torch.isin(nodes, tokens.cpu()).all()
     for found, wanted in zip((nodes, parents), best_paths(tokens.cpu(), log_q.cpu(), 9), strict=True):
         assert torch.equal(found[3, :6], wanted[3, :6])
+
+
+@pytest.mark.parametrize("above, ranks, nodes, count", [(1, 1, 1, 1), (3, 4, 6, 3), (5, 7, 20, 35), (16, 16, 224, 16)])
+def test_chosen_nodes(above: int, ranks: int, nodes: int, count: int, device: torch.device) -> None:
+    """Equals keep their order; NaN comes last, and so does what is impossible."""
+    tokens, log_q = arguments(3, above, ranks, device)
+    path, ancestors = -torch.rand(3, above, device=device), torch.rand(3, above, nodes, device=device) < 0.4
+    log_q[1], path[1], log_q[2, 0, 0] = -1.0, -2.0, torch.nan
+    expected = choose_nodes(tokens.cpu(), log_q.cpu(), path.cpu(), ancestors.cpu(), count)
+    found = ChosenNodes(*(torch.empty_like(tensor, device=device) for tensor in expected))
+    launch_choose_nodes(tokens, log_q, path, ancestors, count, *found)
+    for name, ours, theirs in zip(ChosenNodes._fields, found, expected, strict=True):
+        assert torch.allclose(ours.cpu().double(), theirs.double(), rtol=0, atol=0, equal_nan=True), name
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 64, 100])

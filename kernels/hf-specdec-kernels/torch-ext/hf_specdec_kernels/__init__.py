@@ -13,14 +13,16 @@ from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
 from .rejection_sampling import Walks, draft_columns, filter_logits, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
-from .tree_growth import best_paths, tree_ancestors
+from .tree_growth import ChosenNodes, best_paths, choose_nodes, tree_ancestors
 
 
 __all__ = [
     "BudgetedLevel",
     "Children",
+    "ChosenNodes",
     "Walks",
     "best_paths",
+    "choose_nodes",
     "draft_columns",
     "draft_overlaps",
     "draft_tokens",

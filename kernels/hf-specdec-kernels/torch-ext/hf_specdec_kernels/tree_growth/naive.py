@@ -29,6 +29,20 @@ def best_paths_naive(tokens: torch.Tensor, log_q: torch.Tensor, num_nodes: int) 
     return torch.tensor(all_nodes).to(tokens), torch.tensor(all_parents).to(tokens)
 
 
+def choose_nodes_naive(
+    tokens: torch.Tensor, log_q: torch.Tensor, path_log_q: torch.Tensor, ancestors: torch.Tensor, count: int
+) -> tuple[torch.Tensor, ...]:
+    """See `hf_specdec_kernels.choose_nodes`; returns the fields of `ChosenNodes`."""
+    sums = (path_log_q[:, :, None] + log_q).flatten(1)
+    order = sums.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    places = order.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    parents = places // log_q.shape[2]
+    inherited = ancestors.gather(1, parents[:, :, None].expand(-1, -1, ancestors.shape[2]))
+    own = torch.eye(count, dtype=torch.bool, device=sums.device).expand(len(sums), -1, -1)
+    below = torch.cat([inherited, own], dim=2)
+    return sums, places, sums.gather(1, places), tokens.flatten(1).gather(1, places), parents, below
+
+
 def tree_ancestors_naive(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
     """See `hf_specdec_kernels.tree_ancestors`."""
     rows, nodes = parents.shape

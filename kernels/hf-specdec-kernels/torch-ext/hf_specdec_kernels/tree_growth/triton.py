@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..triton_ranking import key_of, pack, place_of
+from ..triton_ranking import key_of, nothing, pack, place_of
 
 
 @triton.jit(do_not_specialize=["levels", "ranks", "num_nodes"])
@@ -63,6 +63,53 @@ def launch_best_paths(tokens, log_q, num_nodes, nodes, parents) -> None:
     _best_paths_kernel[(batch,)](
         tokens.contiguous(), log_q.contiguous(), nodes, parents, levels, ranks, num_nodes,
         BLOCK=block, num_warps=max(1, min(8, block // 128)),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["above", "ranks", "nodes", "count"])
+def _choose_nodes_kernel(
+    tokens, log_q, path_log_q, ancestors,
+    sums, places, chosen_sums, chosen_tokens, parents, chosen_ancestors,
+    above, ranks, nodes, count, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Program (row): see `ChosenNodes`."""
+    row = tl.program_id(0).to(tl.int64)
+    candidate, column = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    inside = candidate < above * ranks
+    first = row * above * ranks
+    path = tl.load(path_log_q + row * above + candidate // ranks, mask=inside, other=float("-inf"))
+    own = path + tl.load(log_q + first + candidate, mask=inside, other=float("-inf"))
+    tl.store(sums + first + candidate, own, mask=inside)
+    keys = tl.where(own == own, own, float("-inf"))
+    packed = pack(keys, tl.where(inside, candidate, 0x7FFFFFFE))
+    width = nodes + count
+    for number in range(count):
+        winner = tl.max(packed, axis=0)
+        place = place_of(winner)
+        is_winner = candidate == place
+        packed = tl.where(is_winner, nothing(), packed)
+        parent, at = place // ranks, row * count + number
+        tl.store(places + at, place.to(tl.int64))
+        tl.store(chosen_sums + at, tl.load(path_log_q + row * above + parent) + tl.load(log_q + first + place))
+        tl.store(chosen_tokens + at, tl.load(tokens + first + place))
+        tl.store(parents + at, parent.to(tl.int64))
+        inherited = tl.load(ancestors + (row * above + parent) * nodes + column, mask=column < nodes, other=0)
+        seen = tl.where(column < nodes, inherited, (column == nodes + number).to(tl.int8))
+        tl.store(chosen_ancestors + at * width + column, seen, mask=column < width)
+
+
+def launch_choose_nodes(tokens, log_q, path_log_q, ancestors, count, *results) -> None:
+    """See `hf_specdec_kernels.choose_nodes`; writes to contiguous `results`, the fields of `ChosenNodes`."""
+    batch, above, ranks = log_q.shape
+    if batch == 0:
+        return
+    nodes = ancestors.shape[2]
+    block = triton.next_power_of_2(above * ranks)
+    inputs = [tensor.contiguous() for tensor in (tokens, log_q, path_log_q, ancestors)]
+    everything = (tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor for tensor in (*inputs, *results))
+    _choose_nodes_kernel[(batch,)](
+        *everything, above, ranks, nodes, count,
+        BLOCK=block, WIDTH=triton.next_power_of_2(nodes + count), num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip
 
 
