@@ -2,8 +2,8 @@
 Blocks after many anchors of a text in one forward, as training runs them.
 
 In drafting, a block follows the newest token, its anchor, and reads the features of the tokens before it. Here the
-blocks of all anchors of a text stand in one row behind the context of the whole text: each sees the context rows of its
-own text before its anchor, and its own rows (z-lab/dflash and deepseek-ai/DeepSpec train so). The states are those that
+blocks of all anchors stand in one row behind the context of the whole text: each sees the context rows of its own text
+before its anchor, and its own rows (z-lab/dflash and deepseek-ai/DeepSpec train so). The states are those that
 drafting computes at these anchors.
 """
 

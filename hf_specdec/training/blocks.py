@@ -103,9 +103,10 @@ class BlockObjective(nn.Module):
         """
         head, depths = self.model, torch.arange(self.model.num_drafts, device=input_ids.device)
         anchors, is_anchor = self._anchors(loss_mask, segment_ids)
+        features: Any = outputs.features
         states = blocks_after(
             head,
-            outputs.features,
+            features,
             input_ids,
             anchors,
             outputs.embed,
@@ -205,11 +206,9 @@ class BlockObjective(nn.Module):
                 outside = 1 - p.sum(dim=-1)  # where q is 0
             distance = (p - log_q.exp()).abs().sum(dim=-1) + outside
         if self.weights.confidence and head.confidence_head is not None:
-            confidence = F.binary_cross_entropy_with_logits(
-                upcast(head.confidence_logits(states, parents)),
-                (1 - distance.detach() / 2).clamp(0, 1),
-                reduction="none",
-            )
+            estimate: Any = head.confidence_logits(states, parents)
+            accepted = (1 - distance.detach() / 2).clamp(0, 1)
+            confidence = F.binary_cross_entropy_with_logits(upcast(estimate), accepted, reduction="none")
         return cross_entropy, distance, confidence, logits.detach().argmax(dim=-1), wanted >= 0
 
 

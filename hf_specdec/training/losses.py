@@ -57,7 +57,7 @@ def upcast(values: torch.Tensor) -> torch.Tensor:
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, least: float = 1) -> torch.Tensor:
     """
-    The mean of `values` where `mask` is true, 0 if it is true nowhere; no host synchronisation. A mask of weights has a
-    sum of at least `least` where there is any.
+    The mean of `values` where `mask` is true, 0 if it is true nowhere; no host synchronisation. A mask of weights has
+    a sum of at least `least` where there is any.
     """
     return (values * mask).sum() / mask.sum().clamp(min=least)

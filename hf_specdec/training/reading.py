@@ -24,8 +24,8 @@ class TargetOutputs:
     Args:
         features (`torch.Tensor` of shape `[batch, tokens, feature_size]`, *optional*): see `EagleHead.fuse`.
         embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): the target's embeddings of the tokens.
-        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t predicts token t + 1. Of all tokens where
-            the reader keeps `all_logits`.
+        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t predicts token t + 1. Of all tokens
+            where the reader keeps `all_logits`.
         best (`torch.Tensor` of shape `[batch, tokens]`, int64): index of the target's best token in the draft
             vocabulary, −1 if the draft vocabulary does not have it.
         lm_head (callable): the target's lm_head, or its rows of the draft vocabulary (`BorrowedRows`).
