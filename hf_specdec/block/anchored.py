@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, DynamicCache
 
 from ..attention import window_of
-from ..compat import CACHE
 from ..whole_texts import attention_lent, check_rope
 from .modeling_block import BlockHead
 
@@ -166,7 +165,7 @@ def blocks_after(
     embeddings = (embed if head.embed_tokens is None else head.embed_tokens)(blocks)
     positions = position_ids.gather(1, anchors)[..., None] + torch.arange(rows, device=anchors.device)
     cache: Any = DynamicCache()
-    head(features=features.to(head.dtype), position_ids=position_ids, **{CACHE: cache})
+    head(features=features.to(head.dtype), position_ids=position_ids, past_key_values=cache)
     with attention_lent(head, NAME):
         states = head(
             inputs_embeds=embeddings.to(head.dtype),
@@ -174,6 +173,6 @@ def blocks_after(
             position_ids=positions.flatten(1),
             logits_to_keep=None,
             anchored=AnchoredBlocks(anchors, starts, rows, tokens),
-            **{CACHE: cache},
+            past_key_values=cache,
         ).hidden_states
     return states.unflatten(1, (-1, rows))
