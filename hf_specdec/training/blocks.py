@@ -21,6 +21,7 @@ from .vocabulary import draft_indices
 
 _LOGITS_AT_ONCE = 2**27
 """Logits of one part: some ten tensors of as many float32 values are held at a time."""
+_LEAST = 1e-6  # of the sum of weights: a batch without predictions has no loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +211,6 @@ class BlockObjective(nn.Module):
             accepted = (1 - distance.detach() / 2).clamp(0, 1)
             confidence = F.binary_cross_entropy_with_logits(upcast(estimate), accepted, reduction="none")
         return cross_entropy, distance, confidence, logits.detach().argmax(dim=-1), wanted >= 0
-
-
-_LEAST = 1e-6  # of the sum of weights: a batch without predictions has no loss
 
 
 def conditioned_logits(head: BlockHead, states: torch.Tensor, parents: torch.Tensor, lm_head: Any) -> torch.Tensor:

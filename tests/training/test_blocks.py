@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from block.test_anchored import HEADS, drafted, random_block_head
 from support.blocks import block_head
 from support.goldens import trained_target
+from support.random_blocks import HEADS, drafted, random_block_head
 
 from hf_specdec import BlockHead
 from hf_specdec.training import blocks
