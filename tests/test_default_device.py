@@ -20,8 +20,10 @@ from torch.utils._device import _device_constructors
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, TokenTree
+from hf_specdec.training.blocks import BlockObjective
 from hf_specdec.training.data import Text
 from hf_specdec.training.heads import new_head, new_head_config
+from hf_specdec.training.kinds.block import new_block_config, new_block_head
 from hf_specdec.training.packing import Collator, Rows, ids_and_masks
 from hf_specdec.training.reading import TargetReader, supports_packing
 from hf_specdec.training.scripts import ScriptPart
@@ -91,6 +93,12 @@ def test_training_pieces(request: pytest.FixtureRequest) -> None:
     made = [reading.features, reading.logits, offsets(chosen), *batch.values()]
     begun = new_head(target, new_head_config(target, draft_vocab_size=8), chosen)
     made += [*begun.parameters(), *begun.buffers(), *head.parameters()]
+    config = new_block_config(target, block_size=3, mask_token_id=3, markov_rank=2, draft_vocab_size=8)
+    block = new_block_head(target, config, chosen)
+    reader = TargetReader(target, block.config.aux_boundaries(8), chosen, packed=True, all_logits=True)
+    for trains in (True, False):
+        objective = BlockObjective(block).train(trains)
+        made += objective(reader(batch["input_ids"], batch["position_ids"]), **batch).values()
     assert {tensor.device.type for tensor in made} == {"cpu"}
 
 

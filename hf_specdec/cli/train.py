@@ -1,4 +1,4 @@
-"""`hf-specdec train`: trains an EAGLE head or a small draft model for a target."""
+"""`hf-specdec train`: trains an EAGLE head, a block head or a small draft model for a target."""
 
 import os
 from typing import Annotated
@@ -12,13 +12,18 @@ from .options import TargetOption
 
 _DATA = "Data (one of them)"
 _MODEL = "What is trained"
+_BLOCK = "Heads that draft blocks (dflash, dspark)"
 _RUN = "The run"
 
 
 def train(
     output: Annotated[str, typer.Option(help="Folder of the result. Given again, it is continued.")],
     kind: Annotated[
-        str, typer.Option(help="eagle3, eagle1, or draft (a small language model).", rich_help_panel=_MODEL)
+        str,
+        typer.Option(
+            help="eagle3, eagle1, dflash, dspark (which draft blocks), or draft (a small language model).",
+            rich_help_panel=_MODEL,
+        ),
     ] = "eagle3",
     target: TargetOption = None,
     self_generate: Annotated[
@@ -95,7 +100,7 @@ def train(
     draft_vocab_size: Annotated[
         int | None,
         typer.Option(
-            help="Tokens an EAGLE-3 head can propose; 0: all. Default: 8192, or 32000 of a large vocabulary.",
+            help="Tokens a head can propose; 0: all. Default: 8192, 32000 of a large vocabulary; block heads: all.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -103,12 +108,15 @@ def train(
         bool,
         typer.Option(
             "--shares-lm-head",
-            help="EAGLE-3: use the target's lm_head, which is neither trained nor stored.",
+            help="Use the target's lm_head for a draft vocabulary; it is neither trained nor stored.",
             rich_help_panel=_MODEL,
         ),
     ] = False,
     num_layers: Annotated[
-        int | None, typer.Option(help="Default: 1 for heads, 2 for draft models.", rich_help_panel=_MODEL)
+        int | None,
+        typer.Option(
+            help="Default: 1 for EAGLE heads, 5 for block heads, 2 for draft models.", rich_help_panel=_MODEL
+        ),
     ] = None,
     hidden_size: Annotated[int | None, typer.Option(help="Of a draft model.", rich_help_panel=_MODEL)] = None,
     intermediate_size: Annotated[
@@ -117,13 +125,40 @@ def train(
     aux_layer_ids: Annotated[
         str | None,
         typer.Option(
-            help="Hidden states an EAGLE-3 head reads, such as 2,15,27: after so many layers.", rich_help_panel=_MODEL
+            help="Hidden states that a head reads, such as 2,15,27: after so many layers.", rich_help_panel=_MODEL
         ),
     ] = None,
     unroll_steps: Annotated[int, typer.Option(help="Unrolled steps of EAGLE-3.", rich_help_panel=_MODEL)] = 7,
     decay: Annotated[
         float, typer.Option(help="Weight of an unrolled step relative to the one before.", rich_help_panel=_MODEL)
     ] = 0.8,
+    block_size: Annotated[
+        int | None,
+        typer.Option(help="Rows of a block: dflash 16 (15 drafts), dspark 7 (7 drafts).", rich_help_panel=_BLOCK),
+    ] = None,
+    num_anchors: Annotated[
+        int, typer.Option(help="Most blocks of a row of texts in a forward.", rich_help_panel=_BLOCK)
+    ] = 512,
+    gamma: Annotated[
+        float | None,
+        typer.Option(help="Draft k weighs exp(-(k - 1) / gamma). Default: 4, 7 for 16 rows.", rich_help_panel=_BLOCK),
+    ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Block rows see no later rows, as in JetSpec.", rich_help_panel=_BLOCK)
+    ] = False,
+    mask_token_id: Annotated[
+        int | None,
+        typer.Option(
+            help="Token that stands for unknown ones. Default: one that the texts do not use.", rich_help_panel=_BLOCK
+        ),
+    ] = None,
+    markov_rank: Annotated[
+        int | None, typer.Option(help="Of the Markov head of dspark. Default: 64.", rich_help_panel=_BLOCK)
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(help="Attention heads. Default: the target's.", rich_help_panel=_BLOCK)
+    ] = None,
+    num_kv_heads: Annotated[int | None, typer.Option(help="Default: the target's.", rich_help_panel=_BLOCK)] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.", rich_help_panel=_RUN)] = 3.0,
     learning_rate: Annotated[
         float | None, typer.Option(help="Default: by the width of the model.", rich_help_panel=_RUN)
@@ -160,13 +195,14 @@ def train(
     progress: Annotated[bool, typer.Option(help="Progress bars.", rich_help_panel=_RUN)] = True,
 ) -> None:
     """
-    Train an EAGLE-3 or EAGLE-1 head, or a small draft model, for a target.
+    Train an EAGLE head, a head that drafts blocks, or a small draft model, for a target.
 
     Over several GPUs: accelerate launch --module hf_specdec.cli train …
     """
     options = dict(locals())
     from ..training import TrainOptions, end_processes
     from ..training import train as run
+    from ..training.options import LOADERS
 
     console = Console(soft_wrap=True)
     try:
@@ -183,8 +219,7 @@ def train(
         console.print(f"Stopped {where}; the same command continues.")
         return
     console.print(_table(result.before, result.after))
-    loader = "AutoModelForCausalLM" if kind == "draft" else "hf_specdec.EagleHead"
-    console.print(f"{loader}.from_pretrained({str(result.output)!r})", highlight=False)
+    console.print(f"{LOADERS[kind]}.from_pretrained({str(result.output)!r})", highlight=False)
 
 
 def _parse_ids(text: str) -> tuple[int, ...]:

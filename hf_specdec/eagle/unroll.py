@@ -10,7 +10,6 @@ whose features are the head's approximations. The position of row t at step k is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from ..attention import window_of
-from ..models.rope import LENGTH_DEPENDENT
+from ..whole_texts import attention_lent, check_rope, check_trainable
 from .modeling_eagle import EagleHead
 
 
@@ -168,7 +167,7 @@ def unroll(
     Raises:
         ValueError: for rotary embeddings that depend on the length of the text, or attention dropout in training mode.
     """
-    _check_rope(head)
+    check_rope(head)
     if head.training:
         check_trainable(head)
     batch, tokens = features.shape[:2]
@@ -185,7 +184,7 @@ def unroll(
     for step in range(num_steps):
         memory.step = step
         source = {"features": features} if states is None else {"hidden_states": states}
-        with _attention_lent(head):
+        with attention_lent(head, NAME):
             output = head(
                 **source,
                 inputs_embeds=embeddings.roll(-1 - step, dims=1),
@@ -196,40 +195,6 @@ def unroll(
             )
         states = output.hidden_states
         yield states if head.norm is None or head.config.norm_output else head.norm(states)
-
-
-def check_trainable(head: EagleHead) -> None:
-    """
-    Refuses heads that unrolled training would compute incorrectly.
-
-    Raises:
-        ValueError: for rotary embeddings that depend on the length of the text, or attention dropout.
-    """
-    _check_rope(head)
-    dropout = getattr(head.config.text_config, "attention_dropout", 0.0)
-    if dropout:
-        raise ValueError(f"`text_config.attention_dropout`={dropout}: unrolled training has no dropout. Set 0.")
-
-
-def _check_rope(head: EagleHead) -> None:
-    config = head.config.text_config
-    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_type in LENGTH_DEPENDENT:
-        raise ValueError(
-            f"`text_config.rope_parameters` of the head has rope_type={rope_type!r}, whose frequencies depend on the "
-            "length of the text: it cannot be unrolled over whole texts. Take a head with 'default', 'linear', "
-            "'llama3' or 'yarn'."
-        )
-
-
-@contextmanager
-def _attention_lent(head: EagleHead) -> Iterator[None]:
-    config = head.config.text_config
-    before, config._attn_implementation = config._attn_implementation, NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
 
 
 def _upcast(values: torch.Tensor) -> torch.Tensor:

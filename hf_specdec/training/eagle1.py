@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..eagle import EagleHead
-from ..eagle.unroll import check_trainable, unroll
+from ..eagle.unroll import unroll
+from ..whole_texts import check_trainable
 from .losses import masked_mean, soft_cross_entropy, upcast
 from .metrics import counts_by_depth
 from .reading import TargetOutputs

@@ -1,4 +1,4 @@
-"""New EAGLE heads for a target: config and initial weights."""
+"""New EAGLE heads for a target, config and initial weights; and what new heads of all kinds take of the target."""
 
 from __future__ import annotations
 
@@ -55,6 +55,39 @@ def new_head_config(
             differ in width.
     """
     source = target.config.get_text_config(decoder=True)
+    text_config = layers_like(target, "llama", num_layers, intermediate_size)
+    layers = source.num_hidden_layers
+    if version == 3 and aux_layer_ids is None:
+        default = [2, layers // 2, layers - 3] if layers >= 7 else [1, layers // 2, layers - 1]
+        aux_layer_ids = sorted({max(boundary, 0) for boundary in default})
+    tree = (
+        DynamicTree(depth=max(depth, 1), **_DEFAULT_TREE) if depth > 1 else DynamicTree(depth=1, top_k=4, num_nodes=4)
+    )
+    config = EagleConfig(
+        text_config=text_config,
+        eagle_version=version,
+        target_hidden_size=source.hidden_size,
+        aux_layer_ids=aux_layer_ids if version == 3 else None,
+        draft_vocab_size=draft_vocab_size if version == 3 else None,
+        has_lm_head=version == 3 and not shares_lm_head,
+        fc_bias=version == 1,
+        default_tree=tree.to_dict(),
+        target_name=target_name,
+    )
+    config.aux_boundaries(layers)  # raises for hidden states that the target does not have
+    return config
+
+
+def layers_like(
+    target: PreTrainedModel, model_type: str, num_layers: int, intermediate_size: int | None = None
+) -> dict[str, Any]:
+    """
+    A head's `text_config`: layers as wide as the target, with its attention heads.
+
+    Raises:
+        ValueError: for a target whose embeddings and hidden states differ in width.
+    """
+    source = target.config.get_text_config(decoder=True)
     embeddings = target.get_input_embeddings().weight
     hidden_size, of_layer = source.hidden_size, config_of_layer(source)
     heads = of_layer.num_attention_heads
@@ -63,8 +96,8 @@ def new_head_config(
             f"`target`: its embeddings are {embeddings.shape[1]} wide, its hidden states {hidden_size}. A new head "
             "reads both as they are; such targets cannot be trained for yet."
         )
-    text_config = {
-        "model_type": "llama",
+    return {
+        "model_type": model_type,
         "vocab_size": num_logits_of(target),
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size or getattr(source, "intermediate_size", None) or 4 * hidden_size,
@@ -76,26 +109,6 @@ def new_head_config(
         "rms_norm_eps": getattr(source, "rms_norm_eps", 1e-5),
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
-    layers = source.num_hidden_layers
-    if version == 3 and aux_layer_ids is None:
-        default = [2, layers // 2, layers - 3] if layers >= 7 else [1, layers // 2, layers - 1]
-        aux_layer_ids = sorted({max(boundary, 0) for boundary in default})
-    tree = (
-        DynamicTree(depth=max(depth, 1), **_DEFAULT_TREE) if depth > 1 else DynamicTree(depth=1, top_k=4, num_nodes=4)
-    )
-    config = EagleConfig(
-        text_config=text_config,
-        eagle_version=version,
-        target_hidden_size=hidden_size,
-        aux_layer_ids=aux_layer_ids if version == 3 else None,
-        draft_vocab_size=draft_vocab_size if version == 3 else None,
-        has_lm_head=version == 3 and not shares_lm_head,
-        fc_bias=version == 1,
-        default_tree=tree.to_dict(),
-        target_name=target_name,
-    )
-    config.aux_boundaries(layers)  # raises for hidden states that the target does not have
-    return config
 
 
 @torch.no_grad()
@@ -117,11 +130,12 @@ def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tens
         rows = target.get_output_embeddings().weight
         head.lm_head.weight.copy_(rows if token_ids is None else rows[token_ids.to(rows.device)])
     if head.norm is not None:
-        _copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
+        copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
     return head.to(target.device)
 
 
-def _copy_norm(source: Any, destination: Any) -> None:
+@torch.no_grad()
+def copy_norm(source: Any, destination: Any) -> None:
     """Copies the weights of an RMS norm; keeps the destination's ones if the source computes another kind of norm."""
     if source is None or destination is None or getattr(source, "weight", None) is None:
         return

@@ -55,6 +55,9 @@ def upcast(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean of `values` where `mask` is true, 0 if it is true nowhere; no host synchronisation."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, least: float = 1) -> torch.Tensor:
+    """
+    The mean of `values` where `mask` is true, 0 if it is true nowhere; no host synchronisation. A mask of weights has
+    a sum of at least `least` where there is any.
+    """
+    return (values * mask).sum() / mask.sum().clamp(min=least)

@@ -8,22 +8,40 @@ from typing import Any
 from ..loading import DTYPES
 
 
-KINDS = ("eagle3", "eagle1", "draft")
+LOADERS = {
+    "eagle3": "hf_specdec.EagleHead",
+    "eagle1": "hf_specdec.EagleHead",
+    "draft": "AutoModelForCausalLM",
+    "dflash": "hf_specdec.BlockHead",
+    "dspark": "hf_specdec.BlockHead",
+}
+"""The kinds of what is trained, with the class that loads it."""
+
 # Runs into one folder must agree on these options: checkpoints and the order of the data depend on them.
 _IDENTITY = (
     "kind target data data_split data_limit prompts self_generate openings subjects openings_share greedy_share "
     "cool_share turns max_length eval_texts "
     "loss_on_everything draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids "
-    "start_from unroll_steps decay epochs learning_rate batch_tokens seed"
+    "start_from unroll_steps decay block_size num_anchors gamma causal mask_token_id markov_rank num_heads "
+    "num_kv_heads epochs learning_rate batch_tokens seed"
 ).split()
 # Options that do nothing with other kinds, or other sources of texts.
-_OF_EAGLE3 = "draft_vocab_size shares_lm_head aux_layer_ids decay recompute".split()
+_OF_KINDS = {
+    ("eagle3",): "decay recompute".split(),
+    ("eagle3", "dflash", "dspark"): "draft_vocab_size shares_lm_head aux_layer_ids".split(),
+    ("eagle3", "eagle1", "draft"): ["unroll_steps"],
+    ("dflash", "dspark"): "block_size num_anchors gamma causal mask_token_id num_heads num_kv_heads".split(),
+    ("dspark",): ["markov_rank"],
+}
 _OF_SOURCES = {
     ("data", "prompts"): "data_split data_limit strict_data".split(),
     ("prompts", "self_generate"): "greedy_share cool_share write_seconds generation_batch_size".split(),
     ("self_generate",): "openings openings_share turns".split(),
 }
-_SIZES = "draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids".split()
+_SIZES = (
+    "draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids block_size causal "
+    "mask_token_id markov_rank num_heads num_kv_heads"
+).split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +52,8 @@ class TrainOptions:
     Args:
         output (`str`): folder of the result, with data and checkpoints below it. A run into an existing folder
             continues the run there.
-        kind (`str`, *optional*, defaults to `"eagle3"`): "eagle3", "eagle1", or "draft", a small language model.
+        kind (`str`, *optional*, defaults to `"eagle3"`): "eagle3", "eagle1", "dflash" or "dspark", heads that draft
+            blocks, or "draft", a small language model.
         target (`str`, *optional*): Hub id or folder. Defaults to SmolLM2-135M-Instruct from the package.
         data (`str`, *optional*): file of conversations or texts, or a name for `datasets` (see `read_records`).
         data_split (`str`, *optional*, defaults to `"train"`): split of a `datasets` data set.
@@ -64,18 +83,34 @@ class TrainOptions:
         start_from (`str`, *optional*): Hub id or folder of a head or draft model with the initial weights; it also
             determines the sizes.
         draft_vocab_size (`int`, *optional*): EAGLE-3: tokens that the head can propose. Defaults to 8192 (32000 for
-            vocabularies of 65536 tokens or more), or all tokens of a smaller vocabulary; 0 for all tokens.
-        shares_lm_head (`bool`, *optional*, defaults to `False`): EAGLE-3: the head uses the target's lm_head (the rows
-            of its draft vocabulary), which is then neither trained nor stored.
-        num_layers (`int`, *optional*): decoder layers; defaults to 1 for heads and 2 for draft models.
+            vocabularies of 65536 tokens or more), or all tokens of a smaller vocabulary; 0 for all tokens. Block heads
+            propose all tokens by default.
+        shares_lm_head (`bool`, *optional*, defaults to `False`): the head uses the rows of its draft vocabulary of the
+            target's lm_head, which are then not stored, and in EAGLE-3 not trained. (Block heads never train them, and
+            without a draft vocabulary have none of their own.)
+        num_layers (`int`, *optional*): decoder layers; defaults to 1 for EAGLE heads, 2 for draft models, and 5 for
+            block heads.
         hidden_size (`int`, *optional*): width of a draft model; a head has the target's.
         intermediate_size (`int`, *optional*): width of the MLP.
-        aux_layer_ids (`tuple[int, ...]`, *optional*): EAGLE-3: boundaries to read, see `new_head_config`.
-        unroll_steps (`int`, *optional*, defaults to 7): K, unrolled steps of EAGLE-3; depths counted for the others.
+        aux_layer_ids (`tuple[int, ...]`, *optional*): boundaries to read, see `new_head_config` and
+            `new_block_config`.
+        unroll_steps (`int`, *optional*, defaults to 7): K, unrolled steps of EAGLE-3; depths counted for EAGLE-1 and
+            draft models.
         decay (`float`, *optional*, defaults to 0.8): weight of an unrolled step relative to the previous one.
+        block_size (`int`, *optional*): B, rows of a block: of DFlash the newest token and B - 1 drafts, by default 16;
+            of DSpark B drafts, by default 7.
+        num_anchors (`int`, *optional*, defaults to 512): block heads: most blocks of a row of texts in a forward.
+        gamma (`float`, *optional*): block heads: draft k weighs exp(-(k - 1) / gamma); see `default_gamma`.
+        causal (`bool`, *optional*, defaults to `False`): block heads: whether block rows see no later rows.
+        mask_token_id (`int`, *optional*): block heads: the token whose embedding stands for unknown tokens. Defaults
+            to one that the texts do not use, see `choose_mask_token`.
+        markov_rank (`int`, *optional*): DSpark: rank of the Markov head, of twice as many parameters as the
+            vocabulary times this; defaults to 64.
+        num_heads, num_kv_heads (`int`, *optional*): block heads: attention heads; default to the target's.
         epochs (`float`, *optional*, defaults to 3.0): passes over the data.
         learning_rate (`float`, *optional*): defaults to 0.7 / H for EAGLE-3 (1.2e-3 for H = 576, 1.7e-4 for 4096),
-            0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3.
+            0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3; for block heads as for EAGLE-3, but at
+            least 6e-4.
         batch_tokens (`int`, *optional*): tokens of an optimizer step, over all processes. Defaults to 16384, or
             less, for 100 steps from little data.
         rows_at_once (`int`, *optional*): rows of a forward on one device; gradients are accumulated over several
@@ -123,6 +158,14 @@ class TrainOptions:
     aux_layer_ids: tuple[int, ...] | None = None
     unroll_steps: int = 7
     decay: float = 0.8
+    block_size: int | None = None
+    num_anchors: int = 512
+    gamma: float | None = None
+    causal: bool = False
+    mask_token_id: int | None = None
+    markov_rank: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
     epochs: float = 3.0
     learning_rate: float | None = None
     batch_tokens: int | None = None
@@ -138,8 +181,8 @@ class TrainOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"`kind`={self.kind!r} is not one of {', '.join(map(repr, KINDS))}.")
+        if self.kind not in LOADERS:
+            raise ValueError(f"`kind`={self.kind!r} is not one of {', '.join(map(repr, LOADERS))}.")
         given = [name for name in ("data", "prompts", "self_generate") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -151,13 +194,13 @@ class TrainOptions:
         for name in (
             "data_limit self_generate turns max_length generation_batch_size num_layers hidden_size intermediate_size "
             "unroll_steps epochs learning_rate batch_tokens rows_at_once eval_steps logging_steps save_minutes "
-            "max_seconds write_seconds decay"
+            "max_seconds write_seconds decay block_size num_anchors gamma markov_rank num_heads num_kv_heads"
         ).split():
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"`{name}`={value!r} must be more than 0.")
-        if self.eval_texts < 0 or (self.draft_vocab_size or 0) < 0:
-            raise ValueError("`eval_texts` and `draft_vocab_size` must not be negative.")
+        if self.eval_texts < 0 or (self.draft_vocab_size or 0) < 0 or (self.mask_token_id or 0) < 0:
+            raise ValueError("`eval_texts`, `draft_vocab_size` and `mask_token_id` must not be negative.")
         if self.max_length < 16:
             raise ValueError(f"`max_length`={self.max_length}: texts of less than 16 tokens teach nothing.")
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -194,12 +237,29 @@ class TrainOptions:
                 f"`hidden_size`={self.hidden_size}: a head is as wide as its target, whose embeddings it reads. Leave "
                 "it out, or choose `kind='draft'`."
             )
-        for name in _OF_EAGLE3 if self.kind != "eagle3" else ():
-            if self._is_changed(name):
-                raise ValueError(f"`{name}` is for `kind='eagle3'` alone, not for {self.kind!r}. Leave it out.")
+        for kinds, names in _OF_KINDS.items():
+            changed = [name for name in names if self._is_changed(name)]
+            if self.kind not in kinds and changed:
+                raise ValueError(
+                    f"`{changed[0]}` is for {' and '.join(f'`kind={kind!r}`' for kind in kinds)} alone, not for "
+                    f"{self.kind!r}. Leave it out."
+                )
         for name in _SIZES if self.start_from is not None else ():
             if getattr(self, name) not in (None, False):
                 raise ValueError(f"`{name}` is what `start_from`={self.start_from!r} has: leave it out.")
+        self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        if self.block_size is not None and not 2 <= self.block_size < self.max_length:
+            raise ValueError(
+                f"`block_size`={self.block_size}: choose 2 … {self.max_length - 1}. A block of one row has no masks, "
+                "and drafts nothing in parallel; one of `max_length` fits into no text."
+            )
+        if self.kind in ("dflash", "dspark") and self.shares_lm_head and not self.draft_vocab_size:
+            raise ValueError(
+                f"`shares_lm_head`: without `draft_vocab_size`, a head of `kind={self.kind!r}` uses the target's "
+                "lm_head in any case. Leave it out."
+            )
 
     def identity(self) -> dict[str, Any]:
         """The options that runs into one folder must have in common, by name, as JSON stores them."""

@@ -24,10 +24,12 @@ class TargetOutputs:
     Args:
         features (`torch.Tensor` of shape `[batch, tokens, feature_size]`, *optional*): see `EagleHead.fuse`.
         embeddings (`torch.Tensor` of shape `[batch, tokens, H]`): the target's embeddings of the tokens.
-        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t predicts token t + 1.
+        logits (`torch.Tensor` of shape `[batch, tokens, draft vocab]`): row t predicts token t + 1. Of all tokens
+            where the reader keeps `all_logits`.
         best (`torch.Tensor` of shape `[batch, tokens]`, int64): index of the target's best token in the draft
             vocabulary, −1 if the draft vocabulary does not have it.
         lm_head (callable): the target's lm_head, or its rows of the draft vocabulary (`BorrowedRows`).
+        embed (callable): the target's token embeddings.
     """
 
     features: torch.Tensor | None
@@ -35,6 +37,7 @@ class TargetOutputs:
     logits: torch.Tensor
     best: torch.Tensor
     lm_head: Callable[[torch.Tensor], torch.Tensor]
+    embed: Callable[[torch.Tensor], torch.Tensor]
 
 
 class TargetReader:
@@ -47,6 +50,8 @@ class TargetReader:
             objectives without features.
         token_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary.
         packed (`bool`): whether rows hold several texts, separated by positions that restart at 0.
+        all_logits (`bool`, *optional*, defaults to `False`): whether logits of tokens outside the draft vocabulary are
+            kept, for objectives that ask for their probability.
     """
 
     def __init__(
@@ -55,10 +60,11 @@ class TargetReader:
         boundaries: list[int] | None,
         token_ids: torch.Tensor | None = None,
         packed: bool = False,
+        all_logits: bool = False,
     ):
         self.target = target.eval().requires_grad_(False)
         self.boundaries = boundaries
-        self.packed = packed
+        self.packed, self.all_logits = packed, all_logits
         self.token_ids = None if token_ids is None else token_ids.to(target.device)
         vocab_size = num_logits_of(target)
         self._lm_head: Any = target.get_output_embeddings()
@@ -86,12 +92,14 @@ class TargetReader:
                 logits = target(**inputs).logits
             if watched is not None:
                 features = watched.take(logits.device, logits.dtype)
-            embeddings = target.get_input_embeddings()(input_ids)
+            embed = target.get_input_embeddings()
+            embeddings = embed(input_ids)
         best = logits.argmax(dim=-1)
         if self._indices is not None:
             best = self._indices[best]
-            logits = logits.index_select(-1, self.token_ids)
-        return TargetOutputs(features, embeddings, logits, best, self._lm_head)
+            if not self.all_logits:
+                logits = logits.index_select(-1, self.token_ids)
+        return TargetOutputs(features, embeddings, logits, best, self._lm_head, embed)
 
 
 @torch.no_grad()

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, set_seed
 from transformers.trainer_callback import ProgressCallback
 from transformers.utils import logging
 
 from ..loading import DTYPES, load_target, load_tokenizer
-from ..models.structure import num_logits_of
-from ..smollm2 import SMOLLM2_HUB_ID, smollm2_folder
+from ..smollm2 import smollm2_folder
 from .checkpoints import (
     FirstEvaluation,
     LogFile,
@@ -34,24 +32,16 @@ from .checkpoints import (
 from .corpus import Corpus
 from .data import Text
 from .description import describe_run
-from .distill import DistillObjective, new_draft_model
-from .eagle1 import Eagle1Objective
-from .heads import new_head, new_head_config
+from .kinds import KINDS, Kind
 from .options import TrainOptions
-from .packing import Collator, Rows, ids_and_masks, split_texts
+from .packing import Collator, Rows, split_texts
 from .progress import ShortLines
 from .reading import TargetReader, supports_packing
-from .starting import start_from
 from .trainer import DraftArguments, DraftTrainer
-from .ttt import TttObjective
-from .vocabulary import choose_vocabulary, count_tokens
 
 
 logger = logging.get_logger(__name__)
 
-# Default learning rates for a width of 1: this project's own values, not a publication's.
-_RATE_TIMES_WIDTH = {"eagle3": 0.7, "eagle1": 0.12, "draft": 0.5}
-_HIGHEST_RATE = 2e-3
 _BATCH_TOKENS, _FEWEST_STEPS = 16384, 100
 
 
@@ -80,9 +70,9 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     """
     Trains a head or a draft model, or continues a run that was interrupted.
 
-    `options.output` becomes a folder that `EagleHead.from_pretrained` (or `AutoModelForCausalLM`) reads; it also holds
-    `data/`, `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls `train`, and
-    `end_processes` when there is nothing more to train.
+    `options.output` becomes a folder that `EagleHead.from_pretrained` (`BlockHead`, `AutoModelForCausalLM`) reads; it
+    also holds `data/`, `checkpoint-*/`, `log.jsonl` and `result.json`. Every process of `accelerate launch` calls
+    `train`, and `end_processes` when there is nothing more to train.
 
     Args:
         options (`TrainOptions`): options of the run.
@@ -112,9 +102,12 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
         return TrainResult(**done | {"output": output})
     target, tokenizer = _load_target(options, state)
     # The model is checked before the target writes texts for hours: an error afterwards would come too late.
-    start = None if options.start_from is None else start_from(options.start_from, options.kind, target)
-    if start is None and options.kind != "draft":
-        _head_config(options, target)
+    kind = KINDS[options.kind](options, target, tokenizer)
+    start = None
+    if options.start_from is None:
+        kind.check()
+    else:
+        start = kind.start(options.start_from)
     corpus = Corpus(
         options,
         output / "data",
@@ -130,7 +123,7 @@ def train(options: TrainOptions, report: Callable[[str], None] = logger.info) ->
     if texts is None:
         return TrainResult(output=output, finished=False, before={}, after={})
     _check_held_out(output, texts)
-    return _Run(options, output, target, tokenizer, texts, start, report).finish(deadline)
+    return _Run(kind, output, texts, start, report).finish(deadline)
 
 
 def end_processes() -> None:
@@ -149,15 +142,14 @@ class _Run:
 
     def __init__(
         self,
-        options: TrainOptions,
+        kind: Kind,
         output: Path,
-        target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
         texts: list[list[Text]],
         start: tuple[Any, torch.Tensor | None] | None,
         report: Callable[[str], None],
     ):
-        self.options, self.output, self.target, self.tokenizer = options, output, target, tokenizer
+        options, target, tokenizer = kind.options, kind.target, kind.tokenizer
+        self.kind, self.options, self.output, self.target, self.tokenizer = kind, options, output, target, tokenizer
         self.report = report
         set_seed(options.seed)
         packed = supports_packing(target)
@@ -165,23 +157,13 @@ class _Run:
             logger.warning(f"{type(target).__name__} does not keep packed texts apart: one text per row.")
         train, held_out = split_texts(texts, options.eval_texts, options.seed)
         self.num_texts = len(train)
-        model, token_ids = self._new_model(train) if start is None else start
-        self.model = model
-        boundaries = None
-        if options.kind == "draft":
-            objective: nn.Module = DistillObjective(model, options.unroll_steps, packed=packed)
-        else:
-            model.config.target_name = _target_name(options)  # a head from `start_from` may name another target
-            boundaries = model.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
-            if options.kind == "eagle3":
-                objective = TttObjective(model, options.unroll_steps, options.decay, options.recompute)
-            else:
-                objective = Eagle1Objective(model, options.unroll_steps)
+        self.model, token_ids = kind.new(train) if start is None else start
+        self.objective = kind.objective(self.model, packed)
         arguments = self._arguments(len(train_rows := Rows(train, options.max_length, packed, options.seed)))
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.trainer = DraftTrainer(
-            reader=TargetReader(target, boundaries, token_ids, packed),
-            model=objective,
+            reader=TargetReader(target, kind.boundaries(self.model), token_ids, packed, kind.reads_all_logits),
+            model=self.objective,
             args=arguments,
             data_collator=Collator(pad, options.max_length if packed else None),
             train_dataset=train_rows,
@@ -215,68 +197,29 @@ class _Run:
     def _save(self) -> None:
         """Saves the model in the target's dtype, in which it will run, with its recipe; checkpoints keep float32."""
         model = copy.deepcopy(self.trainer.accelerator.unwrap_model(self.trainer.model).model).to(self.target.dtype)
-        model.config.recipe = describe_run(self.options, self.trainer, self.num_texts)
+        model.config.recipe = describe_run(self.kind, self.objective, self.trainer, self.num_texts)
         model.save_pretrained(self.output)
         if self.options.kind == "draft":
             for name in ("is_local", "local_files_only"):  # loading arguments, which transformers would save too
                 self.tokenizer.init_kwargs.pop(name, None)
             self.tokenizer.save_pretrained(self.output)
 
-    def _new_model(self, texts: list[Text]) -> tuple[Any, torch.Tensor | None]:
-        """A new model to train, float32 on the target's device, and its draft vocabulary (`[Vd]` int64) or None."""
-        options, target = self.options, self.target
-        if options.kind != "draft":
-            token_ids = self._vocabulary(texts)
-            size = None if token_ids is None else len(token_ids)
-            return new_head(target, _head_config(options, target, size), token_ids), token_ids
-        model = new_draft_model(
-            target,
-            num_layers=options.num_layers or 2,
-            hidden_size=options.hidden_size,
-            intermediate_size=options.intermediate_size,
-        )
-        return model.to(target.device), None
-
-    def _vocabulary(self, texts: list[Text]) -> torch.Tensor | None:
-        if self.options.kind != "eagle3":
-            return None
-        vocab_size = num_logits_of(self.target)
-        size = self.options.draft_vocab_size
-        if size is None:
-            size = 32000 if vocab_size >= 65536 else 8192
-            size = 0 if size >= vocab_size else size
-        if size in (0, vocab_size):
-            return None
-        masked, everywhere = count_tokens(ids_and_masks(texts), vocab_size)
-        ends = self.target.generation_config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else ends or []
-        token_ids = choose_vocabulary(masked, everywhere, size, ends)
-        share = masked[token_ids].sum() / masked.sum()
-        logger.info(f"The draft vocabulary of {size} tokens holds {share:.2%} of the tokens to be predicted.")
-        return token_ids
-
     def _arguments(self, num_rows: int) -> DraftArguments:
         options = self.options
         cuda = self.target.device.type == "cuda"
-        rate = options.learning_rate
-        if rate is None:
-            model = self.model if options.kind == "draft" else self.target  # a head is as wide as its target
-            width = model.get_input_embeddings().weight.shape[1]
-            rate = min(_RATE_TIMES_WIDTH[options.kind] / width, _HIGHEST_RATE)
         arguments = DraftArguments(
             output_dir=str(self.output),
             use_cpu=options.cpu or not torch.cuda.is_available(),
             bf16=cuda or self.target.dtype in (torch.bfloat16, torch.float16),  # the weights stay in float32
             num_train_epochs=options.epochs,
-            learning_rate=rate,
+            learning_rate=options.learning_rate or self.kind.learning_rate(self.model),
             lr_scheduler_type="cosine",
-            # The share of warm-up is SpecForge's default (scripts/train_eagle3.py); betas, weight decay and the limit
-            # of the norm are those of EAGLE-3 (SafeAILab/EAGLE, eagle/traineagle3/ds_config.json).
-            warmup_steps=0.015,
+            warmup_steps=self.kind.warmup,
+            # Betas and weight decay are those of EAGLE-3 (SafeAILab/EAGLE, eagle/traineagle3/ds_config.json).
             adam_beta1=0.9,
             adam_beta2=0.95,
             weight_decay=0.0,
-            max_grad_norm=0.5,
+            max_grad_norm=self.kind.max_grad_norm,
             save_strategy="steps",
             save_steps=1_000_000_000,  # never: `TimeLimits` requests the checkpoints
             save_total_limit=2,
@@ -330,24 +273,6 @@ class _Run:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.is_file() else None
-
-
-def _target_name(options: TrainOptions) -> str:
-    return options.target or SMOLLM2_HUB_ID
-
-
-def _head_config(options: TrainOptions, target: PreTrainedModel, draft_vocab_size: int | None = None) -> Any:
-    return new_head_config(
-        target,
-        version=1 if options.kind == "eagle1" else 3,
-        target_name=_target_name(options),
-        draft_vocab_size=draft_vocab_size,
-        shares_lm_head=options.shares_lm_head,
-        num_layers=options.num_layers or 1,
-        intermediate_size=options.intermediate_size,
-        aux_layer_ids=None if options.aux_layer_ids is None else list(options.aux_layer_ids),
-        depth=options.unroll_steps,
-    )
 
 
 def _load_target(options: TrainOptions, state: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

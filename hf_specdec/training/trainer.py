@@ -27,7 +27,7 @@ class DraftArguments(TrainingArguments):
 
 class DraftTrainer(Trainer):
     """
-    Trains an objective (`TttObjective`, `Eagle1Objective`, `DistillObjective`) on a target's outputs for every batch.
+    Trains an objective, such as `TttObjective` or `BlockObjective`, on the target's outputs for every batch.
 
     The target is not part of the model: it has no gradients and no optimizer state, is not saved in checkpoints, and
     is not wrapped for several processes. A checkpoint holds the head or draft model as `save_pretrained` writes it,

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ..eagle import EagleHead
-from ..eagle.unroll import check_trainable, unroll
+from ..eagle.unroll import unroll
+from ..whole_texts import check_trainable
 from .losses import masked_mean, soft_cross_entropy
 from .metrics import counts_by_depth
 from .reading import TargetOutputs

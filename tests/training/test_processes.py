@@ -11,9 +11,18 @@ from support.goldens import trained_prompts
 from support.ranks import results_of_ranks
 
 
+OPTIONS = {
+    "eagle3": {"unroll_steps": 2},
+    "dflash": {"block_size": 3, "num_layers": 1, "draft_vocab_size": 100},
+    "dspark": {"block_size": 2, "num_layers": 1, "num_anchors": 16},
+}
+
+
 @pytest.mark.slow
-def test_processes_end_with_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_processes_end_with_the_same_weights(tmp_path: Path, kind: str) -> None:
     """From the first run on: it evaluates before its first step."""
+    (tmp_path / "options.json").write_text(json.dumps({"kind": kind, **OPTIONS[kind]}))
     numbers = random.Random(0)
     prompts = trained_prompts()["prompts"]
     texts = [[token for _ in range(3) for token in numbers.choice(prompts)][:48] for _ in range(60)]

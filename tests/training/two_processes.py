@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -31,9 +32,9 @@ def main(folder: Path) -> None:
         epochs=2.0,
         max_length=64,
         batch_tokens=256,
-        unroll_steps=2,
         cpu=True,
         progress=False,
+        **json.loads((folder / "options.json").read_text()),
     )
     result = train(options)
     write_result(
