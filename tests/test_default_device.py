@@ -107,11 +107,11 @@ SOURCES = sorted(Path(hf_specdec.__file__).parent.rglob("*.py"))
 
 
 def unnamed_devices(source: str) -> list[str]:
-    """Calls of constructors of tensors that name no device; buffers of modules lie where their weights do."""
+    """Calls of constructors of tensors that name no device; buffers and parameters lie where a module does."""
     tree, buffers = ast.parse(source), set()
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     for call in calls:
-        if call.func.attr == "register_buffer":
+        if call.func.attr in ("register_buffer", "Parameter"):
             buffers |= {id(node) for node in ast.walk(call)}
     return [
         f"line {call.lineno}: {ast.unparse(call)}"
