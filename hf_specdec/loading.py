@@ -29,6 +29,9 @@ _LOADERS: dict[str, Any] = {
     "model": AutoModelForCausalLM,
 }
 
+WORDS = ("ngram", "mtp")
+"""Names of drafts that have no files."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -84,8 +87,7 @@ def load_draft(name: str, **kwargs: Any) -> Any:
         return NgramDraft(**kwargs)
     if name == "mtp":
         raise ValueError(
-            "`name`='mtp': this version does not draft with a target's own MTP layers. Name a head, a model, or "
-            "'ngram'."
+            "'mtp': this version does not draft with a target's own MTP layers. Name a head, a model, or 'ngram'."
         )
     check_place(name)
     return _LOADERS[kind_of_draft(name, **kwargs)].from_pretrained(name, **kwargs)
@@ -99,7 +101,7 @@ def load_draft_to(name: str, dtype: torch.dtype, device: str) -> Any:
     Raises:
         ImportError, OSError, ValueError: if no draft can be read.
     """
-    if name in ("ngram", "mtp"):
+    if name in WORDS:
         return load_draft(name)
     check_place(name)
     kind = kind_of_draft(name)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from .. import loading
+from ..block import BlockConfig
 from ..checkpoints.reading import HubOptions
 from .arguments import checked_device, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption
@@ -37,7 +38,9 @@ def doctor(
         Path | None, typer.Option(help="File with prompts, one a line. Default: eight of chat and code.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Tokens that the target answers to each prompt.")] = 96,
-    depth: Annotated[int, typer.Option(min=1, help="Depths of draft tokens to look at.")] = 5,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Depths of draft tokens to look at. Default: 5, of block heads 8.")
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, or auto: that of the target's checkpoint.")
     ] = "auto",
@@ -105,14 +108,16 @@ def _prompts(path: Path) -> tuple[str, ...]:
 def report(diagnosis: Diagnosis, console: Console) -> None:
     """Prints a diagnosis, with the verdict last."""
     config = diagnosis.config
-    console.print(f"{diagnosis.head}: {diagnosis.format}, EAGLE-{config.eagle_version}", markup=False)
+    kind = config.kind if isinstance(config, BlockConfig) else f"EAGLE-{config.eagle_version}"
+    console.print(f"{diagnosis.head}: {diagnosis.format}, {kind}", markup=False)
     vocabulary = f"{config.num_draft_tokens} of {config.vocab_size} tokens"
     layers = config.text_config.num_hidden_layers
     console.print(f"  {layers} layer(s), hidden size {config.hidden_size}, proposes {vocabulary}")
     used, ignored = diagnosis.keys["used"], diagnosis.keys["ignored"]
     console.print(f"  keys: {len(used)} used, {len(ignored)} ignored {', '.join(ignored)}".rstrip(), markup=False)
     for name, reason in diagnosis.conventions.items():
-        console.print(f"  assumed {name}: {reason}", markup=False, soft_wrap=True)
+        verb = "read" if isinstance(config, BlockConfig) else "assumed"
+        console.print(f"  {verb} {name}: {reason}", markup=False, soft_wrap=True)
     if diagnosis.agreements:
         console.print(_table(diagnosis))
         length = diagnosis.tree_acceptance_length
@@ -128,6 +133,7 @@ def _table(diagnosis: Diagnosis) -> Table:
         Column("states", no_wrap=True),
         *(f"top-1 @{depth}" for depth in depths),
         "chain",
+        "log-prob",
         title=title,
         box=None,
     )
@@ -137,5 +143,6 @@ def _table(diagnosis: Diagnosis) -> Table:
             ", ".join(map(str, agreement.boundaries)) or "the last",
             *(f"{share:.2f}" for share in agreement.top1),
             f"{agreement.acceptance_length:.2f}",
+            f"{agreement.log_prob:.2f}",
         )
     return table

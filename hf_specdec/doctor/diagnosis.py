@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..block import BlockConfig
 from ..eagle import EagleConfig
+from .measuring import Chains
 
 
 CLEARLY_BETTER = 1.05
 """
 Ratio of accepted draft tokens per step above which (by 0.02 at least) an alternative reading is recommended; noise on
 a few hundred tokens is below it.
+"""
+CLEARLY_LIKELIER = 0.01
+"""
+Mean log-probability per token by which an alternative reading of a block head must be likelier to be recommended, and
+by three standard errors at least: some mistakes hardly move acceptance.
 """
 WEAK = 1.25
 """Acceptance length of a chain below which a head is not worth its time."""
@@ -26,11 +34,13 @@ class Agreement:
 
     Args:
         name (`str`): name of the reading.
-        changes (`dict`): arguments of `EagleHead.from_pretrained` for the reading.
+        changes (`dict`): arguments of the head's `from_pretrained` for the reading.
         boundaries (`list[int]`): the target's hidden states that the head reads.
         top1 (`list[float]`): by depth, share of the tokens of the target's text that are the head's best token.
         acceptance_length (`float`): mean tokens per step, the bonus token included, of greedy chains of that depth
             from every token of the text.
+        log_prob (`float`): mean log-probability that the head gives to the tokens of the text, over all depths.
+        log_probs (`torch.Tensor` of shape `[rows]`): the same of each chain.
     """
 
     name: str
@@ -38,13 +48,39 @@ class Agreement:
     boundaries: list[int]
     top1: list[float]
     acceptance_length: float
+    log_prob: float
+    log_probs: torch.Tensor = field(repr=False)
 
     @classmethod
-    def from_hits(cls, hits: torch.Tensor, **fields: Any) -> Agreement:
-        """The agreement from `hits` `[rows, depths]` bool of chains from every token, see `hits_on`."""
-        hits = hits.double()
-        length = 1 + hits.cumprod(dim=1).sum(dim=1).mean()
-        return cls(top1=hits.mean(dim=0).tolist(), acceptance_length=float(length), **fields)
+    def of(cls, chains: Sequence[Chains], **fields: Any) -> Agreement:
+        """The agreement of chains from every token of some texts."""
+        hits = torch.cat([some.hits for some in chains]).double()
+        log_probs = torch.cat([some.log_probs for some in chains]).double()
+        return cls(
+            top1=hits.mean(dim=0).tolist(),
+            acceptance_length=float(1 + hits.cumprod(dim=1).sum(dim=1).mean()),
+            log_prob=float(log_probs.nanmean()),
+            log_probs=log_probs.nanmean(dim=1),
+            **fields,
+        )
+
+    def accepts_more_than(self, other: Agreement) -> bool:
+        """Whether more draft tokens are accepted, clearly; without the bonus token, which plain decoding has too."""
+        return self.acceptance_length - 1 > (other.acceptance_length - 1) * CLEARLY_BETTER + 0.02
+
+    def is_likelier_than(self, other: Agreement) -> bool:
+        """
+        Whether the target's tokens are likelier, clearly: chain by chain. Neighbouring chains share tokens, so the
+        standard error is that of means over runs as long as a chain.
+        """
+        gains = self.log_probs - other.log_probs
+        gains = gains[gains.isfinite()]
+        runs = [run.mean() for run in gains.split(len(self.top1))] if len(gains) else []
+        if len(runs) < 2:
+            return False
+        means = torch.stack(runs)
+        error = means.std() / len(means) ** 0.5
+        return bool(means.mean() > max(CLEARLY_LIKELIER, 3 * float(error)))
 
 
 @dataclass(eq=False)
@@ -55,8 +91,8 @@ class Diagnosis:
     Args:
         head (`str`), target (`str`): names of head and target.
         format (`str`): published format of the head.
-        config (`EagleConfig`): config of the head, as read.
-        conventions (`dict[str, str]`): assumed conventions, with reasons.
+        config (`EagleConfig` or `BlockConfig`): config of the head, as read.
+        conventions (`dict[str, str]`): assumed conventions, with reasons; of block heads all of them.
         keys (`dict[str, list[str]]`): "used" and "ignored" keys of the checkpoint.
         agreements (`list[Agreement]`): the agreement as read, then that of every alternative reading.
         num_tokens (`int`): number of tokens that the target wrote.
@@ -68,7 +104,7 @@ class Diagnosis:
     head: str
     target: str
     format: str
-    config: EagleConfig
+    config: EagleConfig | BlockConfig
     conventions: dict[str, str]
     keys: dict[str, list[str]] = field(repr=False)
     agreements: list[Agreement] = field(default_factory=list)
@@ -82,11 +118,23 @@ class Diagnosis:
 
     @property
     def best(self) -> Agreement:
-        """The reading to use: as read, unless an alternative is clearly better."""
+        """
+        The reading to use: as read, unless an alternative is clearly better: accepts more, or, if none does, accepts
+        no less and gives the target's tokens a higher probability. (Not of EAGLE heads, whose later steps read what
+        earlier ones made up: a norm too many may flatten them.)
+        """
+        as_read = self.as_read
         best = max(self.agreements, key=lambda agreement: agreement.acceptance_length)
-        # The ratio is taken without the bonus token, which plain decoding has too.
-        is_clear = best.acceptance_length - 1 > (self.as_read.acceptance_length - 1) * CLEARLY_BETTER + 0.02
-        return best if is_clear and best.acceptance_length >= WEAK else self.as_read
+        if not best.accepts_more_than(as_read):
+            if not isinstance(self.config, BlockConfig):
+                return as_read
+            likelier = [
+                other
+                for other in self.agreements
+                if other.is_likelier_than(as_read) and not as_read.accepts_more_than(other)
+            ]
+            best = max(likelier, key=lambda agreement: agreement.log_prob, default=as_read)
+        return best if best.acceptance_length >= WEAK else as_read
 
     @property
     def is_good(self) -> bool:
@@ -102,7 +150,9 @@ class Diagnosis:
         if best is not self.as_read:
             return (
                 f"The head is misread: {best.name} raises the acceptance length from "
-                f"{self.as_read.acceptance_length:.2f} to {best.acceptance_length:.2f}. Load it with {self.fix}."
+                f"{self.as_read.acceptance_length:.2f} to {best.acceptance_length:.2f}, and the mean log-probability "
+                f"of the target's tokens from {self.as_read.log_prob:.2f} to {best.log_prob:.2f}. Load it with "
+                f"{self.fix}."
             )
         if best.acceptance_length < WEAK:
             return (
@@ -116,4 +166,5 @@ class Diagnosis:
     def fix(self) -> str:
         """Code that loads the head under the best reading."""
         arguments = "".join(f", {name}={value!r}" for name, value in self.best.changes.items())
-        return f"`EagleHead.from_pretrained({self.head!r}{arguments})`"
+        kind = "BlockHead" if isinstance(self.config, BlockConfig) else "EagleHead"
+        return f"`{kind}.from_pretrained({self.head!r}{arguments})`"

@@ -9,15 +9,20 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..block import BlockHead
+from ..block.formats import read_block
 from ..checkpoints.reading import Checkpoint, HubOptions
-from ..drafters import EagleDrafter
+from ..drafters import as_drafter
 from ..eagle import EagleHead
 from ..eagle.formats import read_head
+from ..loading import kind_of_draft
 from ..models.structure import execution_device
 from ..trees import TokenTree
+from .along_text import Head
 from .diagnosis import Agreement, Diagnosis
-from .measuring import ReadText, Text, hits_on, tree_acceptance_length, write
-from .readings import readings, reread
+from .mask_tokens import likely_mask_token
+from .measuring import ReadText, Text, chains_on, tree_acceptance_length, write
+from .readings import Reading, readings, reread
 
 
 logger = logging.get_logger(__name__)
@@ -44,7 +49,7 @@ def diagnose(
     options: HubOptions | None = None,
     prompts: Sequence[str] = PROMPTS,
     max_new_tokens: int = 96,
-    depth: int = 5,
+    depth: int | None = None,
     report: Callable[[str], None] = logger.info,
     **changes: Any,
 ) -> Diagnosis:
@@ -60,31 +65,33 @@ def diagnose(
         prompts (`Sequence[str]`, *optional*): prompts that the target answers greedily, with the tokenizer's chat
             template if it has one.
         max_new_tokens (`int`, *optional*, defaults to 96): most tokens of each answer.
-        depth (`int`, *optional*, defaults to 5): number of depths to examine.
+        depth (`int`, *optional*): number of depths to examine, at most as many as a block head drafts. Defaults to 5,
+            of block heads to 8.
         report (callable, *optional*): receives a line for every answer and every reading, as soon as it is there.
             Defaults to the log.
-        changes: fields of `EagleConfig` that override the checkpoint's, as in `EagleHead.from_pretrained`.
+        changes: fields of the head's config that override the checkpoint's, as in its `from_pretrained`.
 
     Raises:
-        OSError: if the checkpoint does not exist, as in `EagleHead.from_pretrained`.
+        OSError: if the checkpoint does not exist, as in `from_pretrained`.
         ValueError: if the checkpoint cannot be read, there are no prompts, or no answer is longer than `depth`.
     """
     if isinstance(prompts, str) or not prompts:
         raise ValueError(f"`prompts` must hold texts for the target to answer, but is {prompts!r}. Give at least one.")
     options = options or HubOptions()
     # The head is loaded in the target's dtype: a later conversion would round the rotary embedding's frequencies.
-    model = EagleHead.from_pretrained(head, **options.as_arguments(), dtype=target.dtype, **changes)
+    is_block = kind_of_draft(head, **options.as_arguments()) == "block"
+    head_class: Any = BlockHead if is_block else EagleHead
+    model = head_class.from_pretrained(head, **options.as_arguments(), dtype=target.dtype, **changes)
     diagnosis = Diagnosis(
         head=head,
         target=target.name_or_path,
         format=model.config.source_format or "hf_specdec",
         config=model.config,
         conventions=dict(model.config.conventions or {}),
-        keys=_keys(head, options),
+        keys=_keys(head, options, read_block if is_block else read_head),
     )
-    drafter = EagleDrafter(model)
     try:
-        drafter.check(target, TokenTree.chain(1))
+        as_drafter(model).check(target, TokenTree.chain(1))
     except ValueError as error:
         diagnosis.problem = str(error)
         return diagnosis
@@ -94,33 +101,47 @@ def diagnose(
         report(f"The target answers prompt {number} of {len(prompts)}.")
         texts.append(write(target, tokenizer, prompt, max_new_tokens))
     diagnosis.num_tokens = sum(text.num_new_tokens for text in texts)
-    diagnosis.agreements = _agreements(model, target, texts, depth, report)
+    diagnosis.agreements = agreements_on(model, target, texts, depth, report)
     best = reread(model, diagnosis.best.changes)
     report("The target answers again, with the head's default tree.")
     diagnosis.tree_acceptance_length = tree_acceptance_length(best, target, texts)
     return diagnosis
 
 
-def _keys(head: str, options: HubOptions) -> dict[str, list[str]]:
-    reading = read_head(Checkpoint.read(head, options))
+def _keys(head: str, options: HubOptions, read: Callable[[Checkpoint], Any]) -> dict[str, list[str]]:
+    reading = read(Checkpoint.read(head, options))
     return {"used": sorted(reading.weights), "ignored": sorted(reading.ignored)}
 
 
-def _agreements(
-    head: EagleHead, target: PreTrainedModel, texts: list[Text], depth: int, report: Callable[[str], None]
+def agreements_on(
+    head: Head, target: PreTrainedModel, texts: list[Text], depth: int | None, report: Callable[[str], None]
 ) -> list[Agreement]:
     """The agreement of each reading, the head as read first."""
     tried = readings(head.config, target.config)
     heads = [reread(head, changes) for _, changes in tried]
+    if isinstance(head, BlockHead):
+        depth = min(8 if depth is None else depth, *(variant.num_drafts for variant in heads))
+    depth = 5 if depth is None else depth
     read = [ReadText.of(text, heads, target) for text in texts if text.num_new_tokens > depth]
     if not read:
         raise ValueError(f"`max_new_tokens`: the answers are too short to look at {depth} depths. Ask for more.")
+    if isinstance(head, BlockHead):
+        report("The head tells which token it takes for a mask.")
+        for name, changes in _masks(head, target, read[0], depth):
+            tried.append((name, changes))
+            heads.append(reread(head, changes))
     num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
     agreements = []
     for (name, changes), variant in zip(tried, heads, strict=True):
-        hits = torch.cat([hits_on(text, variant, target, depth) for text in read])
+        chains = [chains_on(text, variant, target, depth) for text in read]
         boundaries = variant.config.aux_boundaries(num_layers)
-        agreements.append(Agreement.from_hits(hits, name=name, changes=changes, boundaries=boundaries))
+        agreements.append(Agreement.of(chains, name=name, changes=changes, boundaries=boundaries))
         length = agreements[-1].acceptance_length
         report(f"Reading {len(agreements)} of {len(tried)}, {name}: {length:.2f} tokens a step.")
     return agreements
+
+
+def _masks(head: BlockHead, target: PreTrainedModel, read: ReadText, depth: int) -> list[Reading]:
+    """Another mask token, if the head answers better to one."""
+    token = likely_mask_token(head, target, read, depth)
+    return [] if token == head.config.mask_token else [(f"mask token {token}", {"mask_token_id": token})]

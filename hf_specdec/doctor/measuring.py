@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,13 +10,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..benchmarking.contenders import GREEDY
 from ..benchmarking.prompts import encode_turns
-from ..drafters import EagleDrafter
-from ..drafters.heads import Borrowed, borrowed_lm_head
-from ..eagle import EagleHead
-from ..eagle.unroll import unroll
+from ..drafters import as_drafter
 from ..forwards.features import watch_features
 from ..metrics import metrics_of_last_call
 from ..models.structure import execution_device, keeping_one_logit
+from .along_text import Head, Rows, logits_along
+
+
+LEAST = -15.0
+"""The lowest log-probability that counts: one token that a head would never draft weighs no more than that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +62,15 @@ class ReadText:
     features: dict[int, torch.Tensor]
     last: torch.Tensor
 
+    def rows(self, head: Head, target: PreTrainedModel, depth: int) -> Rows:
+        """What a head reads along the text, for chains of `depth` tokens after every new token."""
+        layers = head.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
+        features = torch.cat([self.features[layer] for layer in layers], dim=-1) if layers else self.last
+        return Rows.of(head, target, self.text.ids, features, self.text.prompt_length, depth)
+
     @classmethod
     @torch.no_grad()
-    def of(cls, text: Text, heads: list[EagleHead], target: PreTrainedModel) -> ReadText:
+    def of(cls, text: Text, heads: Sequence[Head], target: PreTrainedModel) -> ReadText:
         """Forwards the target once over a text, for all heads, which are of one dtype."""
         num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
         watched = sorted(set().union(*(head.config.aux_boundaries(num_layers) for head in heads)))
@@ -73,44 +82,60 @@ class ReadText:
         return cls(text, dict(zip(watched, taken.chunk(len(watched), dim=-1), strict=True)), taken[:, :0])
 
 
-@torch.no_grad()
-def hits_on(read: ReadText, head: EagleHead, target: PreTrainedModel, depth: int) -> torch.Tensor:
+@dataclass(frozen=True, eq=False)
+class Chains:
     """
-    Hits of chains that start after every new token and draft the tokens of the text: whether the head's best token is
-    the target's.
+    Chains that start after every new token of a text and draft the text's tokens.
 
-    A greedy chain of row r accepts as many tokens as the row has hits before its first miss.
+    Args:
+        hits (`torch.Tensor` of shape `[rows, depth]`, bool): whether the head's best token is the target's. A greedy
+            chain of row r accepts as many tokens as the row has hits before its first miss.
+        log_probs (`torch.Tensor` of shape `[rows, depth]`, float32): the head's log-probability of the target's token,
+            at least `LEAST`; NaN where that is not in the draft vocabulary.
+    """
+
+    hits: torch.Tensor
+    log_probs: torch.Tensor
+
+
+@torch.no_grad()
+def chains_on(read: ReadText, head: Head, target: PreTrainedModel, depth: int) -> Chains:
+    """
+    Measures a head along a text; row r of the result is the chain whose root is new token r.
 
     Args:
         read (`ReadText`): a text with more than `depth` new tokens, read for this head.
-        head (`EagleHead`): the head.
+        head (`EagleHead` or `BlockHead`): the head.
         target (`PreTrainedModel`): its target, whose embeddings and lm_head it may use.
         depth (`int`): length of the chains.
-
-    Returns:
-        `torch.Tensor`: `[rows, depth]` bool; row r is the chain whose root is new token r.
     """
-    text, ids = read.text, read.text.ids.to(head.device)
-    layers = head.config.aux_boundaries(target.config.get_text_config(decoder=True).num_hidden_layers)
-    features = torch.cat([read.features[layer] for layer in layers], dim=-1) if layers else read.last
-    features = features.to(head.device)
-    embed = Borrowed(target.get_input_embeddings(), target.dtype) if head.embed_tokens is None else head.embed_tokens
-    lm_head = borrowed_lm_head(head, target) if head.lm_head is None else head.lm_head
-    first, last = text.prompt_length - 1, len(ids) - 1 - depth  # rows whose next token the target wrote
-    hits = []
-    for step, states in enumerate(unroll(head, features, embed(ids[None]).to(head.dtype), depth)):
-        best = lm_head(states[0, first:last]).argmax(dim=-1)
-        best = best if head.target_ids is None else head.target_ids[best]
-        hits.append(best == ids[first + 2 + step : last + 2 + step])
-    return torch.stack(hits, dim=1)
+    rows = read.rows(head, target, depth)
+    hits, log_probs = [], []
+    for step, (drafted, logits) in enumerate(logits_along(head, rows)):
+        tokens, best = rows.tokens(step), drafted.argmax(dim=-1)
+        hits.append((best if head.target_ids is None else head.target_ids[best]) == tokens)
+        log_probs.append(log_probs_of(head, logits, tokens))
+    return Chains(torch.stack(hits, dim=1), torch.stack(log_probs, dim=1))
 
 
-def tree_acceptance_length(head: EagleHead, target: PreTrainedModel, texts: list[Text]) -> float:
+def log_probs_of(head: Head, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities `[rows]` of the target's `tokens` `[rows]` by `logits` `[rows, draft vocab]`, see `Chains`."""
+    known = None
+    if head.target_ids is not None:
+        index = torch.full((head.config.vocab_size,), -1, device=tokens.device)
+        index[head.target_ids] = torch.arange(len(head.target_ids), device=tokens.device)
+        tokens = index[tokens]
+        known, tokens = tokens >= 0, tokens.clamp(min=0)
+    found = logits.float().log_softmax(dim=-1).gather(-1, tokens[:, None])[:, 0].clamp(min=LEAST)
+    return found if known is None else found.where(known, torch.nan)
+
+
+def tree_acceptance_length(head: Head, target: PreTrainedModel, texts: list[Text]) -> float:
     """Tokens per step, the bonus token included, when the texts are generated again with the head's default tree."""
     accepted = drafts = 0
     for text in texts:
         ids = text.ids[None, : text.prompt_length]
-        options = {"max_new_tokens": text.num_new_tokens, "tree": EagleDrafter(head).default_tree, **GREEDY}
+        options = {"max_new_tokens": text.num_new_tokens, "tree": as_drafter(head).default_tree, **GREEDY}
         target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=head, **options)
         metrics = metrics_of_last_call()
         accepted, drafts = accepted + metrics.num_accepted_tokens, drafts + metrics.num_drafts

@@ -123,11 +123,7 @@ def _remedy(assistant: Any) -> str:
     if isinstance(assistant, type):
         return f" Pass an instance of it{f', `{assistant.__name__}()`' if issubclass(assistant, NgramDraft) else ''}."
     if isinstance(assistant, str | PathLike):
-        name = str(assistant)
-        return (
-            f" Load it first: `AutoModelForCausalLM.from_pretrained({name!r})`, or for a head "
-            f"`EagleHead.from_pretrained({name!r})`."
-        )
+        return f" Load it first: `hf_specdec.load_draft({str(assistant)!r})`."
     return ""
 
 

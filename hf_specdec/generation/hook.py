@@ -6,6 +6,7 @@ transformers. The speculative code is imported with the first speculative call.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from importlib import import_module
 from os import PathLike
@@ -42,6 +43,7 @@ def install() -> None:
     _add_options()
     if hasattr(GenerationMixin._assisted_decoding, "__wrapped__"):
         return
+    _wrap_generate(GenerationMixin)
     _wrap_generation_mode()
     _wrap_validation(GenerationMixin)
     _wrap_assisted_decoding(GenerationMixin)
@@ -54,8 +56,8 @@ def install() -> None:
 def is_speculative(generation_config: Any, assistant_model: Any) -> bool:
     """
     Whether hf_specdec serves a `generate` call: it names a tree or a `SpeculativeConfig`, or its assistant is a
-    drafter or head of hf_specdec. So is one whose assistant is a name or a class, to be refused with a remedy:
-    transformers fails on it without one.
+    drafter or head of hf_specdec. So is one whose assistant is a class (or a name, where `generate` has not loaded
+    it), to be refused with a remedy: transformers fails on it without one.
     """
     if generation_config.tree is not None or generation_config.speculative_config is not None:
         return True
@@ -112,7 +114,32 @@ def _register_configs() -> None:
             import_module(name)
 
 
+def _loaded(model: Any, assistant_model: Any) -> Any:
+    """The draft of an assistant that is a name; any other is returned as it is."""
+    if not isinstance(assistant_model, str | PathLike):
+        return assistant_model
+    from .named_drafts import named_draft
+
+    return named_draft(model, assistant_model)
+
+
 # ---------------------------------------------------------------------------------------------------- wrapped methods
+
+
+def _wrap_generate(mixin: Any) -> None:
+    """What `assistant_model` names is loaded, and is from then on as if it had been passed itself."""
+    original = mixin.generate
+    position = list(inspect.signature(original).parameters).index("assistant_model") - 1  # without self
+
+    @functools.wraps(original)
+    def generate(self, *args, **kwargs):
+        if "assistant_model" in kwargs:
+            kwargs["assistant_model"] = _loaded(self, kwargs["assistant_model"])
+        elif len(args) > position:
+            args = (*args[:position], _loaded(self, args[position]), *args[position + 1 :])
+        return original(self, *args, **kwargs)
+
+    mixin.generate = generate
 
 
 def _wrap_generation_mode() -> None:
@@ -224,6 +251,8 @@ def _wrap_batches(mixin: Any, name: str) -> None:
             return original(self, *args, **given)
         from ..batching.methods import METHODS
 
+        if "assistant_model" in given:
+            given["assistant_model"] = _loaded(self, given["assistant_model"])
         return METHODS[name](self, *args, **given)
 
     setattr(mixin, name, method)
@@ -244,7 +273,8 @@ def _let_pipelines_take_drafts() -> None:
     """
     Wraps the function by which a pipeline prepares its assistant, once. It compares the vocabularies and end tokens of
     two language models: heads and drafters have neither of their own, and draft in the target's tokens; so does a
-    model whose vocabulary is only padded otherwise.
+    model whose vocabulary is only padded otherwise. Named language models are left to transformers, which loads their
+    tokenizers too.
     """
     from transformers.pipelines import base
 
@@ -254,6 +284,11 @@ def _let_pipelines_take_drafts() -> None:
 
     @functools.wraps(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
+        if isinstance(assistant_model, str | PathLike):
+            from .named_drafts import names_own_draft
+
+            if names_own_draft(model, assistant_model):
+                assistant_model = _loaded(model, assistant_model)
         if isinstance(assistant_model, type) or _is_own(assistant_model):
             from ..drafters import as_drafter
 

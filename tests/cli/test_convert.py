@@ -10,6 +10,7 @@ from support.eagle import EAGLE_1, GOLDENS, equal_weights
 from support.goldens import TINY_TARGET
 from typer.testing import CliRunner
 
+from hf_specdec import BlockHead
 from hf_specdec.cli import build_app
 from hf_specdec.eagle import EagleHead
 
@@ -55,6 +56,29 @@ def test_the_tree_of_the_head_and_its_layers(tmp_path: Path) -> None:
     assert "assumed aux_layer_ids: [1, 4, 5]: boundaries" in text
     config = EagleHead.from_pretrained(tmp_path / "back").config
     assert config.default_tree == tree and config.aux_layer_ids == [1, 4, 5]
+
+
+@pytest.mark.parametrize("golden, format", [("dflash2", "zlab"), ("dspark", "speculators"), ("jetspec", "hf_specdec")])
+def test_block_heads(golden: str, format: str, tmp_path: Path) -> None:
+    code, text = convert(GOLDENS / golden, tmp_path, "--to", format, "--set", "block_size=5")
+    assert code == 0, text
+    assert f"→ {format}" in text and "read block_size: 5" in text
+    source, head = BlockHead.from_pretrained(GOLDENS / golden), BlockHead.from_pretrained(tmp_path)
+    assert equal_weights(source, head) and head.config.block_size == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--to", "safeailab"), "'safeailab' is not one of hf_specdec, zlab, deepspec, speculators"),
+        (("--to", "zlab", "--set", "anchor_first=true"), "`anchor_first`=True: the format zlab cannot say so"),
+        (("--set", "norm_output=true"), "must be NAME=VALUE with a field of BlockConfig"),
+    ],
+)
+def test_what_block_heads_cannot_be(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    code, text = convert(GOLDENS / "dflash", tmp_path / "output", *arguments)
+    assert code == 2 and message in text
+    assert not (tmp_path / "output").exists()
 
 
 def test_target(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.eagle import GOLDENS
 from support.goldens import TINY_TARGET, trained_prompts, trained_tokenizer
 from typer.testing import CliRunner
 
-from hf_specdec import EagleHead, loading
+from hf_specdec import BlockHead, EagleHead, loading
 from hf_specdec.cli import build_app
 
 
@@ -62,6 +62,15 @@ def test_a_misread_head(prompts: Path, tmp_path: Path) -> None:
     code, text = doctor(TINY_TARGET, tmp_path / "head", "--text", prompts)
     assert code == 1
     assert "verdict: The head is misread" in text and "norm_before_residual=True" in text
+
+
+def test_block_heads(prompts: Path, tmp_path: Path) -> None:
+    code, text = doctor(TINY_TARGET, GOLDENS / "dflash", "--text", prompts)
+    assert code == 0, text
+    assert "zlab_dflash, dflash" in text and "read anchor_first: False: row 1 predicts" in text and "log-prob" in text
+    BlockHead.from_pretrained(GOLDENS / "dflash", anchor_first=True).save_pretrained(tmp_path / "head")
+    code, text = doctor(TINY_TARGET, tmp_path / "head", "--text", prompts)
+    assert code == 1 and f"`BlockHead.from_pretrained('{tmp_path / 'head'}', anchor_first=False)`" in text
 
 
 def test_placement_and_dtype(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

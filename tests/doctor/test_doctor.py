@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import EagleConfig, EagleHead
 from hf_specdec.doctor import Diagnosis, diagnose, examination
-from hf_specdec.doctor.measuring import ReadText, Text, hits_on
+from hf_specdec.doctor.measuring import Chains, ReadText, Text, chains_on
 from hf_specdec.doctor.readings import readings, reread
 
 
@@ -202,7 +202,7 @@ def test_agreement_is_that_of_real_chains(name: str) -> None:
             return_dict_in_generate=True,
         )
         read = ReadText.of(Text(out.sequences[0], len(prompt)), [head.eval()], target)
-        hits = hits_on(read, head, target, depth)
+        hits = chains_on(read, head, target, depth).hits
         simulated = hits.long().cumprod(dim=1).sum(dim=1).tolist()
         root, expected, real = 0, [], []
         for accepted in out.speculation.accepted_per_step[0]:
@@ -219,7 +219,7 @@ def test_agreement_is_that_of_real_chains(name: str) -> None:
 def test_what_the_figures_say() -> None:
     """Chains of 2 and 0 accepted tokens."""
     hits = torch.tensor([[True, True, False], [False, True, True]])
-    agreement = examination.Agreement.from_hits(hits, name="a", changes={}, boundaries=[])
+    agreement = examination.Agreement.of([Chains(hits, hits.log())], name="a", changes={}, boundaries=[])
     assert agreement.top1 == [0.5, 1.0, 0.5]
     assert agreement.acceptance_length == 2.0
 

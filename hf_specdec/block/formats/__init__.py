@@ -8,16 +8,26 @@ the target are the format's word.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...checkpoints.carried import carried_fields, with_carried_fields
 from ...checkpoints.kinds import refuse_other_kinds
 from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint, without_prefix
+from ...checkpoints.target_files import TargetFiles
 from . import deepspec, native, peagle, specforge, speculators, zlab
+from .writing import check_round_trip
 
 
-__all__ = ["read_block"]
+if TYPE_CHECKING:
+    from ..modeling_block import BlockHead
+
+__all__ = ["WRITERS", "read_block", "write_block"]
 
 # z-lab's format is that of many others, and is taken where no other format matches.
 _FORMATS = (native, peagle, speculators, deepspec, specforge)
+WRITERS = {module.NAME: module for module in (zlab, deepspec, speculators)}
 
 
 def read_block(checkpoint: Checkpoint) -> PublishedHead:
@@ -31,7 +41,34 @@ def read_block(checkpoint: Checkpoint) -> PublishedHead:
     refuse_other_kinds(checkpoint.name, "block", checkpoint.config, checkpoint.weights)
     _refuse_unread_kinds(checkpoint)
     format = next((format for format in _FORMATS if format.matches(checkpoint)), zlab)
-    return format.read(checkpoint)
+    return with_carried_fields(format.read(checkpoint), checkpoint)
+
+
+def write_block(head: BlockHead, folder: str | Path, format: str, target: TargetFiles | None = None) -> Path:
+    """
+    Writes a head in another format than ours (which `head.save_pretrained` writes). Fields of the config that have no
+    place in the format, and on which no logits depend (such as `default_tree`), go into an object `hf_specdec` of
+    config.json, which other libraries ignore. A copy of the target's embeddings or lm_head counts as the head's own
+    when it is read again, and is logged.
+
+    Args:
+        head (`BlockHead`): the head.
+        folder (`str`): the folder to write to, created if there is none.
+        format (`str`): one of `WRITERS`.
+        target (`TargetFiles`, *optional*): the target's files, for formats that copy its tensors or name its layers.
+
+    Returns:
+        `Path`: the file with the weights.
+
+    Raises:
+        ValueError: if the format is unknown, cannot hold the head, or needs the target; nothing is written then.
+    """
+    if format not in WRITERS:
+        raise ValueError(f"`format` must be one of {', '.join(map(repr, WRITERS))}, but is {format!r}.")
+    writing = WRITERS[format].write(head, target)
+    writing.config |= carried_fields(head.config, None if target is None else target.name)
+    check_round_trip(head.config, read_block(writing.as_checkpoint()).config, format, target)
+    return writing.save(folder)
 
 
 def _refuse_unread_kinds(checkpoint: Checkpoint) -> None:

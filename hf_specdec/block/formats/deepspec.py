@@ -8,12 +8,21 @@ heads have embeddings and an lm_head of their own; Gemma 4 scales its embeddings
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ...checkpoints.keys import Keys
 from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.target_files import TargetFiles
+from ...checkpoints.writing import Writing, check_expressible, published_layers
+from ...head_layers import windows_of
 from .backbone import KIND, Backbone, causality, read_backbone
 from .gemma import gemma_layer_config
+from .writing import boundaries, check_family, dspark_options, outputs, weights_of, with_copies
 
+
+if TYPE_CHECKING:
+    from ..modeling_block import BlockHead
 
 NAME = "deepspec"
 DEFAULT_BLOCK = 7
@@ -57,3 +66,46 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
         window_is_causal=window_is_causal,
         **fields,
     )
+
+
+def write(head: BlockHead, target: TargetFiles | None = None) -> Writing:
+    """
+    The head as DeepSpec publishes heads, with embeddings and an lm_head. DeepSpec's blocks are never causal, and its
+    heads have no sliding windows.
+
+    Raises:
+        ValueError: if the format cannot express the head, or needs the target.
+    """
+    config, layers = head.config, head.config.text_config
+    is_gemma = layers.model_type == "gemma4_text"
+    known: dict[str, Any] = {name: getattr(config, name) for name in ("markov_rank", "has_confidence_head")}
+    known |= {"anchor_first": True, "causal": False, "draft_vocab_size": None}
+    if is_gemma:
+        known["embedding_scale"] = float(config.hidden_size) ** 0.5
+        known["final_logit_softcapping"] = config.final_logit_softcapping
+    check_family(config, NAME, **known)
+    check_expressible(layers, {"model_type": ("qwen3", "gemma4_text")}, NAME)
+    if any(windows_of(layers)):
+        check_expressible(layers, {"sliding_window": None}, NAME)
+    read = boundaries(config, target, NAME)
+    if target is not None and target.num_layers in read:
+        raise ValueError(
+            f"`aux_layer_ids`={read}: the format {NAME} cannot say so; its heads do not read the output of the last "
+            "layer. Write it as speculators or hf_specdec."
+        )
+    dtype = str(head.dtype).removeprefix("torch.")
+    fields = layers.to_dict() | {"dtype": dtype} if is_gemma else published_layers(layers, head.dtype)
+    fields |= {
+        "architectures": [_GEMMA if is_gemma else _QWEN],
+        "block_size": config.block_size,
+        "target_layer_ids": outputs(read, NAME, knows_embeddings=True),
+        "mask_token_id": config.mask_token_id,
+        **dspark_options(config),
+    }
+    if target is not None:
+        fields["num_target_layers"] = target.num_layers
+    if config.final_logit_softcapping is not None:
+        fields["final_logit_softcapping"] = config.final_logit_softcapping
+    if config.target_hidden_size != config.hidden_size:
+        fields["target_hidden_size"] = config.target_hidden_size
+    return Writing(fields, with_copies(weights_of(head), head, target, NAME, "has_embeddings", "has_lm_head"))

@@ -7,11 +7,20 @@ SpecForge writes the same.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ...checkpoints.keys import Keys
 from ...checkpoints.published import PublishedHead, section
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.target_files import TargetFiles
+from ...checkpoints.writing import Writing, check_expressible, published_layers
+from ...head_layers import windows_of
 from .backbone import KIND, Backbone, causality, read_backbone
+from .writing import boundaries, check_dflash2, check_family, dflash2_options, outputs, weights_of
 
+
+if TYPE_CHECKING:
+    from ..modeling_block import BlockHead
 
 NAME = "zlab"
 DEFAULT_BLOCK = 16
@@ -53,3 +62,46 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
         causal=causal,
         window_is_causal=window_is_causal,
     )
+
+
+def write(head: BlockHead, target: TargetFiles | None = None) -> Writing:
+    """
+    The head as z-lab publishes heads, which share embeddings and lm_head with the target; JetSpec's are written so
+    too.
+
+    Raises:
+        ValueError: if the format cannot express the head.
+    """
+    config, layers = head.config, head.config.text_config
+    is_dflash2 = config.kind == "dflash2"
+    known: dict[str, Any] = {"anchor_first": False, "has_embeddings": False, "has_lm_head": False}
+    known |= {"draft_vocab_size": None}
+    scales = ("embedding_scale", "output_multiplier", "final_logit_softcapping")
+    if is_dflash2:
+        parts = ("conv_kernel_size", "selector_rank")
+        known |= {name: getattr(config, name) for name in (*parts, *scales)}
+    check_family(config, NAME, **known)
+    check_expressible(layers, {"model_type": "qwen3"}, NAME)
+    options: dict[str, Any] = {"mask_token_id": config.mask_token_id}
+    if config.aux_layer_ids is not None or target is not None:
+        read = boundaries(config, target, NAME)
+        options["target_layer_ids"] = outputs(read, NAME, knows_embeddings=False)
+    if config.causal:
+        options["causal_head"] = True
+    elif any(windows_of(layers)) and not config.window_is_causal:
+        options["is_causal"] = False
+    if is_dflash2:
+        check_dflash2(config, NAME)
+        options |= dflash2_options(config) | {
+            "input_embedding_scale": config.embedding_scale,
+            "output_multiplier": config.output_multiplier,
+            "final_logit_softcapping": config.final_logit_softcapping,
+        }
+    fields: dict[str, Any] = {"architectures": ["DFlash2DraftModel" if is_dflash2 else "DFlashDraftModel"]}
+    fields |= published_layers(layers, head.dtype)
+    fields |= {"block_size": config.block_size, "dflash_config": options}
+    if target is not None:
+        fields["num_target_layers"] = target.num_layers
+    if config.target_hidden_size != config.hidden_size:
+        fields["target_hidden_size"] = config.target_hidden_size
+    return Writing(fields, weights_of(head))

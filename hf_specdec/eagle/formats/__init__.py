@@ -7,19 +7,16 @@ The formats that EAGLE heads are published in, one module each.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
-
+from ...checkpoints.carried import carried_fields, with_carried_fields
 from ...checkpoints.kinds import refuse_other_kinds
 from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint, HubOptions, without_prefix
+from ...checkpoints.target_files import TargetFiles
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
-from .carried import carried_fields, check_round_trip, with_carried_fields
-from .target_files import TargetFiles
+from .carried import check_round_trip
 
 
 if TYPE_CHECKING:
@@ -73,13 +70,4 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: TargetF
     writing = WRITERS[format].write(head, target)
     writing.config |= carried_fields(head.config, None if target is None else target.name)
     check_round_trip(head.config, read_head(writing.as_checkpoint()).config, format, target)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / writing.file
-    weights = {key: tensor.contiguous() for key, tensor in writing.weights.items()}
-    if path.suffix == ".safetensors":
-        save_file(weights, path, metadata={"format": "pt"})
-    else:
-        torch.save(weights, path)
-    (folder / "config.json").write_text(json.dumps(writing.config, indent=2) + "\n", encoding="utf-8")
-    return path
+    return writing.save(folder)

@@ -14,19 +14,11 @@ from ...checkpoints.keys import Keys
 from ...checkpoints.layer_config import layer_config
 from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.target_files import TargetFiles
 from ...checkpoints.vocabulary import draft_vocabulary, target_vocabulary
+from ...checkpoints.writing import Writing, check_expressible, layer_fields, outer_rope
 from ..configuration_eagle import EagleConfig
-from .target_files import TargetFiles
-from .writing import (
-    PLAIN_EAGLE3,
-    PLAIN_LAYERS,
-    Writing,
-    boundaries,
-    check_expressible,
-    eagle3_weights,
-    layer_fields,
-    outer_rope,
-)
+from .writing import PLAIN_EAGLE3, PLAIN_LAYERS, boundaries, eagle3_weights
 
 
 if TYPE_CHECKING:

@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING
 from ...checkpoints.keys import Keys
 from ...checkpoints.published import PublishedHead, section
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.target_files import TargetFiles
+from ...checkpoints.writing import Writing, check_expressible, layer_fields, outer_rope
 from .safeailab import read_either
-from .target_files import TargetFiles
-from .writing import (
-    PLAIN_EAGLE3,
-    PLAIN_LAYERS,
-    Writing,
-    boundaries,
-    check_expressible,
-    eagle3_weights,
-    layer_fields,
-    outer_rope,
-)
+from .writing import PLAIN_EAGLE3, PLAIN_LAYERS, boundaries, eagle3_weights
 
 
 if TYPE_CHECKING:

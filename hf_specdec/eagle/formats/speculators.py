@@ -7,14 +7,15 @@ boundaries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...checkpoints.keys import Keys
 from ...checkpoints.published import PublishedHead, section, verifier_name
 from ...checkpoints.reading import Checkpoint
+from ...checkpoints.target_files import TargetFiles
+from ...checkpoints.writing import Writing, chain_proposals, check_expressible, published_layers, verifier_of
 from .safeailab import read_eagle1, read_eagle3
-from .target_files import TargetFiles
-from .writing import PLAIN_EAGLE3, Writing, boundaries, check_expressible, eagle3_weights, layer_fields
+from .writing import PLAIN_EAGLE3, boundaries, eagle3_weights
 
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
     fields = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
-        "speculators_config": _proposals(head, target),
-        "transformer_layer_config": _layers(head),
+        "speculators_config": chain_proposals("eagle3", 3, *verifier_of(config, target)),
+        "transformer_layer_config": published_layers(config.text_config, head.dtype),
         "draft_vocab_size": config.num_draft_tokens,
         "eagle_aux_hidden_state_layer_ids": boundaries(config, target),
         "norm_before_residual": config.norm_before_residual,
@@ -133,27 +134,3 @@ def write(head: EagleHead, target: TargetFiles | None = None) -> Writing:
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
     return Writing(fields, weights)
-
-
-def _layers(head: EagleHead) -> dict[str, Any]:
-    layers = head.config.text_config
-    fields = layer_fields(layers, head.dtype) | {"rope_parameters": dict(layers.rope_parameters)}
-    if getattr(layers, "sliding_window", None) is not None:
-        fields |= {"sliding_window": layers.sliding_window, "layer_types": list(layers.layer_types)}
-        fields |= {"use_sliding_window": True} if layers.model_type == "qwen3" else {}
-    return fields
-
-
-def _proposals(head: EagleHead, target: TargetFiles | None) -> dict[str, Any]:
-    """The `speculators_config`, from which vLLM takes how to use the head: to draft chains."""
-    chain = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-    verifier = {
-        "name_or_path": head.config.target_name if target is None else target.name,
-        "architectures": [] if target is None else list(target.config.architectures or []),
-    }
-    return {
-        "algorithm": "eagle3",
-        "default_proposal_method": "greedy",
-        "proposal_methods": [chain],
-        "verifier": verifier,
-    }

@@ -1,41 +1,18 @@
-"""Shared parts of writing a head in a published format."""
+"""What the formats of EAGLE heads share when they are written."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedConfig
 
-from ...checkpoints.reading import Checkpoint
+from ...checkpoints.target_files import TargetFiles
+from ...checkpoints.writing import t2d_of
 from ..configuration_eagle import EagleConfig
-from .target_files import TargetFiles
 
 
 if TYPE_CHECKING:
     from ..modeling_eagle import EagleHead
-
-
-@dataclass(eq=False)
-class Writing:
-    """
-    A head converted to a published format.
-
-    Args:
-        config (`dict`): content of config.json.
-        weights (`dict[str, torch.Tensor]`): the tensors, by the names of the format.
-        file (`str`): name of the weight file.
-    """
-
-    config: dict[str, Any]
-    weights: dict[str, torch.Tensor] = field(repr=False)
-    file: str = "model.safetensors"
-
-    def as_checkpoint(self) -> Checkpoint:
-        """What reading the written files gives."""
-        return Checkpoint("the written head", json.loads(json.dumps(self.config)), dict(self.weights))
 
 
 # Fields in which EAGLE-3 heads differ, with the values that every EAGLE-3 format can express.
@@ -52,66 +29,6 @@ PLAIN_EAGLE3 = {
     "final_norm": True,
 }
 PLAIN_LAYERS = {"model_type": ("llama",), "attention_bias": (False,), "mlp_bias": (False,), "sliding_window": (None,)}
-
-
-def check_expressible(
-    config: PreTrainedConfig, allowed: dict[str, Any], format: str, remedy: str = "Write it as hf_specdec."
-) -> None:
-    """
-    Checks that a format can express a config.
-
-    Args:
-        config (`PreTrainedConfig`): the config of the head, or of its layers.
-        allowed (`dict`): for each field the value, or a tuple of the values, that the format can express.
-        format (`str`): name of the format.
-        remedy (`str`, *optional*): last sentence of the error, which says what to do instead.
-
-    Raises:
-        ValueError: naming the first field with another value.
-    """
-    for name, values in allowed.items():
-        values = values if isinstance(values, tuple) else (values,)
-        value = getattr(config, name, None)
-        if value is None and False in values:
-            continue  # a kind of layer without the option
-        if value not in values:
-            raise ValueError(
-                f"`{name}`={value!r}: the format {format} cannot say so; it knows "
-                f"{' or '.join(repr(value) for value in values)}. {remedy}"
-            )
-
-
-LAYER_FIELDS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "attention_bias",
-    "mlp_bias",
-    "vocab_size",
-)
-"""Config fields of a head's decoder layers that change its logits, beside the rotary embedding and windows."""
-
-
-def layer_fields(config: PreTrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Config fields of a head's decoder layers that all formats write, under the names of transformers' configs."""
-    others = ("initializer_range", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id")
-    names = (*LAYER_FIELDS, *others)
-    fields = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return fields | {"tie_word_embeddings": False, "torch_dtype": str(dtype).removeprefix("torch.")}
-
-
-def outer_rope(rope: dict[str, Any]) -> dict[str, Any]:
-    """`rope_theta` beside `rope_scaling`, as configs were written before transformers 5."""
-    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    plain = scaling == {"rope_type": "default"}
-    return {"rope_theta": rope["rope_theta"], "rope_scaling": None if plain else scaling}
 
 
 def boundaries(config: EagleConfig, target: TargetFiles | None) -> list[int] | None:
@@ -158,7 +75,5 @@ def eagle3_weights(
         rows = target.lm_head().to(head.dtype)
         weights["lm_head.weight"] = rows if head.target_ids is None else rows[head.target_ids.cpu()]
     if head.target_ids is not None:
-        t2d = torch.zeros(head.config.vocab_size, dtype=torch.bool, device="cpu")
-        t2d[head.target_ids.cpu()] = True
-        weights["t2d"] = t2d
+        weights["t2d"] = t2d_of(head.target_ids, head.config.vocab_size)
     return weights

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from ...checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_weights, shard_paths
+from .reading import WEIGHT_FILES, HubOptions, find_first, read_weights, shard_paths
 
 
 class TargetFiles:

@@ -1,0 +1,140 @@
+"""What heads predict along a text that the target wrote: for every row the tokens of a chain, given the text's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from ..block import BlockHead
+from ..drafters.heads import Borrowed, borrowed_lm_head
+from ..eagle import EagleHead
+from ..eagle.unroll import unroll
+
+
+Head = EagleHead | BlockHead
+Logits = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """
+    What a head reads along a text, and where its chains begin.
+
+    Args:
+        ids (`torch.Tensor` of shape `[tokens]`, int64): the text.
+        features (`torch.Tensor` of shape `[1, tokens, feature_size]`): the target's features of the text.
+        first (`int`): position of the root of the first chain; that of the last has `depth` tokens after it.
+        depth (`int`): length of the chains.
+        embed (callable): embeds tokens.
+        lm_head (`nn.Module` or callable): makes logits of states.
+    """
+
+    ids: torch.Tensor
+    features: torch.Tensor
+    first: int
+    depth: int
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    lm_head: Any
+
+    @classmethod
+    def of(
+        cls, head: Head, target: PreTrainedModel, ids: torch.Tensor, features: torch.Tensor, first: int, depth: int
+    ) -> Rows:
+        """The rows of a head, which may use its target's embeddings and lm_head."""
+        borrowed = Borrowed(target.get_input_embeddings(), target.dtype)
+        embed: Any = borrowed if head.embed_tokens is None else head.embed_tokens
+        lm_head: Any = borrowed_lm_head(head, target) if head.lm_head is None else head.lm_head
+        return cls(
+            ids.to(head.device),
+            features.to(head.device),
+            first,
+            depth,
+            lambda tokens: embed(tokens).to(head.dtype),
+            lm_head,
+        )
+
+    @property
+    def roots(self) -> torch.Tensor:
+        """Positions of the roots of all chains, `[rows]`."""
+        return torch.arange(self.first, len(self.ids) - self.depth, device=self.ids.device)
+
+    def tokens(self, step: int) -> torch.Tensor:
+        """The text's tokens that the chains draft at a step (0: right after the roots), `[rows]`."""
+        return self.ids[self.roots + 1 + step]
+
+
+def logits_along(head: Head, rows: Rows) -> Iterator[Logits]:
+    """
+    For every step of the chains, given the text's tokens before, the logits by which the head drafts, and those that
+    give every token a probability: without a selector, which leaves most tokens none. `[rows, draft vocab]` all.
+    """
+    return eagle_logits(head, rows) if isinstance(head, EagleHead) else block_logits(head, rows)
+
+
+def eagle_logits(head: EagleHead, rows: Rows) -> Iterator[Logits]:
+    """See `logits_along`: the states of a head that is unrolled over the text."""
+    first, last = rows.first - 1, len(rows.ids) - 1 - rows.depth  # rows whose next token is a root
+    for states in unroll(head, rows.features, rows.embed(rows.ids[None]), rows.depth):
+        logits = rows.lm_head(states[0, first:last])
+        yield logits, logits
+
+
+def block_logits(head: BlockHead, rows: Rows, mask: torch.Tensor | None = None) -> Iterator[Logits]:
+    """
+    See `logits_along`: a block for every root, in one forward, on context that is computed once.
+
+    Args:
+        mask (`torch.Tensor` of shape `[H]`, *optional*): an embedding in place of the mask token's.
+    """
+    states = _block_states(head, rows, mask)
+    carried = None
+    for step in range(rows.depth):
+        here = states[:, step : step + 1]
+        base = head.compute_logits(here, rows.lm_head)
+        logits, carried = head.conditional_logits(base, here, rows.ids[rows.roots + step][:, None], carried)
+        yield logits[:, 0], (logits if head.candidate_selector is None else base)[:, 0]
+
+
+def _block_states(head: BlockHead, rows: Rows, mask: torch.Tensor | None) -> torch.Tensor:
+    """The states that predict the tokens after each root, `[roots, drafts, H]`."""
+    roots, is_peagle = rows.roots, head.config.is_peagle
+    cache, positions = DynamicCache(), torch.arange(len(rows.ids) - 1, device=head.device)[None]
+    known: dict[str, Any] = {"features": rows.features[:, :-1], "position_ids": positions, "past_key_values": cache}
+    if is_peagle:
+        known["inputs_embeds"] = rows.embed(rows.ids[None, 1:])
+    true_rows = head(**known, logits_to_keep=None).hidden_states
+    tokens = head.block_tokens(rows.ids[roots])
+    inputs = rows.embed(tokens)
+    if mask is not None:
+        first = 0 if is_peagle else 1  # the row of the first mask
+        inputs = torch.cat([inputs[:, :first], mask.expand_as(inputs)[:, first:]], dim=1)
+    offsets = torch.arange(tokens.shape[1], device=head.device)
+    context, visible = _contexts(cache, roots)
+    states = head(
+        inputs_embeds=inputs,
+        position_ids=roots[:, None] + offsets,
+        past_key_values=context,
+        attention_mask=torch.cat([visible, torch.ones_like(tokens, dtype=torch.bool)], dim=1),
+        logits_to_keep=None,
+    ).hidden_states
+    if is_peagle:  # the last row with a feature of the target predicts the first token
+        states = torch.cat([true_rows[0, roots - 1, None], states], dim=1)
+    return states[:, head.first_row :]
+
+
+def _contexts(cache: DynamicCache, roots: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
+    """
+    A cache with a row for every root, which holds the keys and values before it at the right, so that windows count
+    rightly from the block after them; and which slots they fill, `[roots, slots]` bool.
+    """
+    slots = int(roots.max())
+    places = torch.arange(slots, device=roots.device) - (slots - roots)[:, None]
+    contexts = DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        keys, values = (part[0][:, places.clamp(min=0)].transpose(0, 1) for part in (layer.keys, layer.values))
+        contexts.update(keys, values, index)
+    return contexts, places >= 0
