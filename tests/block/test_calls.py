@@ -21,6 +21,7 @@ from hf_specdec import BlockHead, DynamicTree, SpeculativeConfig, TokenTree
 
 CHAIN, IRREGULAR = TokenTree.chain(3), TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,2), (1,1), (0,0,1)]")
 DYNAMIC = DynamicTree(depth=3, top_k=4, num_nodes=9)
+CHUNKS = {"prefill_chunk_size": 4}
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS)
 
 
@@ -63,8 +64,11 @@ def paths_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Tens
     return found
 
 
-@KINDS
-def test_every_step_drafts_as_from_scratch(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind, options",
+    [*((kind, {}) for kind in BLOCK_KINDS), ("dflash", CHUNKS), ("peagle", CHUNKS), ("windows", CHUNKS)],
+)
+def test_every_step_drafts_as_from_scratch(kind: str, options: dict[str, Any]) -> None:
     """Over a ragged batch with padding: the best nodes of all are those of the text alone."""
     target = tiny_model("llama", seed=1, dtype=torch.float32, vocab_size=12)
     head = tiny_block_head(target, **BLOCK_KINDS[kind])
@@ -72,7 +76,7 @@ def test_every_step_drafts_as_from_scratch(kind: str) -> None:
     inputs = {
         name: value % 12 if name == "input_ids" else value for name, value in prompts(3, 9, padding=True).items()
     }
-    options = {"do_sample": False, "max_new_tokens": 14}
+    options = {"do_sample": False, "max_new_tokens": 14} | options
     depth = head.num_drafts
     text = target.generate(
         **inputs, **options, assistant_model=drafter, tree=DynamicTree(depth=depth, top_k=nodes, num_nodes=nodes)
@@ -148,6 +152,30 @@ def test_whole_steps(kind: str, tree: Any, steps: Steps) -> None:
         found.append((text.tolist(), [row[:-2] for row in metrics.accepted_per_step]))
     assert found[0] == found[1]
     assert found[0][0] == target.generate(**inputs, **options).tolist()
+
+
+@pytest.mark.parametrize(
+    "field, message",
+    [
+        ("vocab_size", "is for a vocabulary of 40 tokens"),
+        ("hidden_size", "reads hidden states of size"),
+        ("num_hidden_layers", "layer"),
+    ],
+)
+def test_a_head_of_another_target_is_refused(field: str, message: str) -> None:
+    """Before anything runs, with what does not fit."""
+    target, sizes = a_target(), {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 9}
+    fields = {"aux_layer_ids": [1, 8]} if field == "num_hidden_layers" else {}
+    head = tiny_block_head(tiny_model("llama", **{field: sizes[field]}), **fields)
+    with pytest.raises(ValueError, match=message):
+        target.generate(**prompts(1, 5), assistant_model=head, max_new_tokens=5, tree=CHAIN)
+
+
+def test_a_tree_deeper_than_a_block_is_refused() -> None:
+    target = a_target()
+    head = tiny_block_head(target)
+    with pytest.raises(ValueError, match="deep|levels"):
+        target.generate(**prompts(1, 5), assistant_model=head, max_new_tokens=9, tree="chain:4")
 
 
 @pytest.mark.parametrize("kind", ["dflash", "rnn", "peagle"])

@@ -12,7 +12,8 @@ from support.goldens import trained_target
 from support.heads import GOLDENS, RecordingBlockDrafter, trained_block_head
 
 import hf_specdec
-from hf_specdec import DynamicTree, TokenTree
+from hf_specdec import DraftTree, DynamicTree, TokenTree
+from hf_specdec.drafters.growth import grow_from_positions
 
 
 KINDS = ("dflash", "jetspec", "dspark", "dflash2", "peagle")
@@ -70,6 +71,31 @@ def test_the_references_own_trees(name: str) -> None:
         )
     own = hf_specdec.last_metrics().accepted_per_step[0]
     assert own[: steps - 2] == arrays["tree_accept_length"].tolist()[:-2]
+
+
+class ByPosition(RecordingBlockDrafter):
+    """Grows trees as if the children of a node did not depend on its token."""
+
+    def grow(self, tree: Any, root_logits: torch.Tensor, depth: int, *sampling: Any) -> DraftTree:
+        return grow_from_positions(tree, self.all_logits, depth)
+
+
+@pytest.mark.parametrize("name", ["dspark", "dflash2"])
+def test_children_given_their_parent_are_accepted_more_often(name: str) -> None:
+    """Than those of trees as large that grow from the positions' logits alone."""
+    found = []
+    for kind in (RecordingBlockDrafter, ByPosition):
+        ids = golden(name)[0]["input_ids"]
+        trained_target().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            assistant_model=kind(trained_block_head(name)),
+            tree=DynamicTree(depth=6, top_k=NODES, num_nodes=NODES),
+            max_new_tokens=150,
+            do_sample=False,
+        )
+        found.append(hf_specdec.last_metrics().mean_acceptance_length)
+    assert found[0] >= found[1] > 1.5
 
 
 def paths_of(tokens: torch.Tensor, parents: torch.Tensor) -> set[tuple[int, ...]]:
