@@ -13,7 +13,7 @@ from .along_text import Rows, block_logits
 from .measuring import ReadText, log_probs_of
 
 
-STEPS = 8
+STEPS = 16
 _RATE = 0.3
 _NEAREST = 2
 _ROOTS = 24
