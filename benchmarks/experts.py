@@ -1,5 +1,5 @@
 """
-What the experts of a layer take on a GPU, in microseconds: the ways that transformers has, and the one that is captured.
+What the experts of a layer take on a GPU, in microseconds: transformers' own ways, and the captured one.
 
     python benchmarks/experts.py [--shapes mixtral-8x7b qwen3-30b-a3b gpt-oss-20b] [--tokens 1 13 64]
 
