@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +15,8 @@ from .vocabulary import offsets
 
 
 logger = logging.get_logger(__name__)
+
+Head = TypeVar("Head", bound=Any)
 
 # Default tree of a new head, as deep as the unrolled steps; few enough nodes that a forward costs hardly more than a
 # forward of a single token.
@@ -111,7 +113,6 @@ def layers_like(
     }
 
 
-@torch.no_grad()
 def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tensor | None = None) -> EagleHead:
     """
     A new head in float32 on the target's device; its lm_head and final norm start from the target's, the rest is
@@ -124,13 +125,21 @@ def new_head(target: PreTrainedModel, config: EagleConfig, token_ids: torch.Tens
     """
     with torch.device("cpu"):
         head = EagleHead(config).float()
+    return begun_from(target, head, token_ids)
+
+
+@torch.no_grad()
+def begun_from(target: PreTrainedModel, head: Head, token_ids: torch.Tensor | None) -> Head:
+    """
+    A random head on the target's device, with the target's final norm, the draft vocabulary `token_ids` (see
+    `new_head`), and the target's lm_head if it has one of its own.
+    """
     if token_ids is not None:
         head.d2t.copy_(offsets(token_ids))
     if head.lm_head is not None:
         rows = target.get_output_embeddings().weight
         head.lm_head.weight.copy_(rows if token_ids is None else rows[token_ids.to(rows.device)])
-    if head.norm is not None:
-        copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
+    copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
     return head.to(target.device)
 
 

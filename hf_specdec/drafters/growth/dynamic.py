@@ -43,13 +43,16 @@ def grow_dynamic(
     for level in range(1, depth):
         offset = (level - 1) * top_k
         best, log_q = expand(LevelNodes(nodes, parents, ancestors, depths[:, : offset + top_k], offset))
-        chosen = ChosenNodes(*choose(best, log_q, path_log_q, ancestors, top_k))
         tokens.append(best.flatten(1))
+        if level == depth - 1:  # nothing is expanded below
+            sums.append((path_log_q[:, :, None] + log_q).flatten(1))
+            break
+        chosen = ChosenNodes(*choose(best, log_q, path_log_q, ancestors, top_k))
         sums.append(chosen.sums)
         expanded.append(chosen.places + first_of_level)
         first_of_level += top_k**2
         nodes, parents, path_log_q, ancestors = chosen.tokens, chosen.parents, chosen.chosen_sums, chosen.ancestors
-    above = torch.nn.functional.pad(torch.cat(expanded[:-1], dim=1) if depth > 1 else best[:, :0], (1, 0), value=-1)
+    above = torch.nn.functional.pad(torch.cat(expanded, dim=1), (1, 0), value=-1)
     above = above.index_select(1, column_above)
     return _best_candidates(torch.cat(tokens, 1), torch.cat(sums, 1), above, tree.num_nodes, depth)
 

@@ -14,9 +14,9 @@ from ...block.configuration_block import spread_layers
 from ...models.structure import num_logits_of
 from ..blocks import BlockObjective
 from ..data import Text
-from ..heads import copy_norm, layers_like
+from ..heads import begun_from, layers_like
 from ..packing import ids_and_masks
-from ..vocabulary import count_tokens, offsets
+from ..vocabulary import count_tokens
 from .base import Kind
 
 
@@ -182,7 +182,6 @@ def new_block_config(
     return config
 
 
-@torch.no_grad()
 def new_block_head(target: PreTrainedModel, config: BlockConfig, token_ids: torch.Tensor | None = None) -> BlockHead:
     """
     A new head in float32 on the target's device; its final norm, and its lm_head if it has one, are the target's, the
@@ -195,13 +194,7 @@ def new_block_head(target: PreTrainedModel, config: BlockConfig, token_ids: torc
     """
     with torch.device("cpu"):
         head = BlockHead(config).float()
-    if token_ids is not None:
-        head.d2t.copy_(offsets(token_ids))
-    if head.lm_head is not None:
-        rows = target.get_output_embeddings().weight
-        head.lm_head.weight.copy_(rows if token_ids is None else rows[token_ids.to(rows.device)])
-    copy_norm(getattr(target.get_decoder(), "norm", None), head.norm)
-    return head.to(target.device)
+    return begun_from(target, head, token_ids)
 
 
 def choose_mask_token(tokenizer: PreTrainedTokenizerBase, counts: torch.Tensor) -> int:
