@@ -159,6 +159,18 @@ def train(
         int | None, typer.Option(help="Attention heads. Default: the target's.", rich_help_panel=_BLOCK)
     ] = None,
     num_kv_heads: Annotated[int | None, typer.Option(help="Default: the target's.", rich_help_panel=_BLOCK)] = None,
+    loss_weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Such as divergence=1,distance=0.5,confidence=1. Default: cross_entropy=1 for dflash, "
+            "cross_entropy=0.1,distance=0.9,confidence=1 for dspark.",
+            rich_help_panel=_BLOCK,
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str,
+        typer.Option(help="adamw, or muon for matrices of layers and adamw for the rest.", rich_help_panel=_RUN),
+    ] = "adamw",
     epochs: Annotated[float, typer.Option(help="Passes over the data.", rich_help_panel=_RUN)] = 3.0,
     learning_rate: Annotated[
         float | None, typer.Option(help="Default: by the width of the model.", rich_help_panel=_RUN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..block import BlockHead
 from ..block.anchored import blocks_after
+from ..kernels import DTYPES, kernels_are_installed
 from ..whole_texts import check_trainable
+from .loss_weights import DFLASH, DSPARK, LossWeights
 from .losses import masked_mean, upcast
 from .metrics import counts_by_depth
 from .reading import TargetOutputs
@@ -21,27 +22,9 @@ from .vocabulary import draft_indices
 
 _LOGITS_AT_ONCE = 2**27
 """Logits of one part: some ten tensors of as many float32 values are held at a time."""
+_LOGITS_AT_ONCE_BY_KERNEL = 2**31
+"""The same for the kernel, beside which the logits and their gradient are held, in half precision."""
 _LEAST = 1e-6  # of the sum of weights: a batch without predictions has no loss
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossWeights:
-    """
-    Weights of what is summed for a predicted token, with q the head's distribution and p the target's.
-
-    Args:
-        cross_entropy (`float`): −log q of the text's token.
-        distance (`float`): ‖p − q‖₁, twice the probability that the target rejects a token that the head draws.
-        confidence (`float`): binary cross-entropy of the head's confidence with 1 − ½ ‖p − q‖₁.
-    """
-
-    cross_entropy: float
-    distance: float
-    confidence: float
-
-
-DFLASH = LossWeights(cross_entropy=1.0, distance=0.0, confidence=0.0)
-DSPARK = LossWeights(cross_entropy=0.1, distance=0.9, confidence=1.0)
 
 
 class BlockObjective(nn.Module):
@@ -122,12 +105,12 @@ class BlockObjective(nn.Module):
             mask = mask & (_at(segment_ids, before + 1) == segment_ids.gather(1, anchors)[..., None])
         mask = mask.cumprod(dim=-1).bool()
         parts = self._losses(outputs, states, _at(input_ids, before), _at(input_ids, before + 1), before)
-        cross_entropy, distance, confidence, predicted, has_token = (part.view_as(mask) for part in parts)
+        cross_entropy, divergence, distance, confidence, predicted, has_token = (part.view_as(mask) for part in parts)
         has_token = mask & has_token
         by_depth = torch.exp(-depths.to(cross_entropy.dtype) / self.gamma)
         loss = self.weights.cross_entropy * masked_mean(cross_entropy, has_token * by_depth, least=_LEAST)
-        for weight, values in ((self.weights.distance, distance), (self.weights.confidence, confidence)):
-            if weight:
+        for name, values in (("divergence", divergence), ("distance", distance), ("confidence", confidence)):
+            if weight := getattr(self.weights, name):
                 loss = loss + weight * masked_mean(values, mask * by_depth, least=_LEAST)
         right = (predicted == _at(outputs.best, before)) & mask
         columns = (right, mask, cross_entropy * has_token, has_token)
@@ -162,7 +145,8 @@ class BlockObjective(nn.Module):
         places: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """
-        What `_part` returns for all predictions, a part at a time; logits are computed again in the backward pass.
+        What `_part` returns for all predictions, a part at a time; if there are several parts, logits are computed
+        again in the backward pass.
 
         Args:
             states (`torch.Tensor` of shape `[batch, anchors, drafts, H]`): states of the predicting rows.
@@ -173,10 +157,12 @@ class BlockObjective(nn.Module):
         indices = draft_indices(head.target_ids, head.config.vocab_size, states.device)
         wanted = wanted if indices is None else indices[wanted]
         rows = torch.arange(batch, device=places.device)[:, None, None] * outputs.logits.shape[1] + places
-        at_once = max(1, _LOGITS_AT_ONCE // (drafts * outputs.logits.shape[-1]))
+        most = _LOGITS_AT_ONCE_BY_KERNEL if _suits_the_kernel(outputs.logits) else _LOGITS_AT_ONCE
+        at_once = max(1, most // (drafts * outputs.logits.shape[-1]))
+        parts = zip(*(of.flatten(0, 1).split(at_once) for of in (states, parents, wanted, rows)), strict=True)
         found = []
-        for part in zip(*(of.flatten(0, 1).split(at_once) for of in (states, parents, wanted, rows)), strict=True):
-            if torch.is_grad_enabled():
+        for part in (parts := list(parts)):
+            if torch.is_grad_enabled() and len(parts) > 1:
                 found.append(checkpoint(self._part, outputs, *part, use_reentrant=False))
             else:
                 found.append(self._part(outputs, *part))
@@ -191,26 +177,67 @@ class BlockObjective(nn.Module):
         rows: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """
-        Cross-entropy, distance and confidence loss of predictions, the head's best token, and whether the head can
-        propose the text's token: `[anchors, drafts]` each.
+        Cross-entropy, divergence, distance and confidence loss of predictions, the head's best token, and whether the
+        head can propose the text's token: `[anchors, drafts]` each.
         """
         head = self.model
-        logits = upcast(conditioned_logits(head, states, parents, outputs.lm_head))
-        log_q = logits.log_softmax(dim=-1)
-        cross_entropy = -log_q.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
-        distance = confidence = torch.zeros_like(cross_entropy)
-        if self.weights.distance or self.weights.confidence:
-            p = upcast(outputs.logits.flatten(0, 1)[rows]).softmax(dim=-1).to(log_q.dtype)
-            outside: Any = 0.0
-            if head.target_ids is not None:
-                p = p.index_select(-1, head.target_ids)
-                outside = 1 - p.sum(dim=-1)  # where q is 0
-            distance = (p - log_q.exp()).abs().sum(dim=-1) + outside
+        logits = conditioned_logits(head, states, parents, outputs.lm_head)
+        losses = _by_kernel if _suits_the_kernel(logits) else _by_formula
+        *values, best = losses(logits, outputs.logits, rows, wanted, head.target_ids)
+        confidence = torch.zeros_like(values[0])
         if self.weights.confidence and head.confidence_head is not None:
             estimate: Any = head.confidence_logits(states, parents)
-            accepted = (1 - distance.detach() / 2).clamp(0, 1)
+            accepted = (1 - values[-1].detach() / 2).clamp(0, 1)
             confidence = F.binary_cross_entropy_with_logits(upcast(estimate), accepted, reduction="none")
-        return cross_entropy, distance, confidence, logits.detach().argmax(dim=-1), wanted >= 0
+        return *values, confidence, best, wanted >= 0
+
+
+def _suits_the_kernel(logits: torch.Tensor) -> bool:
+    return logits.is_cuda and logits.dtype in DTYPES and kernels_are_installed()
+
+
+def _by_kernel(
+    draft_logits: torch.Tensor,
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    wanted: torch.Tensor,
+    target_ids: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """See `_by_formula`."""
+    from hf_specdec_kernels import draft_losses
+
+    found = draft_losses(draft_logits.flatten(0, 1), logits.flatten(0, 1), rows.flatten(), wanted.flatten(), target_ids)
+    return [part.view_as(rows) for part in found]
+
+
+def _by_formula(
+    draft_logits: torch.Tensor,
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    wanted: torch.Tensor,
+    target_ids: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """
+    Cross-entropy, divergence, distance and best token of predictions, `[anchors, drafts]` each; see
+    `hf_specdec_kernels.draft_losses`.
+
+    Args:
+        draft_logits (`torch.Tensor` of shape `[anchors, drafts, draft vocab]`): the head's logits.
+        logits (`torch.Tensor` of shape `[batch, tokens, V]`): the target's.
+        rows, wanted (`torch.Tensor` of shape `[anchors, drafts]`, int64): the rows of the target that predict the
+            same, counted through the batch, and the text's tokens.
+        target_ids (`torch.Tensor` of shape `[draft vocab]`, int64, *optional*): the draft vocabulary.
+    """
+    scores = upcast(draft_logits)
+    log_q = scores.log_softmax(dim=-1)
+    cross_entropy = -log_q.gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+    p = upcast(logits.flatten(0, 1)[rows]).softmax(dim=-1).to(log_q.dtype)
+    outside: Any = 0.0
+    if target_ids is not None:
+        p = p.index_select(-1, target_ids)
+        outside = 1 - p.sum(dim=-1)  # where q is 0
+    distance = (p - log_q.exp()).abs().sum(dim=-1) + outside
+    return [cross_entropy, -(p * log_q).sum(dim=-1), distance, scores.detach().argmax(dim=-1)]
 
 
 def conditioned_logits(head: BlockHead, states: torch.Tensor, parents: torch.Tensor, lm_head: Any) -> torch.Tensor:

@@ -44,6 +44,8 @@ def describe_run(kind: Kind, objective: Any, trainer: DraftTrainer, num_texts: i
         "batch_tokens": options.batch_tokens or _batch_tokens(arguments, options.max_length),
         "learning_rate": arguments.learning_rate,
     }
+    if options.optimizer != "adamw":
+        recipe["optimizer"] = options.optimizer
     if options.start_from is not None:
         recipe["start_from"] = _name(options.start_from)
     recipe |= kind.recipe(objective)

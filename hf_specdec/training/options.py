@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
+
 from ..loading import DTYPES
+from .loss_weights import LossWeights
 
 
 LOADERS = {
@@ -16,6 +19,7 @@ LOADERS = {
     "dspark": "hf_specdec.BlockHead",
 }
 """The kinds of what is trained, with the class that loads it."""
+OPTIMIZERS = ("adamw", "muon")
 
 # Runs into one folder must agree on these options: checkpoints and the order of the data depend on them.
 _IDENTITY = (
@@ -23,14 +27,16 @@ _IDENTITY = (
     "cool_share turns max_length eval_texts "
     "loss_on_everything draft_vocab_size shares_lm_head num_layers hidden_size intermediate_size aux_layer_ids "
     "start_from unroll_steps decay block_size num_anchors gamma causal mask_token_id markov_rank num_heads "
-    "num_kv_heads epochs learning_rate batch_tokens seed"
+    "num_kv_heads loss_weights optimizer epochs learning_rate batch_tokens seed"
 ).split()
 # Options that do nothing with other kinds, or other sources of texts.
 _OF_KINDS = {
     ("eagle3",): "decay recompute".split(),
     ("eagle3", "dflash", "dspark"): "draft_vocab_size shares_lm_head aux_layer_ids".split(),
     ("eagle3", "eagle1", "draft"): ["unroll_steps"],
-    ("dflash", "dspark"): "block_size num_anchors gamma causal mask_token_id num_heads num_kv_heads".split(),
+    ("dflash", "dspark"): (
+        "block_size num_anchors gamma causal mask_token_id num_heads num_kv_heads loss_weights".split()
+    ),
     ("dspark",): ["markov_rank"],
 }
 _OF_SOURCES = {
@@ -107,6 +113,10 @@ class TrainOptions:
         markov_rank (`int`, *optional*): DSpark: rank of the Markov head, of twice as many parameters as the
             vocabulary times this; defaults to 64.
         num_heads, num_kv_heads (`int`, *optional*): block heads: attention heads; default to the target's.
+        loss_weights (`str`, *optional*): block heads: what is summed for a predicted token, such as
+            "divergence=1,distance=0.5,confidence=1", see `LossWeights`; defaults to those of the kind's publication.
+        optimizer (`str`, *optional*, defaults to `"adamw"`): "adamw", or "muon", which learns faster, for the matrices
+            of the layers with AdamW for all else, see `make_optimizer`.
         epochs (`float`, *optional*, defaults to 3.0): passes over the data.
         learning_rate (`float`, *optional*): defaults to 0.7 / H for EAGLE-3 (1.2e-3 for H = 576, 1.7e-4 for 4096),
             0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3; for block heads as for EAGLE-3, but at
@@ -166,6 +176,8 @@ class TrainOptions:
     markov_rank: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
+    loss_weights: str | None = None
+    optimizer: str = "adamw"
     epochs: float = 3.0
     learning_rate: float | None = None
     batch_tokens: int | None = None
@@ -203,6 +215,10 @@ class TrainOptions:
             raise ValueError("`eval_texts`, `draft_vocab_size` and `mask_token_id` must not be negative.")
         if self.max_length < 16:
             raise ValueError(f"`max_length`={self.max_length}: texts of less than 16 tokens teach nothing.")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"`optimizer`={self.optimizer!r} is not one of {', '.join(map(repr, OPTIMIZERS))}.")
+        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+            raise ValueError("`optimizer`='muon' needs torch 2.9 or newer: update torch, or use 'adamw'.")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ValueError(f"`dtype`={self.dtype!r} is not one of {', '.join(map(repr, DTYPES))}.")
         self._check_shares()
@@ -250,6 +266,8 @@ class TrainOptions:
         self._check_blocks()
 
     def _check_blocks(self) -> None:
+        if self.loss_weights is not None:
+            LossWeights.parse(self.loss_weights)
         if self.block_size is not None and not 2 <= self.block_size < self.max_length:
             raise ValueError(
                 f"`block_size`={self.block_size}: choose 2 … {self.max_length - 1}. A block of one row has no masks, "

@@ -163,6 +163,7 @@ class _Run:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.trainer = DraftTrainer(
             reader=TargetReader(target, kind.boundaries(self.model), token_ids, packed, kind.reads_all_logits),
+            with_muon=options.optimizer == "muon",
             model=self.objective,
             args=arguments,
             data_collator=Collator(pad, options.max_length if packed else None),

@@ -12,6 +12,7 @@ from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from .checkpoints import mark_complete
 from .metrics import summarise
+from .optimizers import MuonAndAdamW
 from .reading import TargetReader
 
 
@@ -35,16 +36,25 @@ class DraftTrainer(Trainer):
 
     Args:
         reader (`TargetReader`): reader of the frozen target, on this process's device.
+        with_muon (`bool`, *optional*, defaults to `False`): whether matrices of layers are trained by Muon.
         kwargs: arguments of `Trainer`, except `compute_metrics`.
     """
 
     loss_is_scaled_for_ga = False  # the loss is a mean over a batch
 
-    def __init__(self, *, reader: TargetReader, **kwargs: Any):
+    def __init__(self, *, reader: TargetReader, with_muon: bool = False, **kwargs: Any):
         super().__init__(compute_metrics=_metrics, **kwargs)
-        self.reader = reader
+        self.reader, self.with_muon = reader, with_muon
         self.model_accepts_loss_kwargs = False
         self._sums: torch.Tensor | None = None
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer, made once: AdamW, or `MuonAndAdamW`."""
+        if self.with_muon and self.optimizer is None:
+            args = self.args
+            betas = args.adam_beta1, args.adam_beta2
+            self.optimizer = MuonAndAdamW(self.model, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon)
+        return super().create_optimizer() if self.optimizer is None else self.optimizer
 
     def compute_loss(
         self,

@@ -99,10 +99,16 @@ def test_a_draft_vocabulary(tmp_path: Path, data: Path, shares_lm_head: bool) ->
     assert torch.equal(target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=head), plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_stops_in_time_continues_as_if_it_had_not(tmp_path: Path, data: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [{"kind": "dflash"}, {"kind": "dspark", "optimizer": "muon", "loss_weights": "divergence=1,confidence=1"}],
+    ids=["dflash", "dspark, muon"],
+)
+def test_a_run_that_stops_in_time_continues_as_if_it_had_not(
+    tmp_path: Path, data: Path, more: dict[str, Any]
+) -> None:
     """Anchors are drawn as they would have been."""
-    options = {"kind": kind, "data": str(data), "epochs": 1.0, "eval_steps": 2, **SMALL}
+    options = {"data": str(data), "epochs": 1.0, "eval_steps": 2, **SMALL, **more}
     whole = train(TrainOptions(output=str(tmp_path / "whole"), **options))
     assert whole.total_steps >= 3
     for _ in range(whole.total_steps):
@@ -146,6 +152,9 @@ def test_a_published_head_is_trained_further(tmp_path: Path, data: Path) -> None
         ({"mask_token_id": -1}, "`mask_token_id`"),
         ({"num_anchors": 0}, "`num_anchors`=0"),
         ({"gamma": 0.0}, "`gamma`=0.0"),
+        ({"optimizer": "sgd"}, "`optimizer`='sgd' is not one of 'adamw', 'muon'"),
+        ({"loss_weights": "kl=1"}, "`loss_weights`='kl=1'"),
+        ({"kind": "eagle3", "loss_weights": "divergence=1"}, "`loss_weights` is for"),
         ({"markov_rank": 8}, "`markov_rank` is for `kind='dspark'` alone, not for 'dflash'"),
         ({"kind": "eagle3", "causal": True}, "`causal` is for `kind='dflash'` and `kind='dspark'` alone"),
         ({"kind": "draft", "num_anchors": 5}, "`num_anchors`"),

@@ -17,6 +17,7 @@ from hf_specdec import BlockHead
 from hf_specdec.training import blocks
 from hf_specdec.training.blocks import DFLASH, DSPARK, BlockObjective, default_gamma
 from hf_specdec.training.data import Text
+from hf_specdec.training.loss_weights import LossWeights
 from hf_specdec.training.packing import Collator, Rows
 from hf_specdec.training.reading import TargetReader
 from hf_specdec.training.vocabulary import draft_indices
@@ -98,6 +99,51 @@ def test_the_loss(kind: str, at_once: int, batch: dict[str, torch.Tensor], monke
     expected, counts = expected_loss(head, batch, 3.0)
     assert float(output["loss"].detach()) == pytest.approx(expected, rel=1e-4)
     torch.testing.assert_close(output["counts"].sum(0), counts, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "draft vocabulary"])
+def test_the_kernels_loss_is_that_of_the_formula(
+    kind: str, batch: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, found = random_block_head(**TRAINED[kind]), []
+    weights = LossWeights(cross_entropy=0.3, divergence=0.7, distance=0.5, confidence=1.0)
+    for suits in (False, True):
+        monkeypatch.setattr(blocks, "_suits_the_kernel", lambda logits, suits=suits: suits)
+        head.zero_grad()
+        output = BlockObjective(head, weights)(read(head, batch), **batch)
+        output["loss"].backward()
+        gradients = [parameter.grad for parameter in head.parameters() if parameter.requires_grad]
+        found.append((output["loss"].detach(), output["counts"], *gradients))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_divergence_is_the_mean_cross_entropy_over_what_the_target_may_write(batch: dict[str, torch.Tensor]) -> None:
+    """−Σ p log q is smallest where q is p; its gradient is that of the cross-entropy with every token, by p."""
+    head = random_block_head(**TRAINED["vanilla"])
+    logits, rows = torch.randn(1, 3, 512), torch.tensor([[0, 2]])
+    draft_logits = torch.randn(1, 2, 512, requires_grad=True)
+    _, divergence, _, _ = blocks._by_formula(draft_logits, logits, rows, torch.zeros(1, 2, dtype=torch.long), None)
+    p, log_q = logits[0, [0, 2]].softmax(-1), draft_logits[0].log_softmax(-1)
+    torch.testing.assert_close(divergence[0], -(p * log_q).sum(-1))
+    entropy = -(p * p.log()).sum(-1)
+    assert (divergence[0] > entropy).all()
+    loss = BlockObjective(head, LossWeights(divergence=1.0))(read(head, batch), **batch)["loss"]
+    assert float(loss.detach()) > 0
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("kl=1", "'kl=1' is not one of cross_entropy, divergence, distance, confidence"),
+        ("divergence", "'divergence' is not one of"),
+        ("divergence=-1", "'divergence=-1' is not"),
+        ("distance=nan", "'distance=nan' is not"),
+        ("confidence=1", "leaves nothing to learn from"),
+    ],
+)
+def test_weights_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"`loss_weights`={text!r}.*{message}"):
+        LossWeights.parse(text)
 
 
 def test_the_kind_says_what_is_summed() -> None:

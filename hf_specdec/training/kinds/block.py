@@ -15,6 +15,7 @@ from ...models.structure import num_logits_of
 from ..blocks import BlockObjective
 from ..data import Text
 from ..heads import begun_from, layers_like
+from ..loss_weights import LossWeights
 from ..packing import ids_and_masks
 from ..vocabulary import count_tokens
 from .base import Kind
@@ -81,7 +82,13 @@ class Block(Kind):
         return head, head.target_ids
 
     def objective(self, model: Any, packed: bool) -> nn.Module:
-        return BlockObjective(model, num_anchors=self.options.num_anchors, gamma=self.options.gamma)
+        weights = self.options.loss_weights
+        return BlockObjective(
+            model,
+            weights=None if weights is None else LossWeights.parse(weights),
+            num_anchors=self.options.num_anchors,
+            gamma=self.options.gamma,
+        )
 
     def learning_rate(self, model: Any) -> float:
         return max(super().learning_rate(model), _RATE)

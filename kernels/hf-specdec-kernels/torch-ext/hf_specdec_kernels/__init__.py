@@ -7,6 +7,7 @@ only torch.
 """
 
 from .budgets import BudgetedLevel, share_out
+from .draft_losses import DraftLosses, draft_losses
 from .draft_tokens import Children, draft_tokens, draw_children
 from .kv_compaction import kv_compaction, pointer_table
 from .merged_linear import merged_linear
@@ -20,10 +21,12 @@ __all__ = [
     "BudgetedLevel",
     "Children",
     "ChosenNodes",
+    "DraftLosses",
     "Walks",
     "best_paths",
     "choose_nodes",
     "draft_columns",
+    "draft_losses",
     "draft_overlaps",
     "draft_tokens",
     "draw_children",
