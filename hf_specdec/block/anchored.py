@@ -23,9 +23,9 @@ from .modeling_block import BlockHead
 
 
 NAME = "hf_specdec_anchored"
-_MASK_AT_ONCE = 2**23
-"""Entries of the mask of one piece of anchors over the context; attention without a fused kernel has scores for them,
-for every head."""
+_MASK_AT_ONCE = {"cuda": 2**26, "cpu": 2**23}
+"""Entries of the mask of one piece of anchors over the context, by device type; attention without fused kernels, as on
+a CPU, has scores for them, for every head."""
 
 
 @dataclass
@@ -54,7 +54,8 @@ class AnchoredBlocks:
         """
         if (window, is_causal) not in self.masks:
             batch, anchors = self.anchors.shape
-            at_once = _MASK_AT_ONCE // (batch * self.num_rows * self.num_tokens)
+            most = _MASK_AT_ONCE.get(self.anchors.device.type, _MASK_AT_ONCE["cpu"])
+            at_once = most // (batch * self.num_rows * self.num_tokens)
             # A piece has keys of its own blocks, of which a row sees one block: fewer than keys of the context.
             at_once = max(1, min(at_once, max(self.num_tokens // 2, 128) // self.num_rows))
             firsts = range(0, anchors, at_once)
@@ -111,11 +112,13 @@ def anchored_attention(
     query, key = query.to(value.dtype), key.to(value.dtype)
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    pieces = anchored.pieces(window_of(module.config, module.layer_idx), module.is_causal)
+    sizes = [(end - first) * rows for first, end, _ in pieces]
+    # Split, not sliced: the gradient of a slice is as large as the whole.
+    key_parts, value_parts = (part.split([tokens, *sizes], dim=2) for part in (key, value))
     outputs = []
-    for first, end, mask in anchored.pieces(window_of(module.config, module.layer_idx), module.is_causal):
-        own = slice(tokens + first * rows, tokens + end * rows)
-        keys, values = (torch.cat([part[:, :, :tokens], part[:, :, own]], dim=2) for part in (key, value))
-        queries = query[:, :, first * rows : end * rows]
+    for place, (queries, (*_ends, mask)) in enumerate(zip(query.split(sizes, dim=2), pieces, strict=True), start=1):
+        keys, values = (torch.cat([parts[0], parts[place]], dim=2) for parts in (key_parts, value_parts))
         outputs.append(F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 

@@ -159,14 +159,15 @@ class BlockObjective(nn.Module):
         rows = torch.arange(batch, device=places.device)[:, None, None] * outputs.logits.shape[1] + places
         most = _LOGITS_AT_ONCE_BY_KERNEL if _suits_the_kernel(outputs.logits) else _LOGITS_AT_ONCE
         at_once = max(1, most // (drafts * outputs.logits.shape[-1]))
-        parts = zip(*(of.flatten(0, 1).split(at_once) for of in (states, parents, wanted, rows)), strict=True)
+        columns = (of.flatten(0, 1).split(at_once) for of in (states, parents, wanted, rows))
+        parts = list(zip(*columns, strict=True))
         found = []
-        for part in (parts := list(parts)):
+        for part in parts:
             if torch.is_grad_enabled() and len(parts) > 1:
                 found.append(checkpoint(self._part, outputs, *part, use_reentrant=False))
             else:
                 found.append(self._part(outputs, *part))
-        return tuple(torch.cat(columns) for columns in zip(*found, strict=True))
+        return tuple(map(torch.cat, zip(*found, strict=True)))
 
     def _part(
         self,
@@ -206,7 +207,9 @@ def _by_kernel(
     """See `_by_formula`."""
     from hf_specdec_kernels import draft_losses
 
-    found = draft_losses(draft_logits.flatten(0, 1), logits.flatten(0, 1), rows.flatten(), wanted.flatten(), target_ids)
+    found = draft_losses(
+        draft_logits.flatten(0, 1), logits.flatten(0, 1), rows.flatten(), wanted.flatten(), target_ids
+    )
     return [part.view_as(rows) for part in found]
 
 

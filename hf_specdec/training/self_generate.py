@@ -2,8 +2,7 @@
 Texts that the target writes itself: training data from the target's own distribution by construction.
 
 All rows of a batch are decoded as long as there is work. A row whose conversation ends begins the next one in place:
-its earlier tokens become left padding. The present conversation is always the last tokens of its row, so the cache can
-be cut on the left from time to time. No row waits for another.
+its slots of the cache count as empty again. No row waits for another.
 """
 
 from __future__ import annotations
@@ -13,23 +12,28 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..attention import supports_switching, switched_to_tree_attention
+from ..attention.kernel import NODES_PER_WORD
+from ..cache import TreeCache
 from ..cache.sizes import bytes_per_token
-from ..compat import CACHE
+from ..forwards.node_inputs import causal_chain
+from ..forwards.tree_forward import TreeForward
+from ..graphs import GraphStore, obstacle_to_graphs
+from ..models.structure import execution_device
 from .data import Text
-from .grouped_attention import grouped_attention_lent, without_cudnn
 from .scripts import ScriptPart
 
 
-_STEPS_BETWEEN_CUTS = 128
 _MOST_ROWS = {"cuda": 2048, "cpu": 16}
-_SHARE_OF_MEMORY = 0.4  # share of free memory for keys and values, which are copied when they grow
+_SHARE_OF_MEMORY = 0.5  # share of free memory for keys and values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +128,14 @@ class Writer:
             `Text`: the text; without `spans` if no answer was written, and without tokens if the first part's given
                 tokens alone reach `max_length`.
         """
-        with grouped_attention_lent(self.target):
+        with switched_to_tree_attention(self.target) if supports_switching(self.target) else nullcontext():
             yield from self._write(iter(jobs), should_stop)
 
     @torch.inference_mode()
     def _write(self, queue: Iterator[tuple[int, list[ScriptPart]]], should_stop: Callable[[], bool]) -> Iterator[Text]:
         too_long: list[Text] = []
         slots = [_Slot() for _ in range(self.batch_size)]
-        device = self.target.device
-        cache, width = DynamicCache(), 0
-        mask = torch.zeros(self.batch_size, self.max_length + _STEPS_BETWEEN_CUTS, dtype=torch.long, device=device)
+        forward, device = self._forward(), self.target.device
         step = 0
         while True:
             for slot in slots:
@@ -141,36 +143,32 @@ class Writer:
                     self._begin(slot, queue, too_long)
             yield from too_long
             too_long.clear()
-            busy = [slot for slot in slots if not slot.is_idle]
-            if not busy or (step % 16 == 0 and should_stop()):
+            if all(slot.is_idle for slot in slots) or (step % 16 == 0 and should_stop()):
                 return
-            if width == mask.shape[1]:
-                width = _cut_left(cache, mask, width, max(len(slot.ids) for slot in slots) or 1)
             tokens = [slot.given.popleft() if slot.given else 0 for slot in slots]
-            lengths = [len(slot.ids) for slot in slots]
-            for slot, token in zip(slots, tokens, strict=True):
-                slot.ids.append(token)  # idle rows too: they attend to themselves only, and their tokens are dropped
-            table = torch.tensor([tokens, lengths, [0 if s.is_idle else 1 for s in slots]], device=device)
-            if step and any(length == 0 for length in lengths):
-                mask[table[1] == 0, :width] = 0  # hides a row's tokens from before its present conversation
-            mask[:, width] = 1
-            width += 1
-            with without_cudnn():
-                output = self.target(
-                    input_ids=table[0, :, None],
-                    position_ids=table[1, :, None],
-                    attention_mask=mask[:, :width],
-                    use_cache=True,
-                    **{CACHE: cache},
-                )
-            logits = output.logits[:, -1]
-            drawn = self._draw(logits, [slot.temperature for slot in slots])
-            for slot, token in zip(slots, drawn, strict=True):
+            forward.cache.set_lengths([len(slot.ids) for slot in slots])  # 0 where a conversation begins
+            output = forward(torch.tensor(tokens, device=device)[:, None], *causal_chain(1, device))
+            drawn = self._draw(output.logits[:, -1], [slot.temperature for slot in slots])
+            for slot, fed, token in zip(slots, tokens, drawn, strict=True):
                 if slot.is_idle:
-                    slot.ids.clear()
-                elif not slot.given and (text := self._take(slot, token)) is not None:
+                    continue
+                slot.ids.append(fed)
+                if not slot.given and (text := self._take(slot, token)) is not None:
                     yield text
             step += 1
+
+    def _forward(self) -> TreeForward:
+        """Forwards of the target over the next token of every row, replayed from a CUDA graph where it can be."""
+        target, capacity = self.target, self.max_length + NODES_PER_WORD
+        with_graphs = obstacle_to_graphs(target, "auto") is None
+        cache = TreeCache(
+            target.config.get_text_config(decoder=True).num_hidden_layers,
+            self.batch_size,
+            execution_device(target),
+            capacity=capacity,
+            storage=GraphStore(capacity) if with_graphs else None,
+        )
+        return TreeForward(target, cache, None, torch.zeros(self.batch_size, dtype=torch.long, device=cache.device))
 
     def _begin(self, slot: _Slot, queue: Iterator[tuple[int, list[ScriptPart]]], too_long: list[Text]) -> None:
         for job, parts in queue:
@@ -179,7 +177,7 @@ class Writer:
                 self._next_part(slot)
                 return
             too_long.append(Text([], [], job))
-        slot.part = None
+        slot.part, slot.ids = None, []
 
     def _next_part(self, slot: _Slot) -> None:
         slot.part = slot.parts.popleft()
@@ -228,20 +226,10 @@ def default_rows(target: PreTrainedModel, max_length: int) -> int:
     most = _MOST_ROWS.get(device.type, 256)
     if device.type != "cuda":
         return most
-    per_row = sum(bytes_per_token(target).values()) * (max_length + _STEPS_BETWEEN_CUTS)
+    per_row = sum(bytes_per_token(target).values()) * (max_length + NODES_PER_WORD)
     per_row += 6 * 4 * config.vocab_size  # logits and noise in float32
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, min(most, int(free * _SHARE_OF_MEMORY / per_row)))
-
-
-def _cut_left(cache: DynamicCache, mask: torch.Tensor, width: int, keep: int) -> int:
-    """Keeps the last `keep` slots of all rows in cache and mask; returns the new width."""
-    for layer in cache.layers:
-        layer.keys = layer.keys[:, :, width - keep :].clone()
-        layer.values = layer.values[:, :, width - keep :].clone()
-    mask[:, :keep] = mask[:, width - keep : width].clone()
-    mask[:, keep:] = 0
-    return keep
 
 
 def read_written(path: Path) -> list[Text]:

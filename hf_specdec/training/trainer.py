@@ -50,11 +50,13 @@ class DraftTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer, made once: AdamW, or `MuonAndAdamW`."""
-        if self.with_muon and self.optimizer is None:
+        if not self.with_muon:
+            return super().create_optimizer()
+        if getattr(self, "optimizer", None) is None:
             args = self.args
             betas = args.adam_beta1, args.adam_beta2
             self.optimizer = MuonAndAdamW(self.model, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon)
-        return super().create_optimizer() if self.optimizer is None else self.optimizer
+        return self.optimizer
 
     def compute_loss(
         self,

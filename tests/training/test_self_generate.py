@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.chat import chat_tokenizer
 from support.goldens import trained_prompts, trained_target
+from support.graphs import install_stand_in
 from support.models import tiny_model
 
 from hf_specdec.training.data import Text
@@ -30,6 +31,18 @@ def test_greedy_texts_are_those_of_generate(batch_size: int) -> None:
         expected = target.generate(ids, max_length=60, do_sample=False, eos_token_id=2)[0].tolist()
         assert texts[index].input_ids == expected
         assert texts[index].spans == [(len(prompt), len(expected))]
+
+
+@pytest.mark.parametrize("with_kernel", [True, False], ids=["kernel", "masks"])
+def test_forwards_are_captured(with_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = install_stand_in(monkeypatch, with_kernel)
+    target, prompts = trained_target(), trained_prompts()["prompts"][:5]
+    jobs = [(index, [ScriptPart(tuple(prompt), "text", frozenset({2}))]) for index, prompt in enumerate(prompts)]
+    for text in Writer(target, 80, 3, sampling=GREEDY).write(jobs):
+        ids = torch.tensor([prompts[text.job]])
+        assert text.input_ids == target.generate(ids, max_length=80, do_sample=False, eos_token_id=2)[0].tolist()
+    assert captured.captures == 1 and captured.replays > 50
+    assert bool(captured.attended) == with_kernel
 
 
 def test_the_target_attends_as_before_afterwards() -> None:

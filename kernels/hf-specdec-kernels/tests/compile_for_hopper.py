@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 
 from hf_specdec_kernels import BudgetedLevel
 from hf_specdec_kernels.budgets.triton import launch_share_out
+from hf_specdec_kernels.draft_losses import triton as draft_losses_launch
 from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
 from hf_specdec_kernels.kv_compaction.triton import launch_kv_compaction
 from hf_specdec_kernels.merged_linear import triton as merged_linear_launch
@@ -190,6 +191,15 @@ def overlaps(vocab: int, draft_vocab: int | None = None) -> None:
     )
 
 
+def losses(draft_vocab: int | None = None) -> None:
+    logits = torch.empty(4, 49_152, dtype=torch.bfloat16, device="meta")
+    vocabulary = None if draft_vocab is None else torch.zeros(draft_vocab, dtype=torch.long)
+    draft_logits, rows = logits[:, :draft_vocab].contiguous(), torch.zeros(4, dtype=torch.long)
+    given = draft_logits, logits, rows, rows, vocabulary
+    draft_losses_launch.launch_draft_loss_values(*given, torch.empty(4, 7), rows)
+    draft_losses_launch.launch_draft_loss_gradient(*given, torch.empty(4, 7), torch.empty(4, 3), draft_logits)
+
+
 def budgets(above: int, ranks: int) -> None:
     paths, best = torch.zeros(2, above), torch.zeros(2, above, ranks)
     longs, flags = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.bool)
@@ -260,6 +270,8 @@ CASES = {
     },
     "overlaps": lambda: overlaps(128_256),
     "overlaps, draft vocabulary": lambda: overlaps(49_152, 8_192),
+    "losses": losses,
+    "losses, draft vocabulary": lambda: losses(8_192),
     **{f"growth of {nodes} nodes": lambda nodes=nodes: growth(nodes) for nodes in (15, 63, 1024)},
     **{f"budgets of {above} nodes": lambda above=above: budgets(above, 10) for above in (1, 10, 64)},
     **{

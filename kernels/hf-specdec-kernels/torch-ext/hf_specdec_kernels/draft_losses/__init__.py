@@ -72,7 +72,8 @@ def draft_losses(
     check("wanted", wanted, device, (torch.int64,), count)
     check("vocabulary", vocabulary, device, INTEGERS, draft_logits.shape[1])
     losses, best = _Losses.apply(draft_logits, logits.detach(), rows, wanted, vocabulary)
-    return DraftLosses(*losses.unbind(-1), best)
+    cross_entropy, divergence, distance = losses.unbind(-1)
+    return DraftLosses(cross_entropy, divergence, distance, best)
 
 
 class _Losses(torch.autograd.Function):
@@ -86,7 +87,7 @@ class _Losses(torch.autograd.Function):
         return values[:, :_NUM_LOSSES].clone(), best
 
     @staticmethod
-    def backward(ctx: Any, gradients: torch.Tensor, _: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradients: torch.Tensor, _: Any) -> tuple[Any, ...]:
         draft_logits, *others = ctx.saved_tensors
         gradient = draft_logits.new_empty(draft_logits.shape)
         ops.draft_loss_gradient(draft_logits, *others, gradients.float(), gradient)
