@@ -233,8 +233,6 @@ class _Run:
             label_names=["loss_mask"],
             ddp_find_unused_parameters=False,
             dataloader_pin_memory=cuda,
-            dataloader_num_workers=2 if cuda else 0,  # rows are made while the device computes
-            dataloader_persistent_workers=cuda,
             report_to="none",
             disable_tqdm=not options.progress,
         )
