@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ class DraftRequest:
         loans (`GraphLoans`, *optional*): lends K/V memory with captured CUDA graphs; without it, there are none.
         noises (`Sequence[PositionNoise]`, *optional*): random numbers of the rows by position, from which children
             are drawn; without them, they are drawn by torch's generator.
+        refine (`Callable`, *optional*): chooses the tree again from what the draft tells of the step at hand; see
+            `TreeChoice.refine`.
     """
 
     plan: SpeculationPlan
@@ -52,6 +54,7 @@ class DraftRequest:
     choice: TreeChoice | None = None
     loans: GraphLoans | None = None
     noises: Sequence[PositionNoise] | None = None
+    refine: Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None] | None = None
 
     def noise(self, lengths: Sequence[int], token_ids: torch.Tensor | None = None) -> Noise | None:
         """

@@ -86,6 +86,32 @@ class BlockDrafter(FeatureDrafter):
         logits, self._carried = self.head.conditional_logits(self.all_logits[:, :1], self.states[:, :1], roots, None)
         return logits[:, 0]
 
+    @property
+    def has_confidence(self) -> bool:
+        return self.head.confidence_head is not None
+
+    def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+        """See `FeatureDrafter.confidence`: where the estimate reads the token before, that of a greedy chain."""
+        levels, told, parents, carried = self.states.shape[1], [], roots, self._carried
+        if not self.head.config.confidence_with_markov:
+            return self._estimates(self.states, parents)
+        for level in range(levels):
+            here = slice(level, level + 1)
+            told.append(self._estimates(self.states[:, here], parents))
+            if level + 1 == levels:
+                break
+            logits = root_logits[:, None]
+            if level > 0:
+                base, states = self.all_logits[:, here], self.states[:, here]
+                logits, carried = self.head.conditional_logits(base, states, parents, carried)
+            best = logits.argmax(dim=-1)
+            parents = best if self.target_ids is None else self.target_ids[best]
+        return torch.cat(told, dim=1)
+
+    def _estimates(self, states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        estimates: Any = self.head.confidence_logits(states, parents)
+        return estimates.float().sigmoid()
+
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         self._level += 1
         queries, position = nodes.tokens.shape[1], slice(self._level, self._level + 1)

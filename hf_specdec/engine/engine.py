@@ -363,7 +363,8 @@ class Engine:
                 continue
             options, plan = request.options, request.options.plan
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
-            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from)
+            auto = self.choices.auto_of(row)
+            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, auto)
             group = groups.get(key)
             if group is None:
                 temperature = (
@@ -374,4 +375,14 @@ class Engine:
                 )
                 groups[key] = group = DraftGroup(asked)
             group.rows.append(row)
+        if not self.ranks.are_several:  # which must take the same tree, and may differ by rounding
+            self._let_refine(groups)
         return list(groups.values())
+
+    def _let_refine(self, groups: dict[Any, DraftGroup]) -> None:
+        """Lets "auto" choose again while a group is drafted for, within the blocks that its trees have."""
+        autos = [key[-1] for key in groups]
+        for (tree, *_, auto), group in groups.items():
+            if auto is not None and autos.count(auto) == 1:
+                refine = self.choices.refiner(auto, group.rows, self.drafting.num_slots(tree))
+                group.asked = replace(group.asked, refine=refine)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
 from ..trees.auto import times_of
-from ..trees.auto_choice import Acceptances
+from ..trees.auto_learning import Acceptances
 from ..trees.auto_menu import MenuChoice, TreeMenu
 from ..trees.whole_times import WholeTimes
 from .request import Request
+
+
+Refine = Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None]
 
 
 class TreeChoices:
@@ -87,7 +90,7 @@ class TreeChoices:
         """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
         self._batch_size = _bucket(len(requests))
         self._asked = {}
-        wanted = [_wanted_tree(request) for request in requests]
+        wanted = self._wanted = [_wanted_tree(request) for request in requests]
         for row, tree in enumerate(wanted):
             if isinstance(tree, AutoTree):
                 self._asked.setdefault(tree, []).append(row)
@@ -116,6 +119,22 @@ class TreeChoices:
         if evidence is not None:
             evidence = {rows[place]: chance for place, chance in evidence.items()}
         return choice.begin_step(longest, evidence)
+
+    def auto_of(self, row: int) -> AutoTree | None:
+        """The "auto" of a row of this step that may still choose another tree, see `refiner`; else None."""
+        wanted = self._wanted[row]
+        if self._always is not None or not isinstance(wanted, AutoTree):
+            return None
+        return wanted if self._auto_choice(wanted).reads_confidence else None
+
+    def refiner(self, tree: AutoTree, rows: list[int], most_nodes: int) -> Refine:
+        """Chooses the tree of these rows of the step again from what their draft tells; see `TreeChoice.refine`."""
+        choice = self._auto_choice(tree)
+
+        def refine(told: Mapping[int, Sequence[float]]) -> TokenTree | DynamicTree | None:
+            return choice.refine({rows[place]: its for place, its in told.items()}, most_nodes)
+
+        return refine
 
     def begin_next(self, requests: list[Request]) -> bool:
         """

@@ -89,6 +89,8 @@ class SpeculativeCall:
             self.choice,
             self.loans,
             self.noises,
+            # Ranks must take the same tree, and their heads may differ by rounding.
+            self.choice.refine if self.choice.reads_confidence and not self.ranks.are_several else None,
         )
         self.drafter.start(self.sequences, request)
         rows = list(range(self.sequences.batch_size))

@@ -86,6 +86,7 @@ def best_plan(
     reach: int,
     at_best: bool = False,
     widths: Sequence[int] = WIDTHS,
+    is_drafting: bool = False,
 ) -> Plan[TokenTree]:
     """
     The static tree, or no tree, with the most expected tokens per second.
@@ -97,11 +98,13 @@ def best_plan(
         reach (`int`): largest number of nodes for which `times` is trusted.
         at_best (`bool`): whether the times are lowered by their errors; see `TimeTable.up_to`.
         widths (`Sequence[int]`): numbers of nodes to choose from, rising.
+        is_drafting (`bool`): whether the draft has run, so that a step without a tree has the time of a level, too.
     """
     num_nodes = min(limits.max_nodes, reach)
     drafting = times.propose.up_to(limits.max_depth, at_best)
     checking = times.rest.up_to(num_nodes, at_best)
-    best_rate = 1.0 / checking[0] if checking[0] > 0 else 0.0
+    least = checking[0] + (drafting[1] if is_drafting else 0.0)
+    best_rate = 1.0 / least if least > 0 else 0.0
     paths: list[tuple[int, ...]] | None = None
     # Shallower trees use the same list without its deeper paths: it is twice as long, so that enough are left.
     likeliest = likeliest_paths(chances, 2 * num_nodes, limits.max_depth)

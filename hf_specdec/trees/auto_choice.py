@@ -3,75 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from .auto import AutoTree, Plan, best_plan
-from .auto_tables import AcceptanceTable, expected_length, likeliest_paths
+from .auto_learning import Acceptances, Losses, Ratio, Trust, rounded
+from .auto_tables import AcceptanceTable, drafted_children, expected_length, likeliest_paths
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .step_times import StepTimes
 from .token_tree import TokenTree
-
-
-@dataclass
-class Losses:
-    """
-    What drafting has cost more than it gained, in steps without a tree. Later gains make up for it, and so does a
-    longer text, since a share of it may be lost.
-
-    Args:
-        asked (`int`, *optional*): most tokens that the text gets; None: any number.
-    """
-
-    asked: int | None
-    lost: float = 0.0
-
-    MOST_AHEAD = 100
-    """Most tokens still to come of which a share may be lost: a text may end long before it must."""
-    MEMORY = 400.0
-    """Tokens in which a loss is forgotten, exponentially."""
-    MOST_GAIN = 3.0
-    """Most gain that is held against later losses."""
-
-    def add(self, cost: float, tokens: float) -> None:
-        """Adds a step that took as long as `cost` steps without a tree, and gave `tokens` per row."""
-        kept = max(1.0 - tokens / self.MEMORY, 0.0)
-        self.lost = max(kept * self.lost + cost - tokens, -self.MOST_GAIN)
-
-    def allow(self, share: float, cost: float = 0.0) -> bool:
-        """Whether less than this share of the text is lost, even after a step that costs `cost` for nothing."""
-        asked = self.MOST_AHEAD if self.asked is None else min(self.asked, self.MOST_AHEAD)
-        return self.lost + cost < share * asked
-
-
-class Acceptances:
-    """
-    Acceptance tables of a call, one for each kind of evidence on which a drafter proposes.
-
-    Args:
-        limits (`AutoTree`): largest size of a tree, and the prior.
-    """
-
-    def __init__(self, limits: AutoTree):
-        self._limits, self._tables = limits, dict[float | None, AcceptanceTable]()
-
-    def of(self, evidence: float | None = None) -> AcceptanceTable:
-        """
-        The table for one kind of evidence, which is the prior chance of the best token, in twentieths; None: without
-        evidence.
-        """
-        evidence = None if evidence is None else _rounded(evidence)
-        if evidence not in self._tables:
-            prior = self._limits.prior if evidence is None else (evidence,)
-            self._tables[evidence] = AcceptanceTable(self._limits.max_depth, self._limits.max_children, prior)
-        return self._tables[evidence]
-
-    def grow_older(self) -> None:
-        """Lets what was counted count less, as after a step without a tree, in which the text goes on."""
-        for table in self._tables.values():
-            table.grow_older()
 
 
 class AutoChoice(TreeChoice):
@@ -86,11 +28,11 @@ class AutoChoice(TreeChoice):
         asked (`int`, *optional*): most tokens that the texts get; None: any number.
     """
 
-    reads_evidence = True
+    reads_evidence = reads_confidence = True
     EARLY, REPLAN = 12, 2
     """First steps, each with a plan of its own; later steps from one plan to the next."""
-    GAIN = 1.03
-    """Factor by which another tree must promise to be better than the planned one."""
+    GAIN, REFINED = 1.03, 1.01
+    """Factors by which another tree must promise to be better than the planned one, and one for the step at hand."""
     PATIENCE = 1.0
     """Further gain that no tree must promise after the first drafts, which say little: this over their number + 1."""
     PROBE = 16
@@ -101,6 +43,12 @@ class AutoChoice(TreeChoice):
     """Most steps without a tree after which the time of drafting counts: the draft reads their tokens first."""
     SHARE, SHARE_OF_TRIALS, SHARE_OF_PLANS = 0.015, 0.03, 0.045
     """Largest share of the text that may be lost where drafting begins again, tries a tree, and goes on."""
+
+    SURE, MOST_REFUSALS = 0.75, 3
+    """
+    Trust above which a draft's own estimates may leave a step without a tree, and most such steps in a row: nothing is
+    learnt of them.
+    """
 
     def __init__(self, times: StepTimes, limits: AutoTree, asked: int | None = None):
         super().__init__(None)
@@ -116,7 +64,11 @@ class AutoChoice(TreeChoice):
         self._step = self._with = self._without = self._drafts = 0
         self._waited: int | None = None
         """Steps since the drafter was asked last; None if it never was."""
-        self._ratio = _Ratio()
+        self._ratio = Ratio()
+        self._trust = Trust()
+        self._told: Mapping[int, Sequence[float]] = {}
+        """By row what the draft expects of the present step, once it has told."""
+        self._is_trial, self._refusals = False, 0
 
     def _large(self) -> TokenTree | DynamicTree:
         """The drafter's own tree, or one of medium size, to see what more nodes cost."""
@@ -129,7 +81,7 @@ class AutoChoice(TreeChoice):
     # --------------------------------------------------------------------------------------------------------- steps
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
-        self._evidence, self.tree = evidence, None
+        self._evidence, self.tree, self._told = evidence, None, {}
         if evidence is None or any(chance is not None for chance in evidence.values()):
             if self._with >= self.CHECK:  # which is no sign that drafts do not pay
                 self._with = 0
@@ -141,6 +93,7 @@ class AutoChoice(TreeChoice):
 
     def _chosen(self) -> TokenTree | DynamicTree | None:
         trial = self._trial()
+        self._is_trial = trial is not None
         if trial is not None:
             return trial[0]
         self._step += 1
@@ -171,11 +124,35 @@ class AutoChoice(TreeChoice):
         cost = self.times.of(tree) / self.times.of(None) - 1.0
         return self.losses.allow(self.SHARE_OF_TRIALS, cost)
 
+    def refine(
+        self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None
+    ) -> TokenTree | DynamicTree | None:
+        self._told = told
+        if self.tree is None or self._is_trial or not told:
+            return self.tree
+        learnt = self.chances()
+        rows = [self._trust.chances(its, learnt) for its in told.values()]
+        chances = [
+            [statistics.fmean(ranks) for ranks in zip(*levels, strict=True)] for levels in zip(*rows, strict=True)
+        ]
+        depth = min(self.limits.max_depth, max(map(len, told.values())))
+        limits = self.limits if most_nodes is None else replace(self.limits, max_nodes=most_nodes)
+        limits = replace(limits, max_depth=depth)
+        plan = best_plan(chances, self.times, limits, self._reach, at_best=True, is_drafting=True)
+        if plan.tokens_per_second > self.REFINED * self.rate(self.tree, chances):
+            self._refusals = self._refusals + 1 if plan.tree is None else 0
+            may_refuse = self._trust.share > self.SURE and self._refusals <= self.MOST_REFUSALS
+            self.tree = self._one if plan.tree is None and not may_refuse else plan.tree
+            self._refusals = 0 if self.tree is not None else self._refusals
+        return self.tree
+
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         # The drafted tree counts: at the end of a text, or for want of proposals, it is smaller than the chosen one.
-        is_usual = self.tree is None or (self._waited is not None and self._waited <= self.CATCHES_UP)
+        is_refused = bool(self._told) and self.tree is None
+        caught_up = self._waited is not None and self._waited <= self.CATCHES_UP
+        is_usual = caught_up if self.tree is not None else not is_refused
         self.times.add(self.tree, draft.topology.depth, draft.num_nodes, propose if is_usual else None, rest)
-        if self.tree is not None:
+        if self.tree is not None or is_refused:
             self._waited = 0
         elif self._waited is not None:
             self._waited += 1
@@ -183,22 +160,39 @@ class AutoChoice(TreeChoice):
         tokens = statistics.mean(taken) if taken else 1.0
         without = self.times.of(None)
         if self.tree is None or without <= 0:
-            self.losses.add(1.0, 1.0)
+            spent = self.times.drafting(self._one) / without if is_refused and without > 0 else 0.0
+            self.losses.add(1.0 + spent, 1.0)
             self.acceptance.grow_older()
             return
         cost = self.times.drafting(self.tree) + self.times.rest.up_to(draft.num_nodes)[-1]
         self.losses.add(cost / without, tokens)
         self._drafts += 1
         if isinstance(self.tree, DynamicTree):
-            self._ratio.add(self._tokens(self.tree, by_ratio=False) - 1.0, tokens - 1.0)
+            self._ratio.add(self._tokens(self.tree, self.chances(), by_ratio=False) - 1.0, tokens - 1.0)
+        self._learn_trust(draft, paths)
         self._learn(draft, paths)
+
+    def _learn_trust(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
+        """Compares what the draft told with what is known of earlier steps, along the best nodes."""
+        learnt = self.chances() if self._told else []
+        for row, told in self._told.items():
+            node = 0
+            for depth, chance in enumerate(told):
+                children, path = drafted_children(draft, row, node), paths[row]
+                if path is None or not children or depth >= len(learnt):
+                    break
+                is_hit = depth < len(path) and path[depth] == children[0]
+                self._trust.learn(chance, learnt[depth][0], is_hit)
+                if not is_hit:
+                    break
+                node = children[0]
 
     def _learn(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
         if self._evidence is None:
             self.acceptance.of().add(draft, paths)
             return
-        for chance in {_rounded(chance) for chance in self._evidence.values() if chance is not None}:
-            rows = {row for row, its in self._evidence.items() if its is not None and _rounded(its) == chance}
+        for chance in {rounded(chance) for chance in self._evidence.values() if chance is not None}:
+            rows = {row for row, its in self._evidence.items() if its is not None and rounded(its) == chance}
             own = [path if row in rows else None for row, path in enumerate(paths)]
             self.acceptance.of(chance).add(draft, own)
 
@@ -207,7 +201,7 @@ class AutoChoice(TreeChoice):
     def _planned(self) -> Plan[TokenTree | DynamicTree]:
         """The plan for the present evidence, renewed every `REPLAN` steps."""
         chances = [chance or 0.0 for chance in (self._evidence or {}).values()]
-        key = _rounded(statistics.mean(chances)) if chances else None
+        key = rounded(statistics.mean(chances)) if chances else None
         known, due = self._plans.get(key, (Plan(None, 0.0), 0))
         if self._step >= due:
             plan = self.plan()
@@ -222,22 +216,35 @@ class AutoChoice(TreeChoice):
         The best plan now, among trees of at most twice as many nodes as the largest that was timed (or 4, if that is
         more), and the drafter's own tree.
         """
-        reach = max(2 * self.times.rest.largest, 4)
-        plan = best_plan(self.chances(), self.times, self.limits, reach, at_best=True)
+        plan = best_plan(self.chances(), self.times, self.limits, self._reach, at_best=True)
         first = self.limits.first
-        if first is not None and first.num_nodes <= reach and (rate := self.rate(first)) > plan.tokens_per_second:
+        if (
+            first is not None
+            and first.num_nodes <= self._reach
+            and (rate := self.rate(first)) > plan.tokens_per_second
+        ):
             return Plan(first, rate)
         return plan
 
-    def rate(self, tree: TokenTree | DynamicTree | None) -> float:
-        """Expected tokens per second of steps with `tree` (None: without a tree), with times at their best."""
-        return self._tokens(tree) / self.times.of(tree, at_best=True)
+    @property
+    def _reach(self) -> int:
+        """Largest number of nodes for which times are trusted."""
+        return max(2 * self.times.rest.largest, 4)
 
-    def _tokens(self, tree: TokenTree | DynamicTree | None, by_ratio: bool = True) -> float:
+    def rate(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]] | None = None) -> float:
+        """
+        Expected tokens per second of steps with `tree` (None: without a tree), with times at their best, and with the
+        learnt chances if none are given.
+        """
+        chances = self.chances() if chances is None else chances
+        return self._tokens(tree, chances) / self.times.of(tree, at_best=True)
+
+    def _tokens(
+        self, tree: TokenTree | DynamicTree | None, chances: list[list[float]], by_ratio: bool = True
+    ) -> float:
         """Expected tokens per row of a step with `tree`."""
         if tree is None:
             return 1.0
-        chances = self.chances()
         if isinstance(tree, TokenTree):
             return expected_length(tree.paths, chances)
         chances = [level[: tree.top_k] for level in chances]
@@ -252,26 +259,3 @@ class AutoChoice(TreeChoice):
         rows = [chance for chance in self._evidence.values() if chance is not None]
         tables, count = [self.acceptance.of(chance).chances() for chance in rows], len(self._evidence)
         return [[sum(ranks) / count for ranks in zip(*levels, strict=True)] for levels in zip(*tables, strict=True)]
-
-
-def _rounded(chance: float) -> float:
-    """A chance in twentieths: drafters may tell any number, but what is learnt for each must be seen often."""
-    return round(20 * chance) / 20
-
-
-class _Ratio:
-    """Tokens that a dynamic tree accepts, over those that the best static tree of its size would, as an average."""
-
-    WEIGHT, DECAY = 12.0, 0.97
-
-    def __init__(self) -> None:
-        self._expected = self._accepted = self.WEIGHT
-
-    @property
-    def value(self) -> float:
-        return self._accepted / self._expected
-
-    def add(self, expected: float, accepted: float) -> None:
-        rest = (1.0 - self.DECAY) * self.WEIGHT
-        self._expected = self.DECAY * self._expected + rest + expected
-        self._accepted = self.DECAY * self._accepted + rest + accepted

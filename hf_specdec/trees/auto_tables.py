@@ -49,7 +49,7 @@ class AcceptanceTable:
         self.grow_older()
         for number, path in enumerate(paths):
             if path is not None:
-                self._add_path(path, partial(_drafted_children, draft, number))
+                self._add_path(path, partial(drafted_children, draft, number))
 
     def add_whole(self, tree: TokenTree, paths: list[list[int] | None]) -> None:
         """
@@ -99,7 +99,8 @@ class AcceptanceTable:
         return table
 
 
-def _drafted_children(draft: DraftTree, row: int, node: int) -> list[int]:
+def drafted_children(draft: DraftTree, row: int, node: int) -> list[int]:
+    """The children that a draft proposes for a node, by rank."""
     tokens = draft.tokens_list[row]
     return [child for child in draft.topology.children_of(row, node) if tokens[child - 1] >= 0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class TreeChoice:
 
     reads_evidence = False
     """Whether `begin_step` makes use of evidence."""
+    reads_confidence = False
+    """Whether `refine` makes use of what a draft tells."""
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
         """
@@ -40,6 +42,20 @@ class TreeChoice:
         Args:
             length (`int`): tokens of the longest unfinished row, the root included.
             evidence (`dict`, *optional*): what the drafter knows before it proposes; see `Drafter.evidence`.
+        """
+        return self.tree
+
+    def refine(
+        self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None
+    ) -> TokenTree | DynamicTree | None:
+        """
+        The tree of the step at hand (None: no tree), once the draft has run and no child has been drawn: what it tells
+        depends on the text so far alone, so that samples stay exact.
+
+        Args:
+            told (`Mapping[int, Sequence[float]]`): by row and depth, the draft's own estimate of the chance that its
+                best token is accepted where those before it are.
+            most_nodes (`int`, *optional*): most nodes of the tree.
         """
         return self.tree
 
@@ -119,11 +135,18 @@ class ScheduledChoice(TreeChoice):
         self._choices = choices
         self._current = choices[0]
         self.reads_evidence = any(choice.reads_evidence for choice in choices)
+        self.reads_confidence = any(choice.reads_confidence for choice in choices)
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
         entry = max(index for index, start in enumerate(self._starts) if start <= length)
         self._current = self._choices[entry]
         self.tree = self._current.begin_step(length, evidence)
+        return self.tree
+
+    def refine(
+        self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None
+    ) -> TokenTree | DynamicTree | None:
+        self.tree = self._current.refine(told, most_nodes)
         return self.tree
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from support.batches import ragged_prompts, text_alone
 from support.device_steps import Steps, install
-from support.heads import BLOCK_KINDS, RecordingBlockDrafter, features_of, pads_of, tiny_block_head
+from support.heads import BLOCK_KINDS, RecordingBlockDrafter, block_from_scratch, pads_of, tiny_block_head
 from support.models import prompts, tiny_model
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec import BlockHead, DynamicTree, SpeculativeConfig, TokenTree
@@ -35,19 +35,7 @@ def paths_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Tens
     Every path of draft tokens with its summed log-probability, by the head's own forward over nothing but the text:
     the context of all tokens but the last, then a block.
     """
-    cache, lm_head, root = DynamicCache(), target.get_output_embeddings(), ids[None, -1:]
-    embed = head.embed_tokens or target.get_input_embeddings()
-    features = features_of(head, target, input_ids=ids[None, :-1])
-    inputs = {"inputs_embeds": embed(ids[None, 1:])} if head.config.is_peagle else {}
-    true_rows = head(features=features, past_key_values=cache, logits_to_keep=None, **inputs).hidden_states
-    block = head(inputs_embeds=embed(head.block_tokens(root[0])), past_key_values=cache, logits_to_keep=None)
-    states = block.hidden_states[:, head.first_row :]
-    if true_rows is not None:
-        states = torch.cat([true_rows[:, -1:], states], dim=1)
-    if head.target_ids is not None and head.lm_head is None:
-        base = lm_head(states)[..., head.target_ids]
-    else:
-        base = head.compute_logits(states, lm_head)
+    root, (states, base) = ids[None, -1:], block_from_scratch(head, target, ids)
     found: dict[tuple[int, ...], float] = {}
 
     def descend(path: tuple[int, ...], score: float, carried: Any) -> None:

@@ -179,6 +179,30 @@ def features_of(head: EagleHead, target: PreTrainedModel, **inputs: Any) -> torc
         return features.take(target.device, target.dtype)
 
 
+@torch.no_grad()
+def block_from_scratch(
+    head: BlockHead, target: PreTrainedModel, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    States `[1, drafts, H]` of the positions after a text `ids` `[tokens]`, and their logits, by the head's own forward
+    over nothing but the text: the context of all tokens but the last, then a block.
+    """
+    cache, lm_head, root = DynamicCache(), target.get_output_embeddings(), ids[None, -1:]
+    embed = head.embed_tokens or target.get_input_embeddings()
+    features = features_of(head, target, input_ids=ids[None, :-1])
+    inputs = {"inputs_embeds": embed(ids[None, 1:])} if head.config.is_peagle else {}
+    true_rows = head(features=features, past_key_values=cache, logits_to_keep=None, **inputs).hidden_states
+    block = head(inputs_embeds=embed(head.block_tokens(root[0])), past_key_values=cache, logits_to_keep=None)
+    states = block.hidden_states[:, head.first_row :]
+    if true_rows is not None:
+        states = torch.cat([true_rows[:, -1:], states], dim=1)
+    if head.target_ids is not None and head.lm_head is None:
+        base = lm_head(states)[..., head.target_ids]
+    else:
+        base = head.compute_logits(states, lm_head)
+    return states, base
+
+
 def chain_from_scratch(
     head: EagleHead, target: PreTrainedModel, features: torch.Tensor, tokens: torch.Tensor, count: int, first: int = 0
 ) -> list[int]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_UNPADDED_ROWS = 16
 """Most waiting rows that are forwarded unpadded, by graphs of their exact number: steps leave so few, prompts more."""
+DEEPER = 2
+"""Levels beyond those of the planned tree that a head estimates: every one costs a row of logits."""
 MOST_WAITING = 4096
 """Most features that wait for a forward while speculation is off, counted as steps times rows: bounds their memory."""
 
@@ -184,8 +186,17 @@ class FeatureDrafter(Drafter):
         if tree is None:
             return None
         self.catch_up(sequences)
-        depth = min(max(room), tree.depth)
-        root_logits = self.begin_tree(self.root_states, self._roots(sequences), depth)
+        depth, refine, roots = min(max(room), tree.depth), self.request.refine, self._roots(sequences)
+        is_refined = refine is not None and self.has_confidence
+        levels = min(max(room), depth + DEEPER) if is_refined else depth
+        root_logits = self.begin_tree(self.root_states, roots, levels)
+        if refine is not None and is_refined:
+            told = self.confidence(root_logits, roots).tolist()
+            refined = refine({row: its for row, its in enumerate(told) if room[row] > 0})
+            if refined is None:
+                return DraftTree.empty(sequences.batch_size, sequences.device)
+            depth = min(levels, refined.depth)
+            tree = refined.truncate(depth) if isinstance(refined, TokenTree) else refined
         noise = self.request.noise(sequences.lengths, self.target_ids)
         draft = self.grow(tree, root_logits, depth, self.request.warp_if_drawn, noise)
         draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)
@@ -312,6 +323,22 @@ class FeatureDrafter(Drafter):
             roots (`torch.Tensor` of shape `[batch, 1]`, int64): the root of every sequence.
             depth (`int`): levels of the tree.
         """
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether the head estimates its acceptance before a tree grows; see `confidence`."""
+        return False
+
+    def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+        """
+        The estimated chance that the best token of each level of the tree that was begun is accepted where those
+        before it are, `[batch, levels]` float32.
+
+        Args:
+            root_logits (`torch.Tensor` of shape `[batch, draft vocab]`): what `begin_tree` returned.
+            roots (`torch.Tensor` of shape `[batch, 1]`, int64): the root of every sequence.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no confidence head.")
 
     @abstractmethod
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
