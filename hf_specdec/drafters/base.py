@@ -86,7 +86,8 @@ class DraftRequest:
     @property
     def warp_if_drawn(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Function from a draft's logits to the scores of q, if children are to be drawn; else None."""
-        return self._warp if self.plan.draws_children else None
+        takes_best = self.choice is not None and self.choice.takes_best
+        return self._warp if self.plan.draws_children and not takes_best else None
 
     def _warp(self, logits: torch.Tensor) -> torch.Tensor:
         """

@@ -362,6 +362,8 @@ class Engine:
             if not self.pool.reserve(request.table, request.length + self.drafting.num_slots(tree)):
                 continue
             options, plan = request.options, request.options.plan
+            if self.choices.takes_best(row):
+                plan = replace(plan, draws_children=False, uses_rejection=False)
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
             auto = self.choices.auto_of(row)
             key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, auto)

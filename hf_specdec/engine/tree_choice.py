@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -90,7 +91,7 @@ class TreeChoices:
         """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
         self._batch_size = _bucket(len(requests))
         self._asked = {}
-        wanted = self._wanted = [_wanted_tree(request) for request in requests]
+        wanted = self._wanted = _shared([_wanted_tree(request) for request in requests])
         for row, tree in enumerate(wanted):
             if isinstance(tree, AutoTree):
                 self._asked.setdefault(tree, []).append(row)
@@ -119,6 +120,11 @@ class TreeChoices:
         if evidence is not None:
             evidence = {rows[place]: chance for place, chance in evidence.items()}
         return choice.begin_step(longest, evidence)
+
+    def takes_best(self, row: int) -> bool:
+        """Whether a row's children are the draft's best tokens in this step, although its request draws them."""
+        wanted = self._wanted[row]
+        return isinstance(wanted, AutoTree) and self._auto_choice(wanted).takes_best
 
     def auto_of(self, row: int) -> AutoTree | None:
         """The "auto" of a row of this step that may still choose another tree, see `refiner`; else None."""
@@ -210,6 +216,15 @@ def _wanted_tree(request: Request) -> Any:
     if not isinstance(tree, TreeSchedule):
         return tree
     return [entry for start, entry in tree.entries if start <= request.length][-1]
+
+
+def _shared(wanted: list[Any]) -> list[Any]:
+    """The trees that requests ask for, with one "auto" for those that draw and those that do not."""
+    greedy = {tree for tree in wanted if isinstance(tree, AutoTree) and not tree.takes_either}
+    if not greedy:
+        return wanted
+    plain = [replace(tree, takes_either=False) if isinstance(tree, AutoTree) else tree for tree in wanted]
+    return [other if other in greedy else tree for tree, other in zip(wanted, plain, strict=True)]
 
 
 def _may_change(request: Request) -> bool:

@@ -124,7 +124,7 @@ class SpeculativeCall:
         if self._is_spoiled:
             return Walk.start(self.sequences.batch_size, [])
         rows = [row for row, rests in enumerate(self.sequences.resting) if not rests]
-        verifier = self.call.options.verifier(is_drawn=draft.num_nodes > 0)
+        verifier = self.call.options.verifier(is_drawn=draft.num_nodes > 0 and not self.choice.takes_best)
         observes = verifier == Verifier.REJECTION and self.temperature.begin_step()
         p = self.rows.distribution(outputs.logits)
         self._starts = p.lengths

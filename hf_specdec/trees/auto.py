@@ -41,6 +41,7 @@ class AutoTree:
         first (`TokenTree` or `DynamicTree`, *optional*): a tree to choose, too, of any size: a drafter's own default.
         prior (`tuple[float, …]`, *optional*): expected acceptance of the draft's best token by depth; see
             `AcceptanceTable`.
+        takes_either (`bool`): whether the best tokens may fill trees in a call that draws its draft tokens, too.
     """
 
     max_nodes: int = 64
@@ -48,6 +49,7 @@ class AutoTree:
     max_children: int = 8
     first: TokenTree | DynamicTree | None = None
     prior: tuple[float, ...] | None = None
+    takes_either: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -73,10 +75,11 @@ Chosen = TypeVar("Chosen", bound=TokenTree | DynamicTree, covariant=True)
 
 
 class Plan(NamedTuple, Generic[Chosen]):
-    """A tree (None: no tree) and its expected tokens per second."""
+    """A tree (None: no tree), its expected tokens per second, and whether it takes the draft's best tokens."""
 
     tree: Chosen | None
     tokens_per_second: float
+    takes_best: bool = False
 
 
 def best_plan(

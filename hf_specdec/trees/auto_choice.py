@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from .auto import AutoTree, Plan, best_plan
-from .auto_learning import Acceptances, Losses, Ratio, Trust, rounded
-from .auto_tables import AcceptanceTable, drafted_children, expected_length, likeliest_paths
+from .auto import AutoTree, Plan
+from .auto_learning import Acceptances, Losses, rounded
+from .auto_tables import AcceptanceTable, likeliest_paths
+from .auto_ways import Way
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
@@ -50,10 +51,19 @@ class AutoChoice(TreeChoice):
     learnt of them.
     """
 
+    LEAST_DRAFTS, OFTEN, SELDOM, NEAR = 2, 0.15, 0.05, 0.85
+    """
+    Where trees are filled with drawn tokens or with the best ones: steps that each way has at least, and those of the
+    worse way by those of the better one, often if it promises nearly as much, by this factor.
+    """
+
     def __init__(self, times: StepTimes, limits: AutoTree, asked: int | None = None):
         super().__init__(None)
-        self.times, self.limits, self.acceptance = times, limits, Acceptances(limits)
-        self.losses = Losses(asked)
+        self.times, self.limits, self.losses = times, limits, Losses(asked)
+        self._ways = [Way(False, limits, times, acceptance := Acceptances(limits))]
+        if limits.takes_either:
+            self._ways.append(Way(True, limits, times, acceptance))
+        self._way = self._ways[0]
         one, three = (TokenTree.chain(min(length, limits.max_depth, limits.max_nodes)) for length in (1, 3))
         # Every kind of step is tried twice, because the first one includes warming up.
         self._trials = [None, one, None, one, three, self._large()]
@@ -64,11 +74,19 @@ class AutoChoice(TreeChoice):
         self._step = self._with = self._without = self._drafts = 0
         self._waited: int | None = None
         """Steps since the drafter was asked last; None if it never was."""
-        self._ratio = Ratio()
-        self._trust = Trust()
         self._told: Mapping[int, Sequence[float]] = {}
         """By row what the draft expects of the present step, once it has told."""
         self._is_trial, self._refusals = False, 0
+
+    @property
+    def acceptance(self) -> Acceptances:
+        """What was learnt of acceptance; calls and batch sizes may share it."""
+        return self._way.acceptance
+
+    @acceptance.setter
+    def acceptance(self, acceptance: Acceptances) -> None:
+        for way in self._ways:
+            way.acceptance = acceptance
 
     def _large(self) -> TokenTree | DynamicTree:
         """The drafter's own tree, or one of medium size, to see what more nodes cost."""
@@ -81,7 +99,7 @@ class AutoChoice(TreeChoice):
     # --------------------------------------------------------------------------------------------------------- steps
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | DynamicTree | None:
-        self._evidence, self.tree, self._told = evidence, None, {}
+        self._evidence, self.tree, self._told, self._way = evidence, None, {}, self._ways[0]
         if evidence is None or any(chance is not None for chance in evidence.values()):
             if self._with >= self.CHECK:  # which is no sign that drafts do not pay
                 self._with = 0
@@ -99,8 +117,10 @@ class AutoChoice(TreeChoice):
         self._step += 1
         if not self.losses.allow(self.SHARE if self._without else self.SHARE_OF_PLANS):
             return None
-        tree = self._planned().tree
-        return self._one if tree is None and self._without >= self.PROBE else tree
+        plan = self._planned()
+        if plan.tree is not None:
+            self._way = self._ways[plan.takes_best != self._takes_other(plan)]
+        return self._one if plan.tree is None and self._without >= self.PROBE else plan.tree
 
     def _trial(self) -> tuple[TokenTree | DynamicTree | None] | None:
         """The kind of step to try next (None among them: no tree), or None if there is none to try, or to afford."""
@@ -130,18 +150,13 @@ class AutoChoice(TreeChoice):
         self._told = told
         if self.tree is None or self._is_trial or not told:
             return self.tree
-        learnt = self.chances()
-        rows = [self._trust.chances(its, learnt) for its in told.values()]
-        chances = [
-            [statistics.fmean(ranks) for ranks in zip(*levels, strict=True)] for levels in zip(*rows, strict=True)
-        ]
-        depth = min(self.limits.max_depth, max(map(len, told.values())))
-        limits = self.limits if most_nodes is None else replace(self.limits, max_nodes=most_nodes)
-        limits = replace(limits, max_depth=depth)
-        plan = best_plan(chances, self.times, limits, self._reach, at_best=True, is_drafting=True)
-        if plan.tokens_per_second > self.REFINED * self.rate(self.tree, chances):
+        way, most_nodes = self._way, self.limits.max_nodes if most_nodes is None else most_nodes
+        chances, depth = way.chances_told(told, self._evidence), max(map(len, told.values()))
+        limits = replace(self.limits, max_nodes=most_nodes, max_depth=min(self.limits.max_depth, depth))
+        plan = way.plan_of_step(chances, limits)
+        if plan.tokens_per_second > self.REFINED * way.rate(self.tree, chances):
             self._refusals = self._refusals + 1 if plan.tree is None else 0
-            may_refuse = self._trust.share > self.SURE and self._refusals <= self.MOST_REFUSALS
+            may_refuse = way.trust.share > self.SURE and self._refusals <= self.MOST_REFUSALS
             self.tree = self._one if plan.tree is None and not may_refuse else plan.tree
             self._refusals = 0 if self.tree is not None else self._refusals
         return self.tree
@@ -151,7 +166,8 @@ class AutoChoice(TreeChoice):
         is_refused = bool(self._told) and self.tree is None
         caught_up = self._waited is not None and self._waited <= self.CATCHES_UP
         is_usual = caught_up if self.tree is not None else not is_refused
-        self.times.add(self.tree, draft.topology.depth, draft.num_nodes, propose if is_usual else None, rest)
+        times = self.times
+        times.add(self.tree, draft.topology.depth, draft.num_nodes, propose if is_usual else None, rest)
         if self.tree is not None or is_refused:
             self._waited = 0
         elif self._waited is not None:
@@ -160,41 +176,14 @@ class AutoChoice(TreeChoice):
         tokens = statistics.mean(taken) if taken else 1.0
         without = self.times.of(None)
         if self.tree is None or without <= 0:
-            spent = self.times.drafting(self._one) / without if is_refused and without > 0 else 0.0
+            spent = times.drafting(self._one) / without if is_refused and without > 0 else 0.0
             self.losses.add(1.0 + spent, 1.0)
             self.acceptance.grow_older()
             return
-        cost = self.times.drafting(self.tree) + self.times.rest.up_to(draft.num_nodes)[-1]
+        cost = times.drafting(self.tree) + times.rest.up_to(draft.num_nodes)[-1]
         self.losses.add(cost / without, tokens)
         self._drafts += 1
-        if isinstance(self.tree, DynamicTree):
-            self._ratio.add(self._tokens(self.tree, self.chances(), by_ratio=False) - 1.0, tokens - 1.0)
-        self._learn_trust(draft, paths)
-        self._learn(draft, paths)
-
-    def _learn_trust(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
-        """Compares what the draft told with what is known of earlier steps, along the best nodes."""
-        learnt = self.chances() if self._told else []
-        for row, told in self._told.items():
-            node = 0
-            for depth, chance in enumerate(told):
-                children, path = drafted_children(draft, row, node), paths[row]
-                if path is None or not children or depth >= len(learnt):
-                    break
-                is_hit = depth < len(path) and path[depth] == children[0]
-                self._trust.learn(chance, learnt[depth][0], is_hit)
-                if not is_hit:
-                    break
-                node = children[0]
-
-    def _learn(self, draft: DraftTree, paths: list[list[int] | None]) -> None:
-        if self._evidence is None:
-            self.acceptance.of().add(draft, paths)
-            return
-        for chance in {rounded(chance) for chance in self._evidence.values() if chance is not None}:
-            rows = {row for row, its in self._evidence.items() if its is not None and rounded(its) == chance}
-            own = [path if row in rows else None for row, path in enumerate(paths)]
-            self.acceptance.of(chance).add(draft, own)
+        self._way.learn(self.tree, draft, paths, self._evidence, self._told)
 
     # ---------------------------------------------------------------------------------------------------- the plan
 
@@ -206,56 +195,31 @@ class AutoChoice(TreeChoice):
         if self._step >= due:
             plan = self.plan()
             gain = self.GAIN if plan.tree is not None else self.GAIN + self.PATIENCE / (1.0 + self._drafts)
-            if plan.tokens_per_second > gain * self.rate(known.tree):
+            if plan.tokens_per_second > gain * self.rate(known.tree, known.takes_best):
                 known = plan
             self._plans[key] = known, self._step + (1 if self._step < self.EARLY else self.REPLAN)
         return known
 
     def plan(self) -> Plan[TokenTree | DynamicTree]:
-        """
-        The best plan now, among trees of at most twice as many nodes as the largest that was timed (or 4, if that is
-        more), and the drafter's own tree.
-        """
-        plan = best_plan(self.chances(), self.times, self.limits, self._reach, at_best=True)
-        first = self.limits.first
-        if (
-            first is not None
-            and first.num_nodes <= self._reach
-            and (rate := self.rate(first)) > plan.tokens_per_second
-        ):
-            return Plan(first, rate)
-        return plan
+        """The best plan now of all ways of filling trees."""
+        plans = [way.plan(self._evidence) for way in self._ways]
+        return max(plans, key=lambda plan: plan.tokens_per_second)
+
+    def rate(self, tree: TokenTree | DynamicTree | None, takes_best: bool = False) -> float:
+        """Expected tokens per second of steps with `tree` (None: without a tree), with times at their best."""
+        way = self._ways[takes_best]
+        return way.rate(tree, way.chances(self._evidence))
+
+    def _takes_other(self, plan: Plan[TokenTree | DynamicTree]) -> bool:
+        """Whether a step of the plan is filled the other way, to see which of both accepts more."""
+        if len(self._ways) == 1:
+            return False
+        way, other = self._ways[plan.takes_best], self._ways[not plan.takes_best]
+        is_near = self.rate(plan.tree, other.takes_best) > self.NEAR * self.rate(plan.tree, plan.takes_best)
+        share = self.OFTEN if is_near else self.SELDOM
+        return other.drafts < self.LEAST_DRAFTS + share * way.drafts
 
     @property
-    def _reach(self) -> int:
-        """Largest number of nodes for which times are trusted."""
-        return max(2 * self.times.rest.largest, 4)
-
-    def rate(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]] | None = None) -> float:
-        """
-        Expected tokens per second of steps with `tree` (None: without a tree), with times at their best, and with the
-        learnt chances if none are given.
-        """
-        chances = self.chances() if chances is None else chances
-        return self._tokens(tree, chances) / self.times.of(tree, at_best=True)
-
-    def _tokens(
-        self, tree: TokenTree | DynamicTree | None, chances: list[list[float]], by_ratio: bool = True
-    ) -> float:
-        """Expected tokens per row of a step with `tree`."""
-        if tree is None:
-            return 1.0
-        if isinstance(tree, TokenTree):
-            return expected_length(tree.paths, chances)
-        chances = [level[: tree.top_k] for level in chances]
-        likeliest = likeliest_paths(chances, tree.num_nodes, min(tree.depth, len(chances)))
-        accepted = sum(chance for chance, _ in likeliest)
-        return 1.0 + accepted * (self._ratio.value if by_ratio else 1.0)
-
-    def chances(self) -> list[list[float]]:
-        """Acceptance probabilities `[depth][rank]`, the mean of the rows."""
-        if self._evidence is None:
-            return self.acceptance.of().chances()
-        rows = [chance for chance in self._evidence.values() if chance is not None]
-        tables, count = [self.acceptance.of(chance).chances() for chance in rows], len(self._evidence)
-        return [[sum(ranks) / count for ranks in zip(*levels, strict=True)] for levels in zip(*tables, strict=True)]
+    def takes_best(self) -> bool:
+        """Whether the present step's children are the draft's best tokens, in a call that draws them otherwise."""
+        return self._way.takes_best

@@ -43,25 +43,27 @@ class Losses:
 
 class Acceptances:
     """
-    Acceptance tables of a call, one for each kind of evidence on which a drafter proposes.
+    Acceptance tables of a call, one for each kind of evidence on which a drafter proposes, and for trees of drawn and
+    of best tokens.
 
     Args:
         limits (`AutoTree`): largest size of a tree, and the prior.
     """
 
     def __init__(self, limits: AutoTree):
-        self._limits, self._tables = limits, dict[float | None, AcceptanceTable]()
+        self._limits, self._tables = limits, dict[tuple[float | None, bool], AcceptanceTable]()
 
-    def of(self, evidence: float | None = None) -> AcceptanceTable:
+    def of(self, evidence: float | None = None, takes_best: bool = False) -> AcceptanceTable:
         """
         The table for one kind of evidence, which is the prior chance of the best token, in twentieths; None: without
-        evidence.
+        evidence. `takes_best`: that for best tokens in a call that draws them otherwise.
         """
         evidence = None if evidence is None else rounded(evidence)
-        if evidence not in self._tables:
+        key = evidence, takes_best
+        if key not in self._tables:
             prior = self._limits.prior if evidence is None else (evidence,)
-            self._tables[evidence] = AcceptanceTable(self._limits.max_depth, self._limits.max_children, prior)
-        return self._tables[evidence]
+            self._tables[key] = AcceptanceTable(self._limits.max_depth, self._limits.max_children, prior)
+        return self._tables[key]
 
     def grow_older(self) -> None:
         """Lets what was counted count less, as after a step without a tree, in which the text goes on."""

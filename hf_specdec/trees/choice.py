@@ -30,6 +30,8 @@ class TreeChoice:
         self.tree = tree
         """The tree of the present step; None if the step carries no draft tokens."""
 
+    takes_best = False
+    """Whether the present step's children are the draft's best tokens, in a call that draws them otherwise."""
     reads_evidence = False
     """Whether `begin_step` makes use of evidence."""
     reads_confidence = False
@@ -142,6 +144,10 @@ class ScheduledChoice(TreeChoice):
         self._current = self._choices[entry]
         self.tree = self._current.begin_step(length, evidence)
         return self.tree
+
+    @property
+    def takes_best(self) -> bool:  # type: ignore[override]
+        return self._current.takes_best
 
     def refine(
         self, told: Mapping[int, Sequence[float]], most_nodes: int | None = None

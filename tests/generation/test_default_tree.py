@@ -108,7 +108,7 @@ def test_what_is_chosen_by_default() -> None:
     asked = SpeculationPlan.resolve(SpeculativeConfig(tree="[(0,)]"), **options, on_cpu=True)
     assert asked.tree == TokenTree.chain(1) and asked.uses_rejection and not asked.draws_by_position
     by_name = SpeculationPlan.resolve(SpeculativeConfig(tree="auto"), **options, on_cpu=True, reads_noise=True)
-    assert by_name.tree == AutoTree(first=TokenTree.chain(4))
+    assert by_name.tree == AutoTree(first=TokenTree.chain(4), takes_either=True)
     for own in (SpeculativeConfig(verification="rejection"), SpeculativeConfig()):  # or children are drawn otherwise
         tested = SpeculationPlan.resolve(own, **options, on_cpu=True, reads_noise=own.verification == "rejection")
         assert tested.tree == TokenTree.chain(4) and tested.uses_rejection and not tested.draws_by_position
