@@ -4,16 +4,15 @@ The switch of a model's attention implementation to "tree_attention" and back, a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from packaging import version
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..models.config_switch import ConfigSwitches
 from ..models.modules import modules_of
 
 
@@ -47,29 +46,14 @@ def switched_name(previous: str) -> str:
     return name
 
 
-@dataclass
-class _Switch:
-    config: PreTrainedConfig
-    previous: str
-    calls: int = 0
-
-
-_lock = threading.Lock()
-_switches: dict[int, _Switch] = {}
-"""
-Switched configs by `id(config)`: the previous implementation, and how many calls need the switch. Each `_Switch` holds
-its config, so that the id stays valid.
-"""
+_switches: ConfigSwitches[str] = ConfigSwitches("_attn_implementation", NAME)
 
 
 def previous_implementation(config: PreTrainedConfig) -> str:
     """The implementation that a config had before the switch; that of a config that names none is eager attention."""
-    switch = _switches.get(id(config))
-    if switch is not None:
-        return switch.previous
-    # The config is not in `_switches` but may say "tree_attention": a separate object that was switched together with
+    name = _switches.said(config)
+    # A config that is not in `_switches` may say "tree_attention": a separate object that was switched together with
     # its parent's config, or a config that has just been restored.
-    name = config._attn_implementation
     if isinstance(name, SwitchedName):
         return name.previous
     return "sdpa" if name == NAME else name or "eager"
@@ -110,28 +94,10 @@ def needs_context(model: PreTrainedModel) -> bool:
 def switched_to_tree_attention(model: PreTrainedModel) -> Iterator[None]:
     """
     Switches a model to `tree_attention` inside the context. Calls of several threads on one model are counted: the
-    first call switches, the last call restores. Setting the implementation on the configs takes microseconds,
-    `set_attn_implementation` 200 µs.
+    first call switches, the last call restores.
     """
-    configs = _decoder_configs(model)
-    with _lock:
-        for config in configs:
-            switch = _switches.get(id(config))
-            if switch is None:
-                switch = _switches[id(config)] = _Switch(config, previous_implementation(config))
-                config._attn_implementation_internal = switched_name(switch.previous)
-            switch.calls += 1
-    try:
+    with _switches.switched(lambda: _decoder_configs(model), previous_implementation, switched_name):
         yield
-    finally:
-        with _lock:
-            for config in configs:
-                switch = _switches[id(config)]
-                switch.calls -= 1
-                if switch.calls == 0:
-                    if config._attn_implementation == NAME:  # else it was set anew meanwhile
-                        config._attn_implementation_internal = switch.previous
-                    del _switches[id(config)]
 
 
 def _decoder_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:

@@ -6,10 +6,8 @@ experts run by a function that computes the same without waiting; what the user 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
 
+from ..models.config_switch import ConfigSwitches
 from ..models.modules import modules_of
 
 
@@ -77,19 +76,7 @@ def _linear(module: Any, states: torch.Tensor, name: str) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------------- the switch
 
 
-@dataclass
-class _Switch:
-    config: PreTrainedConfig
-    previous: str | None
-    captures: int = 0
-
-
-_lock = threading.Lock()
-_switches: dict[int, _Switch] = {}
-"""
-Switched configs by `id(config)`: the previous implementation, and how many captures need the switch. Each `_Switch`
-holds its config, so that the id stays valid.
-"""
+_switches: ConfigSwitches[str | None] = ConfigSwitches("_experts_implementation", NAME)
 
 
 def experts_of(model: PreTrainedModel) -> str | None:
@@ -98,8 +85,7 @@ def experts_of(model: PreTrainedModel) -> str | None:
 
 
 def _implementation_of(config: PreTrainedConfig) -> str | None:
-    switch = _switches.get(id(config))
-    found: str | None = config._experts_implementation if switch is None else switch.previous
+    found: str | None = _switches.said(config)
     return found
 
 
@@ -109,23 +95,12 @@ def with_captured_experts(*models: PreTrainedModel) -> Iterator[None]:
     Lets the experts of models run by `captured_experts` inside the context, where their own implementation would wait
     for the device. Captures of several threads are counted: the first one switches, the last one restores.
     """
-    with _lock:
-        configs = [config for model in models for config in _configs_that_wait(model)]
-        for config in configs:
-            switch = _switches.setdefault(id(config), _Switch(config, config._experts_implementation))
-            config._experts_implementation_internal = NAME
-            switch.captures += 1
-    try:
+    with _switches.switched(
+        lambda: [config for model in models for config in _configs_that_wait(model)],
+        lambda config: config._experts_implementation,
+        lambda previous: NAME,
+    ):
         yield
-    finally:
-        with _lock:
-            for config in configs:
-                switch = _switches[id(config)]
-                switch.captures -= 1
-                if switch.captures == 0:
-                    if config._experts_implementation == NAME:  # else it was set anew meanwhile
-                        config._experts_implementation_internal = switch.previous
-                    del _switches[id(config)]
 
 
 def _configs_that_wait(model: PreTrainedModel) -> list[PreTrainedConfig]:
