@@ -1,79 +1,40 @@
-"""The model card of a head: what it is, how to use it, what was measured."""
+"""The model card of an EAGLE head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard
 
-from ..cards import Measurement
-from ..cards.sections import build_card, facts, measured, published_name, recipe, title, usage
+from ..cards.heads import conventions_section, head_card
 
 
 if TYPE_CHECKING:
     from .modeling_eagle import EagleHead
 
 
-def model_card(
-    head: EagleHead,
-    repo_id: str | None = None,
-    *,
-    measurements: Sequence[Measurement] = (),
-    license: str | None = None,
-    language: str | list[str] | None = None,
-    datasets: list[str] | None = None,
-    tags: Sequence[str] = (),
-) -> ModelCard:
+def model_card(head: EagleHead, repo_id: str | None = None, **fields: Any) -> ModelCard:
     """
-    The model card of a head.
+    The model card of an EAGLE head.
 
     Args:
-        head (`EagleHead`): the head. Its config's `target_name` and `recipe` go into the card.
+        head (`EagleHead`): the head.
         repo_id (`str`, *optional*): the Hub repository that the head will be in.
-        measurements (`Sequence[Measurement]`, *optional*): acceptance and speed, for a table, the model-index and
-            measurements.json.
-        license (`str`, *optional*), language (`str` or `list[str]`, *optional*), datasets (`list[str]`, *optional*):
-            the card's fields of these names.
-        tags (`Sequence[str]`, *optional*): tags besides "speculative-decoding" and "eagle" or "eagle3".
+        fields: `measurements`, `license`, `language`, `datasets` and `tags`; see `hf_specdec.cards.heads.head_card`.
     """
     config = head.config
-    version = "EAGLE-3" if config.eagle_version == 3 else "EAGLE"
-    name = (repo_id or "EAGLE head").split("/")[-1]
-    load = f'head = hf_specdec.EagleHead.from_pretrained("{repo_id or "this repository"}").to(target.device)'
-    sections = [
-        title(name, f"An {version} head", config.target_name),
-        usage(config.target_name, load, '"assistant_model": head'),
-        measured(measurements),
-        facts("The head", _facts(head)),
-        recipe(config.recipe),
-        _conventions(config.conventions),
-    ]
-    return build_card(
-        sections,
-        name=name,
-        measurements=measurements,
-        base_model=published_name(config.target_name),
-        library_name="hf_specdec",
-        tags=["speculative-decoding", "eagle3" if config.eagle_version == 3 else "eagle", *tags],
-        license=license,
-        language=language,
-        datasets=datasets,
+    is_third = config.eagle_version == 3
+    return head_card(
+        head,
+        repo_id,
+        method="EAGLE-3" if is_third else "EAGLE",
+        name="EAGLE head",
+        tag="eagle3" if is_third else "eagle",
+        reads=_features(config),
+        drafts=f"{config.num_draft_tokens} of {config.vocab_size} tokens",
+        conventions=conventions_section("Assumed when the original checkpoint was read", config.conventions),
+        **fields,
     )
-
-
-def _facts(head: EagleHead) -> dict[str, str]:
-    config, layers = head.config, head.config.text_config
-    found = {
-        "parameters": f"{head.num_parameters() / 1e6:.1f} M",
-        "dtype": str(head.dtype).removeprefix("torch."),
-        "decoder layers": f"{layers.num_hidden_layers} ({layers.model_type}), hidden size {config.hidden_size}",
-        "reads": _features(config),
-        "drafts": f"{config.num_draft_tokens} of {config.vocab_size} tokens",
-    }
-    if config.default_tree is not None:
-        found["default tree"] = f"`{config.default_tree}`"
-    return found
 
 
 def _features(config: Any) -> str:
@@ -82,10 +43,3 @@ def _features(config: Any) -> str:
     if config.aux_layer_ids is None:
         return "the target's hidden states 2, L/2 and L−3 of L layers"
     return f"the target's hidden states {config.aux_layer_ids} ({config.aux_layer_convention})"
-
-
-def _conventions(conventions: dict[str, str] | None) -> str:
-    if not conventions:
-        return ""
-    rows = [f"- `{name}`: {reason}" for name, reason in conventions.items()]
-    return "\n".join(["## Assumed when the original checkpoint was read", "", *rows])
