@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -132,3 +132,26 @@ def rotations_of(
         return [rotary(states, position_ids)] * config.num_hidden_layers
     by_type = {kind: rotary(states, position_ids, kind) for kind in set(config.layer_types)}
     return [by_type[kind] for kind in config.layer_types[: config.num_hidden_layers]]
+
+
+class WithDraftVocabulary:
+    """A head whose logits may be over fewer tokens than the target's, by the buffer `d2t` of offsets."""
+
+    if TYPE_CHECKING:
+        d2t: torch.Tensor | None
+        register_buffer: Callable[..., None]
+
+    def _register_offsets(self, draft_vocab_size: int | None) -> None:
+        """Makes the buffer `d2t`, None without a draft vocabulary."""
+        offsets = None if draft_vocab_size is None else torch.zeros(draft_vocab_size, dtype=torch.long)
+        self.register_buffer("d2t", offsets)
+
+    @property
+    def target_ids(self) -> torch.Tensor | None:
+        """
+        The target's token for every index of the logits, `[draft vocab]` int64, from the offsets `d2t`; None if every
+        index is the token itself.
+        """
+        if self.d2t is None:
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t

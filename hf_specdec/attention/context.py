@@ -61,6 +61,8 @@ class TreeContext:
             every row of a paged cache.
         has_causal_windows (`bool`): whether layers with a sliding window attend to no node that is deeper than the
             query, although `ancestors` may allow it.
+        windows_from_root (`bool`): whether layers with a sliding window attend, at every query, to the keys from the
+            window's width before depth 0 on; else a window counts from each query. Not for the kernel.
     """
 
     lengths: list[int]
@@ -77,6 +79,7 @@ class TreeContext:
     lengths_tensor: torch.Tensor | None = None
     block_tables: torch.Tensor | None = None
     has_causal_windows: bool = False
+    windows_from_root: bool = False
     was_used: bool = False
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
     _kernel_inputs: KernelInputs | None = field(default=None, repr=False)
@@ -134,7 +137,10 @@ class TreeContext:
         if key not in self._masks and window is None and self._sees_all:
             self._masks[key] = torch.zeros(1, 1, self.ancestors.shape[1], self.num_slots, dtype=dtype, device=device)
         elif key not in self._masks:
-            allowed = self._allowed if window is None else self._allowed & (self._distances < window)
+            allowed = self._allowed
+            if window is not None:
+                in_window = -self._nodes[:, None] <= window if self.windows_from_root else self._distances < window
+                allowed = allowed & in_window
             if window is not None and self.has_causal_windows:
                 allowed = allowed & (self._distances >= 0)
             self._masks[key] = torch.where(allowed[:, None], *mask_values(dtype, allowed.device)).to(device)

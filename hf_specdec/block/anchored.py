@@ -1,5 +1,5 @@
 """
-Blocks after many anchors of a text in one forward, as training runs them.
+Blocks after many anchors of a text in one forward, as training and the doctor run them.
 
 In drafting, a block follows the newest token, its anchor, and reads the features of the tokens before it. Here the
 blocks of all anchors stand in one row behind the context of the whole text: each sees the context rows of its own text
@@ -38,6 +38,7 @@ class AnchoredBlocks:
         starts (`torch.Tensor` of shape `[batch, anchors]`, int64): where the texts of the anchors begin.
         num_rows (`int`): B, rows of a block.
         num_tokens (`int`): tokens of the texts, the keys of the context.
+        from_anchor (`bool`): whether windows count from the anchor; see `BlockConfig.window_from_anchor`.
         masks (`dict`): results of `pieces`, by window and whether blocks are causal.
     """
 
@@ -45,6 +46,7 @@ class AnchoredBlocks:
     starts: torch.Tensor
     num_rows: int
     num_tokens: int
+    from_anchor: bool = False
     masks: dict[tuple[int | None, bool], list[tuple[int, int, torch.Tensor]]] = field(default_factory=dict)
 
     def pieces(self, window: int | None, is_causal: bool) -> list[tuple[int, int, torch.Tensor]]:
@@ -71,7 +73,9 @@ class AnchoredBlocks:
         tokens = torch.arange(self.num_tokens, device=anchors.device)
         context = (tokens >= starts) & (tokens < anchors)  # [batch, piece, 1, tokens]
         own = torch.ones(self.num_rows, self.num_rows, dtype=torch.bool, device=anchors.device)
-        if window is not None:
+        if window is not None and self.from_anchor:
+            context = context & (anchors - tokens <= window)
+        elif window is not None:
             context = context & (anchors + rows[:, None] - tokens < window)
             own = own & (rows[:, None] - rows < window)
         if is_causal:
@@ -135,47 +139,56 @@ def blocks_after(
     *,
     position_ids: torch.Tensor | None = None,
     segment_ids: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    The states of the blocks after anchors, `[batch, anchors, B, H]`, after the head's last norm.
+    The states of the blocks after anchors, `[batch, anchors, B, H]`, after the head's last norm. P-EAGLE: `[batch,
+    anchors, drafts, H]` before it, of the last row with a feature of the target and of the masks.
 
     Args:
-        head (`BlockHead`): the head, not of P-EAGLE nor DFlash 2; its attention implementation is replaced meanwhile.
+        head (`BlockHead`): the head; its attention implementation is replaced meanwhile.
         features (`torch.Tensor` of shape `[batch, tokens, feature_size]`): the target's features.
         input_ids (`torch.Tensor` of shape `[batch, tokens]`, int64): the tokens.
         anchors (`torch.Tensor` of shape `[batch, anchors]`, int64): places of the anchors.
         embed (callable): the target's token embeddings, for heads without their own.
         position_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): defaults to 0, 1, …
         segment_ids (`torch.Tensor` of shape `[batch, tokens]`, int64, *optional*): ascending number of each token's
-            text in a packed row; texts do not see each other.
+            text in a packed row; texts do not see each other. Not for P-EAGLE.
+        mask (`torch.Tensor` of shape `[H]`, *optional*): an embedding in place of the masks'.
 
     Raises:
-        ValueError: for another kind of head, or rotary embeddings that depend on the length of the text.
+        ValueError: for rotary embeddings that depend on the length of the text.
     """
     check_rope(head)
-    if head.config.kind not in ("dflash", "dspark"):
-        raise ValueError(
-            f"`head` is of kind {head.config.kind!r}; blocks after many anchors are run for DFlash (and JetSpec) and "
-            "DSpark heads alone."
-        )
-    (batch, tokens), rows = input_ids.shape, head.config.num_rows
+    (batch, tokens), rows, is_peagle = input_ids.shape, head.config.num_rows, head.config.is_peagle
+    embed = embed if head.embed_tokens is None else head.embed_tokens
     if position_ids is None:
         position_ids = torch.arange(tokens, device=input_ids.device).expand(batch, -1)
     starts = torch.zeros_like(anchors)
     if segment_ids is not None:
         starts = torch.searchsorted(segment_ids.contiguous(), segment_ids.gather(1, anchors))
-    blocks = head.block_tokens(input_ids.gather(1, anchors).flatten()).view(batch, -1)
-    embeddings = (embed if head.embed_tokens is None else head.embed_tokens)(blocks)
-    positions = position_ids.gather(1, anchors)[..., None] + torch.arange(rows, device=anchors.device)
     cache: Any = DynamicCache()
-    head(features=features.to(head.dtype), position_ids=position_ids, past_key_values=cache)
+    context: dict[str, Any] = {"features": features.to(head.dtype), "position_ids": position_ids}
+    if is_peagle:  # whose rows pair features with the tokens after them; no block sees the last
+        context["inputs_embeds"] = embed(input_ids.roll(-1, dims=1)).to(head.dtype)
+    true_rows = head(**context, past_key_values=cache, logits_to_keep=None).hidden_states
+    blocks = head.block_tokens(input_ids.gather(1, anchors).flatten()).view(batch, -1)
+    embeddings = head.block_embeddings(blocks, embed)
+    if mask is not None:
+        is_mask = torch.arange(blocks.shape[1], device=blocks.device) % rows >= (0 if is_peagle else 1)
+        embeddings = torch.where(is_mask[:, None], mask, embeddings)
+    positions = position_ids.gather(1, anchors)[..., None] + torch.arange(rows, device=anchors.device)
     with attention_lent(head, NAME):
         states = head(
             inputs_embeds=embeddings.to(head.dtype),
             attention_mask=torch.empty(1, 1, 1, 1, device=anchors.device),  # four dimensions: the head makes none
             position_ids=positions.flatten(1),
             logits_to_keep=None,
-            anchored=AnchoredBlocks(anchors, starts, rows, tokens),
+            anchored=AnchoredBlocks(anchors, starts, rows, tokens, head.config.window_from_anchor),
             past_key_values=cache,
         ).hidden_states
-    return states.unflatten(1, (-1, rows))
+    states = states.unflatten(1, (-1, rows))
+    if not is_peagle:
+        return states
+    last = (anchors - 1)[..., None].expand(-1, -1, states.shape[-1])
+    return torch.cat([true_rows.gather(1, last)[:, :, None], states], dim=2)

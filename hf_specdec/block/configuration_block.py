@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..checkpoints.layer_fields import as_layers_config, change_layers
+from ..head_config import HeadSizes
 from ..head_layers import windows_of
 
 
@@ -17,6 +18,7 @@ _WHOLE_NUMBERS = {
     "block_size": 2,
     "mask_token_id": 0,
     "target_hidden_size": 1,
+    "num_target_layers": 1,
     "num_aux_features": 1,
     "draft_vocab_size": 1,
     "markov_rank": 0,
@@ -28,7 +30,7 @@ _WHOLE_NUMBERS = {
 """Fields that hold whole numbers, with the least value of each."""
 
 
-class BlockConfig(PreTrainedConfig):
+class BlockConfig(HeadSizes, PreTrainedConfig):
     """
     The configuration of a `BlockHead`. All published formats are read into this one.
 
@@ -45,10 +47,15 @@ class BlockConfig(PreTrainedConfig):
         causal (`bool`, *optional*, defaults to `False`):
             Whether block rows see only themselves and rows before them; else all rows of the block.
         window_is_causal (`bool`, *optional*, defaults to `True`):
-            Whether this holds in layers with a sliding window, whatever `causal` says of the others. The window counts
-            from each row.
+            Whether this holds in layers with a sliding window, whatever `causal` says of the others.
+        window_from_anchor (`bool`, *optional*, defaults to `False`):
+            Whether all rows of a block see the context from `sliding_window` tokens before the anchor on, as heads are
+            trained by speculators, and all rows of the block that causality allows. Else the window counts from each
+            row, as in servers: a row sees less than `sliding_window` places back.
         is_peagle (`bool`, *optional*, defaults to `False`): whether the head is a P-EAGLE head, see `BlockHead`.
         target_hidden_size (`int`, *optional*): Hidden size Ht of the target. Defaults to the head's.
+        num_target_layers (`int`, *optional*): layers of the target that the head was trained for; one with another
+            number is refused. None: any.
         num_aux_features (`int`, *optional*): how many of the target's hidden states are concatenated. Defaults to the
             number of `aux_layer_ids`.
         aux_layer_ids (`list[int]`, *optional*):
@@ -69,6 +76,8 @@ class BlockConfig(PreTrainedConfig):
         final_logit_softcapping (`float`, *optional*): logits are capped softly at this value.
         norm_before_fc, fc_norm, norm_before_residual (`bool`, *optional*, defaults to `False`):
             P-EAGLE: as in `EagleConfig`.
+        has_mask_embedding (`bool`, *optional*, defaults to `False`): whether an embedding of its own, which is no row
+            of the vocabulary's, stands for an unknown token in place of the mask token's.
         has_embeddings (`bool`, *optional*, defaults to `False`): whether the head has token embeddings of its own;
             else it uses the target's.
         has_lm_head (`bool`, *optional*, defaults to `False`): whether the head has an lm_head of its own; else it uses
@@ -92,8 +101,10 @@ class BlockConfig(PreTrainedConfig):
     anchor_first: bool = False
     causal: bool = False
     window_is_causal: bool = True
+    window_from_anchor: bool = False
     is_peagle: bool = False
     target_hidden_size: int | None = None
+    num_target_layers: int | None = None
     num_aux_features: int | None = None
     aux_layer_ids: list[int] | None = None
     draft_vocab_size: int | None = None
@@ -111,6 +122,7 @@ class BlockConfig(PreTrainedConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_before_residual: bool = False
+    has_mask_embedding: bool = False
     has_embeddings: bool = False
     has_lm_head: bool = False
     default_tree: Any = None
@@ -146,11 +158,8 @@ class BlockConfig(PreTrainedConfig):
         for field, least in _WHOLE_NUMBERS.items():
             value = getattr(self, field)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                why = (
-                    ": a block of one row has no masks, and drafts nothing in parallel"
-                    if field == "block_size"
-                    else ""
-                )
+                is_one_row = field == "block_size" and value == 1
+                why = ": a block of one row has no masks, and drafts nothing in parallel" if is_one_row else ""
                 raise ValueError(f"`{field}` must be a whole number of at least {least}, but is {value!r}{why}.")
         if self.mask_token_id is not None and self.mask_token_id >= self.vocab_size:
             raise ValueError(
@@ -161,7 +170,7 @@ class BlockConfig(PreTrainedConfig):
             value = getattr(self, field)
             if value is not None and not _is_positive(value):
                 raise ValueError(f"`{field}` must be a positive number, but is {value!r}.")
-        for field in ("anchor_first", "causal", "window_is_causal"):
+        for field in ("anchor_first", "causal", "window_is_causal", "window_from_anchor", "has_mask_embedding"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"`{field}` must be True or False, but is {getattr(self, field)!r}.")
         self._check_heads()
@@ -178,6 +187,9 @@ class BlockConfig(PreTrainedConfig):
 
     def _check_heads(self) -> None:
         """Checks the fields of what stands around the decoder layers."""
+        for field in ("window_from_anchor", "has_mask_embedding"):
+            if self.is_peagle and getattr(self, field):
+                raise ValueError(f"`{field}`=True is for heads with an anchor; P-EAGLE heads have none.")
         if self.markov_type not in MARKOV_TYPES:
             raise ValueError(
                 f"`markov_type` must be one of {', '.join(map(repr, MARKOV_TYPES))}, but is {self.markov_type!r}."
@@ -231,37 +243,19 @@ class BlockConfig(PreTrainedConfig):
     @property
     def mask_token(self) -> int:
         """
-        `mask_token_id`, which a head needs.
+        `mask_token_id`, which a head needs. Any token with `has_mask_embedding`: its embedding is not read.
 
         Raises:
             ValueError: if it is None.
         """
+        if self.mask_token_id is None and self.has_mask_embedding:
+            return 0
         if self.mask_token_id is None:
             raise ValueError(
                 f"{self.name_or_path}: `mask_token_id` is missing in config.json, and no weight tells which token the "
                 "head was trained with in place of unknown ones. Pass `BlockHead.from_pretrained(…, mask_token_id=…)`."
             )
         return self.mask_token_id
-
-    @property
-    def hidden_size(self) -> int:
-        """H, the head's hidden size."""
-        return self.text_config.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target's vocabulary."""
-        return self.text_config.vocab_size
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the target's features that the head reads, `num_aux_features` · Ht."""
-        return (self.num_aux_features or 1) * (self.target_hidden_size or self.hidden_size)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens that the head can propose."""
-        return self.draft_vocab_size or self.vocab_size
 
     @property
     def num_drafts(self) -> int:
@@ -304,7 +298,9 @@ class BlockConfig(PreTrainedConfig):
         first = "row 0, the anchor's," if self.anchor_first else "row 1"
         stated = {
             "block_size": f"{self.block_size}: {self.num_drafts} tokens are drafted",
-            "mask_token_id": f"{self.mask_token_id}",
+            "mask_token_id": "not read: masks have an embedding of their own"
+            if self.has_mask_embedding
+            else f"{self.mask_token_id}",
             "anchor_first": f"{self.anchor_first}: {first} predicts the next token",
             "causal": f"{self.causal}: block rows see {'no later rows' if self.causal else 'all rows of the block'}",
             "aux_layer_ids": f"{self.aux_layer_ids} (boundaries)",
@@ -315,9 +311,11 @@ class BlockConfig(PreTrainedConfig):
         if any(windows_of(self.text_config)) and not self.is_peagle:
             seen = "no later rows" if self.causal or self.window_is_causal else "all later rows of the block"
             stated["window_is_causal"] = (
-                f"{self.window_is_causal}: in layers with a window of {self.text_config.sliding_window}, which counts "
-                f"from each row, block rows see {seen}"
+                f"{self.window_is_causal}: in layers with a window of {self.text_config.sliding_window}, block rows "
+                f"see {seen}"
             )
+            counted = "the anchor, for all rows of a block" if self.window_from_anchor else "each row"
+            stated["window_from_anchor"] = f"{self.window_from_anchor}: the window counts from {counted}"
         reasons = self.reasons or {}
         stated |= {field: "" for field in reasons if field not in stated}
         return {field: " — ".join(filter(None, (value, reasons.get(field)))) for field, value in stated.items()}

@@ -65,8 +65,14 @@ class BlockConvolution(nn.Module):
         return before, after
 
 
-def convolve(states: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """Row i of the result is the sum over taps t of `kernel[i, t]` times row i - t; there are none before row 0."""
+def convolve(states: torch.Tensor, kernel: torch.Tensor, num_rows: int | None = None) -> torch.Tensor:
+    """
+    Row i of the result is the sum over taps t of `kernel[i, t]` times row i - t; there are none before row 0 of a
+    block. Where several blocks stand in a row, each has `num_rows`.
+    """
+    if num_rows is not None and num_rows < states.shape[1]:
+        blocks = (states.unflatten(1, (-1, num_rows)).flatten(0, 1), kernel.unflatten(1, (-1, num_rows)).flatten(0, 1))
+        return convolve(*blocks).view_as(states)
     rows = states.shape[1]
     result = kernel[:, :, 0] * states
     for tap in range(1, kernel.shape[2]):
@@ -85,11 +91,13 @@ class ConvolvedLayer(nn.Module):
         self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
 
     def forward(self, states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Maps the states of a block, `[batch, rows, H]`, to states."""
+        """Maps the states of a block, `[batch, rows, H]`, or of several in a row (`AnchoredBlocks`), to states."""
+        anchored = kwargs.get("anchored")
+        rows = None if anchored is None else anchored.num_rows
         inputs = self.input_layernorm(states)
         before, after = self.attention_conv.kernels(inputs)
-        attended = self.self_attn(hidden_states=convolve(inputs, before), **kwargs)[0]
-        states = states + convolve(attended, after)
+        attended = self.self_attn(hidden_states=convolve(inputs, before, rows), **kwargs)[0]
+        states = states + convolve(attended, after, rows)
         inputs = self.post_attention_layernorm(states)
         before, after = self.mlp_conv.kernels(inputs)
-        return states + convolve(self.mlp(convolve(inputs, before)), after)
+        return states + convolve(self.mlp(convolve(inputs, before, rows)), after, rows)

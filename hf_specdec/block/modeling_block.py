@@ -10,6 +10,7 @@ an EAGLE-3 head whose later rows are masks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,13 @@ from transformers import AutoModel, Cache
 from transformers.utils import ModelOutput
 
 from ..compat import CACHE
-from ..head_layers import fuse_features, rotations_of, window_argument, write_keys_and_values
+from ..head_layers import (
+    WithDraftVocabulary,
+    fuse_features,
+    rotations_of,
+    window_argument,
+    write_keys_and_values,
+)
 from .configuration_block import BlockConfig
 from .heads import CandidateSelector, ConfidenceHead, MarkovHead
 from .layers import block_layers_of, build_layers
@@ -44,7 +51,7 @@ class BlockOutput(ModelOutput):
     logits: torch.Tensor | None = None
 
 
-class BlockHead(BlockPreTrainedModel):
+class BlockHead(WithDraftVocabulary, BlockPreTrainedModel):
     """
     A head that drafts a block of tokens in one forward, to be passed as `generate(assistant_model=head)`.
 
@@ -74,6 +81,7 @@ class BlockHead(BlockPreTrainedModel):
         self.fc = nn.Linear(config.feature_size, size, bias=False)
         self.hidden_norm = None if config.is_peagle else kind.norm(size, eps=eps)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size)) if config.is_peagle else None
+        self.mask_embedding = nn.Parameter(torch.zeros(size)) if config.has_mask_embedding else None
         self.layers = build_layers(config)
         self.rotary_emb = kind.rotary(config=text_config)
         self.norm = kind.norm(size, eps=eps)
@@ -81,23 +89,10 @@ class BlockHead(BlockPreTrainedModel):
         self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.has_confidence_head else None
         self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
-        has_draft_vocabulary = config.draft_vocab_size is not None
-        self.register_buffer(
-            "d2t", torch.zeros(config.num_draft_tokens, dtype=torch.long) if has_draft_vocabulary else None
-        )
+        self._register_offsets(config.draft_vocab_size)
         self.post_init()
 
     # --------------------------------------------------------------------------------------------------------- block
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """
-        The target's token for every index of the logits, `[draft vocab]` int64, from the offsets `d2t`; None if every
-        index is the token itself.
-        """
-        if self.d2t is None:
-            return None
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     @property
     def num_drafts(self) -> int:
@@ -118,6 +113,17 @@ class BlockHead(BlockPreTrainedModel):
         if not self.config.is_peagle:
             tokens[:, 0] = anchors
         return tokens
+
+    def block_embeddings(self, tokens: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """
+        Embeddings `[batch, rows, H]` of one block or several in a row, of `tokens` as `block_tokens` makes them, with
+        the head's own embedding of masks if it has one. `embed` embeds tokens.
+        """
+        embeddings = embed(tokens)
+        if self.mask_embedding is None:
+            return embeddings
+        is_mask = torch.arange(tokens.shape[1], device=tokens.device) % self.config.num_rows != 0
+        return torch.where(is_mask[:, None], self.mask_embedding.to(embeddings), embeddings)
 
     def block_mask(self, device: torch.device | str) -> torch.Tensor:
         """Which rows of a block see which, `[rows, rows]` bool, in layers without a sliding window."""
@@ -239,7 +245,8 @@ class BlockHead(BlockPreTrainedModel):
             return inputs_embeds
         if self.embed_tokens is None:
             raise ValueError("`input_ids`: this head has no token embeddings. Pass the target's `inputs_embeds`.")
-        return self.embed_tokens(input_ids)
+        assert input_ids is not None
+        return self.block_embeddings(input_ids, self.embed_tokens)
 
     def _mask_features(self, states: torch.Tensor) -> torch.Tensor:
         """P-EAGLE's feature of every row whose feature is unknown, `[batch, rows, feature_size]`."""

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import initialization as init
 
 from ..checkpoints.publishing import PublishableModel
-from ..checkpoints.reading import Checkpoint, HubOptions
+from ..checkpoints.reading import HubOptions
 from .card import model_card
 from .configuration_block import BlockConfig
-from .formats import read_block
+from .formats import read_block_files
 from .heads import CandidateSelector
 from .layers import BlockConvolution
 
@@ -41,13 +41,8 @@ class BlockPreTrainedModel(PublishableModel):
     def read_published(
         cls, name: str, options: HubOptions
     ) -> tuple[BlockConfig, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Config, weights and ignored tensors of a head in any published format, see `read_block`."""
-        reading = read_block(Checkpoint.read(name, options))
-        if options.find(name, "mask_embedding.pt", required=False) is not None:
-            raise ValueError(
-                f"{name}: the checkpoint has a `mask_embedding.pt`, an embedding of the mask that is no row of the "
-                "vocabulary's. This version reads heads whose mask is a token (`mask_token_id`)."
-            )
+        """Config, weights and ignored tensors of a head in any published format, see `read_block_files`."""
+        reading = read_block_files(name, options)
         return reading.config, reading.weights, reading.ignored
 
     def model_card(self, repo_id: str | None = None, **fields: Any) -> ModelCard:
@@ -67,8 +62,10 @@ class BlockPreTrainedModel(PublishableModel):
         elif isinstance(module, CandidateSelector):
             init.normal_(module.predecessor_codebook, std=spread)
             init.zeros_(module.successor_codebook)
-        elif module is self and self.mask_hidden is not None:
-            init.normal_(self.mask_hidden, std=spread)
+        elif module is self:
+            for parameter in (self.mask_hidden, self.mask_embedding):
+                if parameter is not None:
+                    init.normal_(parameter, std=spread)
         elif module is self._modules.get("rotary_emb") and not hasattr(module, "original_inv_freq"):
             # Frequencies by type of layer, which transformers leaves to each model's own class.
             for name, values in type(module)(config=module.config).named_buffers():

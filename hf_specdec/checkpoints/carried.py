@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -11,6 +12,7 @@ from transformers.utils import logging
 from ..trees import as_tree
 from .published import PublishedHead, section
 from .reading import Checkpoint
+from .target_files import TargetFiles
 from .writing import LAYER_FIELDS
 
 
@@ -19,7 +21,7 @@ logger = logging.get_logger(__name__)
 # Our object in the config.json of other formats. Nothing in it changes the head's logits, so who ignores it reads the
 # same head.
 _SECTION = "hf_specdec"
-_CARRIED = ("default_tree", "target_name", "recipe")
+_CARRIED = ("default_tree", "target_name", "recipe", "num_target_layers")
 
 
 def carried_fields(config: PreTrainedConfig, target_name: str | None) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def carried_fields(config: PreTrainedConfig, target_name: str | None) -> dict[st
         "default_tree": tree.to_dict() if hasattr(tree, "to_dict") else tree,
         "target_name": target_name or config.target_name,
         "recipe": config.recipe,
+        "num_target_layers": getattr(config, "num_target_layers", None) if target_name is None else None,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     return {_SECTION: fields} if fields else {}
@@ -49,7 +52,7 @@ def with_carried_fields(reading: PublishedHead, checkpoint: Checkpoint) -> Publi
     """
     fields = section(checkpoint.config, _SECTION, checkpoint.name)
     for name in _CARRIED:
-        if getattr(reading.config, name) is None:  # the format's own word counts more
+        if getattr(reading.config, name, fields) is None:  # the format's own word counts more
             setattr(reading.config, name, fields.get(name))
     tree = fields.get("default_tree")
     if tree is not None:
@@ -60,6 +63,27 @@ def with_carried_fields(reading: PublishedHead, checkpoint: Checkpoint) -> Publi
                 f"{checkpoint.name}: `default_tree`={tree!r} in `{_SECTION}` of config.json is no tree: {error}"
             ) from error
     return reading
+
+
+def check_round_trip(
+    config: Any, again: Any, format: str, target: TargetFiles | None, compared: Callable[..., dict[str, Any]]
+) -> None:
+    """
+    Checks that a head that was written in a format is read again as the same head.
+
+    Args:
+        config (`PreTrainedConfig`): config of the head.
+        again (`PreTrainedConfig`): config that is read from what is to be written.
+        format (`str`): name of the format.
+        target (`TargetFiles`, *optional*): the target's files, if they were given.
+        compared (`Callable`): gives what must be equal before and after for a config and the target, by name and in
+            one spelling.
+
+    Raises:
+        ValueError: naming the first field that would be lost.
+    """
+    check_same(compared(config, target), compared(again, target), format)
+    check_same_tensors(config, again, format)
 
 
 def check_same(before: dict[str, Any], after: dict[str, Any], format: str) -> None:

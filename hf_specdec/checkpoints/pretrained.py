@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 from os import PathLike
 from typing import Any, Self
@@ -82,6 +83,7 @@ class PublishedModel(PreTrainedModel):
         Raises:
             OSError: if there is no such folder or repository, or it has no config or weights.
             ValueError: if the checkpoint is damaged, or of another kind; the message names the key.
+            TypeError: for an argument that nobody knows.
         """
         name = str(pretrained_model_name_or_path)
         options = HubOptions(
@@ -105,16 +107,27 @@ class PublishedModel(PreTrainedModel):
         check_weights(name, expected, weights, cls.kind)
         dtype = torch_dtype if dtype is None else dtype
         keeps_dtype = dtype in (None, "auto")
-        model = super().from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=_widest_dtype(weights) if keeps_dtype else dtype,
-            **kwargs,
-        )
+        dtype = _widest_dtype(weights) if keeps_dtype else dtype
+        try:
+            model = super().from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **kwargs)
+        except TypeError as error:
+            unknown = next((field for field in kwargs if f"unexpected keyword argument '{field}'" in str(error)), None)
+            if unknown is None:
+                raise
+            raise TypeError(cls._about_unknown(unknown)) from None
         model.name_or_path = model.config._name_or_path = name
         model.follows_target_dtype = keeps_dtype
         return model
+
+    @classmethod
+    def _about_unknown(cls, argument: str) -> str:
+        """The message about an argument that is neither a field of the config nor one of transformers'."""
+        near = difflib.get_close_matches(argument, cls.config_arguments, n=1)
+        hint = f"Did you mean `{near[0]}`?" if near else f"The fields are {', '.join(sorted(cls.config_arguments))}."
+        return (
+            f"`{cls.__name__}.from_pretrained({argument}=…)`: no field of its config and no argument of transformers' "
+            f"`from_pretrained` has this name. {hint}"
+        )
 
 
 def check_weights(

@@ -248,17 +248,12 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: if the file is damaged, or holds anything but tensors.
     """
-    try:
-        if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":
+        try:
             return load_file(path)
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path}: the pickle is damaged, or holds more than tensors, which is not loaded since it could run code "
-            f"({str(error).splitlines()[0]}). Ask its author for safetensors."
-        ) from error
-    except _DAMAGE as error:
-        raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
+        except _DAMAGE as error:
+            raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
+    weights = load_pickle(path)
     if not isinstance(weights, dict):
         raise ValueError(f"{path}: must hold a dict of tensors, but holds {type(weights).__name__}.")
     for key, tensor in weights.items():
@@ -268,3 +263,21 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
                 "level below, save that level."
             )
     return weights
+
+
+def load_pickle(path: Path) -> Any:
+    """
+    The content of a pickle, read with `weights_only=True`.
+
+    Raises:
+        ValueError: if the file is damaged, or holds anything that could run code.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: the pickle is damaged, or holds more than tensors, which is not loaded since it could run code "
+            f"({str(error).splitlines()[0]}). Ask its author for safetensors."
+        ) from error
+    except _DAMAGE as error:
+        raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error

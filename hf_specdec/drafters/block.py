@@ -8,6 +8,7 @@ import torch
 
 from ..block import BlockHead
 from ..cache import TreeCache
+from ..head_layers import windows_of
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .features import FeatureDrafter
 from .growth import LevelNodes, Noise, Warp, grow_from_positions
@@ -47,6 +48,9 @@ class BlockDrafter(FeatureDrafter):
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
         super().begin(cache, visible, shift, first)
         self.forward.has_causal_windows = self.head.config.window_is_causal
+        if self.head.config.window_from_anchor and any(windows_of(self.head.config.text_config)):
+            self.forward.windows_from_root = True
+            self.forward.has_kernel = self.forward.can_be_captured = False  # which count from each query
         self._mask = self.head.block_mask(self.device)[None]
         self._depths = torch.arange(self._mask.shape[1], device=self.device)[None]
 
@@ -75,7 +79,7 @@ class BlockDrafter(FeatureDrafter):
 
     def begin_tree(self, states: torch.Tensor | None, roots: torch.Tensor, depth: int) -> torch.Tensor:
         tokens = self.head.block_tokens(roots[:, 0])
-        inputs = {"inputs_embeds": self._embed(tokens), "logits_to_keep": None}
+        inputs = {"inputs_embeds": self.head.block_embeddings(tokens, self._embed), "logits_to_keep": None}
         block = self.forward(tokens, self._mask, self._depths, inputs=inputs).hidden_states
         block = block[:, self.head.first_row :]
         self.states = (block if states is None else torch.cat([states, block], dim=1))[:, :depth]

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..checkpoints.layer_fields import as_layers_config, change_layers
+from ..head_config import HeadSizes
 
 
 LAYER_CONVENTIONS = ("auto", "boundaries", "outputs")
@@ -19,7 +20,7 @@ _ALSO_SAID = {
 }
 
 
-class EagleConfig(PreTrainedConfig):
+class EagleConfig(HeadSizes, PreTrainedConfig):
     """
     The configuration of an `EagleHead`. All published formats are read into this one.
 
@@ -161,26 +162,6 @@ class EagleConfig(PreTrainedConfig):
             setattr(config, field, value)
         config.check()
         return config
-
-    @property
-    def hidden_size(self) -> int:
-        """H, the head's hidden size."""
-        return self.text_config.hidden_size
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the target's vocabulary."""
-        return self.text_config.vocab_size
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the target's features that the head reads, `num_aux_features` · Ht or Ht."""
-        return max(self.num_aux_features or 0, 1) * (self.target_hidden_size or self.hidden_size)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Tokens that the head can propose."""
-        return self.draft_vocab_size or self.vocab_size
 
     def aux_boundaries(self, num_layers: int) -> list[int]:
         """

@@ -17,7 +17,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.utils import ModelOutput
 
 from ..compat import CACHE
-from ..head_layers import fuse_features, layers_of, window_argument
+from ..head_layers import WithDraftVocabulary, fuse_features, layers_of, window_argument
 from .configuration_eagle import EagleConfig
 from .layers import Eagle1Layer, Eagle3Layer
 from .pretrained import EaglePreTrainedModel
@@ -40,7 +40,7 @@ class EagleOutput(ModelOutput):
     logits: torch.Tensor | None = None
 
 
-class EagleHead(EaglePreTrainedModel):
+class EagleHead(WithDraftVocabulary, EaglePreTrainedModel):
     """
     An EAGLE head, to be passed as `generate(assistant_model=head)`.
 
@@ -76,21 +76,8 @@ class EagleHead(EaglePreTrainedModel):
         self.rotary_emb = kind.rotary(config=text_config)
         self.norm = kind.norm(hidden_size, eps=eps) if is_eagle3 and config.final_norm else None
         self.lm_head = nn.Linear(hidden_size, config.num_draft_tokens, bias=False) if config.has_lm_head else None
-        has_draft_vocabulary = config.draft_vocab_size is not None
-        self.register_buffer(
-            "d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if has_draft_vocabulary else None
-        )
+        self._register_offsets(config.draft_vocab_size)
         self.post_init()
-
-    @property
-    def target_ids(self) -> torch.Tensor | None:
-        """
-        The target's token for every index of the logits, `[draft vocab]` int64, from the offsets `d2t`; None if every
-        index is the token itself.
-        """
-        if self.d2t is None:
-            return None
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """

@@ -98,6 +98,8 @@ class TreeForward:
 
     has_causal_windows = False
     """Whether layers with a sliding window attend to no node that is deeper than the query; see `TreeContext`."""
+    windows_from_root = False
+    """Whether sliding windows count from depth 0 at every query; see `TreeContext`. The kernel must be off then."""
     compiles = False
     """Whether forwards that attend with the kernel run compiled."""
     compiles_layers = False
@@ -169,6 +171,7 @@ class TreeForward:
             lengths_tensor=cache.lengths_tensor if cache.lengths_are_on_device else None,
             block_tables=cache.block_tables,
             has_causal_windows=self.has_causal_windows,
+            windows_from_root=self.windows_from_root,
         )
         positions = None
         if self.takes_positions:

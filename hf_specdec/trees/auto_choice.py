@@ -220,6 +220,6 @@ class AutoChoice(TreeChoice):
         return other.drafts < self.LEAST_DRAFTS + share * way.drafts
 
     @property
-    def takes_best(self) -> bool:
+    def takes_best(self) -> bool:  # type: ignore[override]
         """Whether the present step's children are the draft's best tokens, in a call that draws them otherwise."""
         return self._way.takes_best

@@ -49,7 +49,7 @@ class Way:
         ]
 
     def chances_told(self, told: Mapping[int, Sequence[float]], evidence: Evidence | None) -> list[list[float]]:
-        """The same with what the draft tells of the step at hand; see `TreeChoice.refine`."""
+        """`chances` with what the draft tells of the step at hand; see `TreeChoice.refine`."""
         learnt = self.chances(evidence)
         rows = [self.trust.chances(its, learnt) for its in told.values()]
         return [[statistics.fmean(ranks) for ranks in zip(*levels, strict=True)] for levels in zip(*rows, strict=True)]

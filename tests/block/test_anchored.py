@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.blocks import block_head, features_of
+from support.blocks import Blocks, block_head, features_of
 from support.goldens import trained_target
 from support.random_blocks import HEADS, drafted, random_block_head
 
@@ -92,7 +92,13 @@ def test_the_attention_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("golden", ["dflash2", "peagle"])
-def test_other_kinds_are_refused(golden: str) -> None:
-    head, text = block_head(golden), torch.randint(5, 512, (1, 12))
-    with pytest.raises(ValueError, match=f"`head` is of kind '{golden}'"):
-        blocks_after(head, features_of(head, text), text, torch.tensor([[3]]), trained_target().get_input_embeddings())
+@torch.no_grad()
+def test_kinds_that_are_not_trained(golden: str) -> None:
+    """The doctor runs them so, too: convolutions within each block, and P-EAGLE's last row with a feature."""
+    head, text, anchors = block_head(golden), torch.randint(5, 512, (1, LENGTH)), [3, 4, 17]
+    embed = trained_target().get_input_embeddings()
+    found = blocks_after(head, features_of(head, text), text, torch.tensor([anchors]), embed)
+    for states, anchor in zip(found[0], anchors, strict=True):
+        blocks = Blocks(head, text)
+        blocks.after(anchor)
+        torch.testing.assert_close(states, blocks.states, atol=TOLERANCE, rtol=TOLERANCE)

@@ -11,7 +11,14 @@ import pytest
 import torch
 from support.batches import ragged_prompts, text_alone
 from support.device_steps import Steps, install
-from support.heads import BLOCK_KINDS, RecordingBlockDrafter, block_from_scratch, pads_of, tiny_block_head
+from support.heads import (
+    BLOCK_KINDS,
+    HOST_KINDS,
+    RecordingBlockDrafter,
+    block_from_scratch,
+    pads_of,
+    tiny_block_head,
+)
 from support.models import prompts, tiny_model
 from transformers import PreTrainedModel
 
@@ -22,7 +29,8 @@ from hf_specdec import BlockHead, DynamicTree, SpeculativeConfig, TokenTree
 CHAIN, IRREGULAR = TokenTree.chain(3), TokenTree.parse("[(0,), (1,), (2,), (0,0), (0,2), (1,1), (0,0,1)]")
 DYNAMIC = DynamicTree(depth=3, top_k=4, num_nodes=9)
 CHUNKS = {"prefill_chunk_size": 4}
-KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS)
+ALL_KINDS = BLOCK_KINDS | HOST_KINDS
+KINDS = pytest.mark.parametrize("kind", ALL_KINDS)
 
 
 def a_target(**options: Any) -> PreTrainedModel:
@@ -54,12 +62,12 @@ def paths_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Tens
 
 @pytest.mark.parametrize(
     "kind, options",
-    [*((kind, {}) for kind in BLOCK_KINDS), ("dflash", CHUNKS), ("peagle", CHUNKS), ("windows", CHUNKS)],
+    [*((kind, {}) for kind in ALL_KINDS), ("dflash", CHUNKS), ("peagle", CHUNKS), ("windows", CHUNKS)],
 )
 def test_every_step_drafts_as_from_scratch(kind: str, options: dict[str, Any]) -> None:
     """Over a ragged batch with padding: the best nodes of all are those of the text alone."""
     target = tiny_model("llama", seed=1, dtype=torch.float32, vocab_size=12)
-    head = tiny_block_head(target, **BLOCK_KINDS[kind])
+    head = tiny_block_head(target, **ALL_KINDS[kind])
     drafter, nodes = RecordingBlockDrafter(head), min(9, head.config.num_draft_tokens)
     inputs = {
         name: value % 12 if name == "input_ids" else value for name, value in prompts(3, 9, padding=True).items()
@@ -98,7 +106,7 @@ def paths_of(draft: Any, row: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("tree", [CHAIN, IRREGULAR, DYNAMIC, "auto"], ids=["chain", "static", "dynamic", "auto"])
 def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
     target = a_target()
-    head, inputs = tiny_block_head(target, **BLOCK_KINDS[kind]), prompts(3, 9, padding=True)
+    head, inputs = tiny_block_head(target, **ALL_KINDS[kind]), prompts(3, 9, padding=True)
     options = {"do_sample": False, "max_new_tokens": 24}
     text = target.generate(**inputs, **options, assistant_model=head, tree=tree)
     assert text.equal(target.generate(**inputs, **options))
@@ -109,7 +117,7 @@ def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
 def test_requests_in_flight(kind: str) -> None:
     """Prompts in chunks, texts longer than the head's window, and steps in which the head has to catch up."""
     target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))
-    head = tiny_block_head(target, **BLOCK_KINDS[kind])
+    head = tiny_block_head(target, **ALL_KINDS[kind])
     for tree in (IRREGULAR, DYNAMIC):
         found = target.generate_batch(ragged, max_new_tokens=20, do_sample=False, assistant_model=head, tree=tree)
         texts = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
@@ -123,13 +131,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return install(monkeypatch, with_kernel=True)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 @pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.filterwarnings("error:.*could not be captured")
 def test_whole_steps(kind: str, tree: Any, steps: Steps) -> None:
     """A call's steps run whole, with the same text and the same drafts as on the host."""
     target = a_target()
-    head, inputs = tiny_block_head(target, **BLOCK_KINDS[kind]), prompts(2, 9, padding=True)
+    head, inputs = tiny_block_head(target, **ALL_KINDS[kind]), prompts(2, 9, padding=True)
     found = []
     for cuda_graphs in (False, True):
         before, config = steps.replays, SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
@@ -170,7 +178,7 @@ def test_a_tree_deeper_than_a_block_is_refused() -> None:
 def test_catches_up_after_steps_without_drafts(kind: str) -> None:
     """Speculation goes off and on again with the number of requests: the head reads what it has missed."""
     target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))
-    head = tiny_block_head(target, **BLOCK_KINDS[kind])
+    head = tiny_block_head(target, **ALL_KINDS[kind])
     config = SpeculativeConfig(tree=DYNAMIC, disable_by_batch_size=2)
     limits = [4, 30, 6, 40]
     manager = target.init_continuous_batching(assistant_model=head, speculative_config=config)

@@ -1,14 +1,16 @@
 """Damaged or foreign checkpoints: an error that names the file or key, and what was expected."""
 
+import copy
 import json
 
 import pytest
 import torch
 from support.blocks import ALL, CONTEXT
 from support.eagle import GOLDENS, publish, published
-from support.goldens import TINY_TARGET
+from support.goldens import TINY_TARGET, trained_target
 
-from hf_specdec import BlockConfig, BlockHead, EagleHead, MedusaHeads
+from hf_specdec import BlockConfig, BlockHead, EagleHead, MedusaHeads, TokenTree
+from hf_specdec.drafters import BlockDrafter
 
 
 def refused(folder, *words, error=ValueError, load=BlockHead.from_pretrained, **options):
@@ -244,18 +246,36 @@ def test_domino(prefix, tmp_path):
     refused(publish(tmp_path, config, weights), "Domino")
 
 
-def test_embedding_of_the_mask_beside_the_vocabulary(tmp_path):
-    config, weights = published("dflash")
-    refused(publish(tmp_path, config, weights | {"mask_embedding": torch.ones(64)}), "`mask_embedding`")
-    torch.save(torch.ones(64), publish(tmp_path, config, weights) / "mask_embedding.pt")
-    (tmp_path / "model.safetensors").unlink()
-    refused(publish(tmp_path, config, weights), "mask_embedding.pt", "`mask_token_id`")
-
-
 @pytest.mark.parametrize("golden", CONTEXT)
 def test_first_norm_of_eagle_is_told_from_the_contexts(golden):
     """EAGLE-3's first layer has a `hidden_norm`, too."""
     assert "hidden_norm.weight" in BlockHead.from_pretrained(GOLDENS / golden).state_dict()
+
+
+def test_a_target_of_another_depth():
+    head, config = BlockHead.from_pretrained(GOLDENS / "dspark"), copy.deepcopy(trained_target().config)
+    config.num_hidden_layers, config.layer_types = 7, None
+    target, tree = type(trained_target())(config), TokenTree.chain(1)
+    with pytest.raises(ValueError, match="a target of 8 layers .* has 7.*num_target_layers=None"):
+        BlockDrafter(head).check(target, tree)
+    any_depth = BlockHead.from_pretrained(GOLDENS / "dspark", num_target_layers=None)
+    BlockDrafter(any_depth).check(target, tree)
+    BlockDrafter(head).check(trained_target(), tree)
+
+
+@pytest.mark.parametrize("load, golden", [(BlockHead, "dspark"), (EagleHead, "safeailab_eagle3")])
+def test_arguments_that_nobody_knows(load, golden):
+    with pytest.raises(TypeError, match="aux_layer_idx=….*no field.*Did you mean `aux_layer_ids`"):
+        load.from_pretrained(GOLDENS / golden, aux_layer_idx=[1])
+    with pytest.raises(TypeError, match="zzz=….*The fields are .*aux_layer_ids"):
+        load.from_pretrained(GOLDENS / golden, zzz=1)
+
+
+def test_what_a_block_of_one_row_lacks_is_said_of_no_other_size():
+    for size, is_said in ((1, True), (0, False), ("8", False)):
+        with pytest.raises(ValueError, match="`block_size` must be") as caught:
+            BlockHead.from_pretrained(GOLDENS / "dspark", block_size=size)
+        assert ("one row" in str(caught.value)) is is_said
 
 
 def test_nothing_there(tmp_path):

@@ -41,7 +41,12 @@ CONFIG = {
 }
 
 
-def weights_of(k_eq_v=True):
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+WIDE, MORE_KV = 16, 4
+"""Width and number of the key heads of layers with a window."""
+
+
+def weights_of(k_eq_v=True, slides=False):
     torch.manual_seed(0)
     weights = {
         "embed_tokens.weight": torch.randn(VOCAB, SIZE) * 0.2,
@@ -56,13 +61,14 @@ def weights_of(k_eq_v=True):
         "confidence_head.proj.weight": torch.randn(1, SIZE),
         "confidence_head.proj.bias": torch.randn(1),
     }
-    shapes = {"q_proj": (HEADS * DIM, SIZE), "k_proj": (KV * DIM, SIZE), "o_proj": (SIZE, HEADS * DIM)}
-    shapes |= {} if k_eq_v else {"v_proj": (KV * DIM, SIZE)}
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     for index in range(2):
-        layer = f"layers.{index}."
+        layer, is_sliding = f"layers.{index}.", slides and index == 0
+        dim, kv = (WIDE, MORE_KV) if is_sliding else (DIM, KV)
+        shapes = {"q_proj": (HEADS * dim, SIZE), "k_proj": (kv * dim, SIZE), "o_proj": (SIZE, HEADS * dim)}
+        shapes |= {} if k_eq_v and not is_sliding else {"v_proj": (kv * dim, SIZE)}
         weights |= {f"{layer}self_attn.{name}.weight": torch.randn(shape) * 0.3 for name, shape in shapes.items()}
-        weights |= {f"{layer}self_attn.{name}_norm.weight": torch.rand(DIM) + 0.5 for name in "qk"}
+        weights |= {f"{layer}self_attn.{name}_norm.weight": torch.rand(dim) + 0.5 for name in "qk"}
         weights |= {f"{layer}{name}.weight": torch.rand(SIZE) + 0.5 for name in norms}
         weights |= {f"{layer}mlp.{name}_proj.weight": torch.randn(MLP, SIZE) * 0.3 for name in ("gate", "up")}
         weights |= {
@@ -72,10 +78,12 @@ def weights_of(k_eq_v=True):
     return weights
 
 
-@pytest.fixture(params=[True, False], ids=["k is v", "v of its own"])
+@pytest.fixture(params=["k is v", "v of its own", "windows"])
 def case(request, tmp_path):
-    weights = weights_of(request.param)
-    publish(tmp_path, CONFIG | {"attention_k_eq_v": request.param, "num_key_value_heads": KV}, weights)
+    k_eq_v, slides = request.param != "v of its own", request.param == "windows"
+    weights = weights_of(k_eq_v, slides)
+    fields = SLIDING if slides else {"num_key_value_heads": KV}
+    publish(tmp_path, CONFIG | {"attention_k_eq_v": k_eq_v} | fields, weights)
     return BlockHead.from_pretrained(tmp_path).eval(), weights
 
 
@@ -83,11 +91,12 @@ def norm(states, weight=1.0):
     return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 
-def rotated(states, positions):
-    """Half of the pairs are rotated (`partial_rotary_factor`), at angles of the whole width."""
-    half = DIM // 2
-    frequencies = 1000.0 ** (-torch.arange(half) / half)
-    frequencies[half // 2 :] = 0
+def rotated(states, positions, is_sliding):
+    """Half of the pairs are rotated in full layers (`partial_rotary_factor`), at angles of the whole width."""
+    half = states.shape[-1] // 2
+    frequencies = (10.0 if is_sliding else 1000.0) ** (-torch.arange(half) / half)
+    if not is_sliding:
+        frequencies[half // 2 :] = 0
     angles = positions[:, None, None] * frequencies
     left, right = states[..., :half], states[..., half:]
     return torch.cat([left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()], dim=-1)
@@ -103,12 +112,18 @@ def written_out(weights, features, tokens):
         inputs = norm(states, w["input_layernorm.weight"])
         both = torch.cat([context, inputs])
         k_proj = w["self_attn.k_proj.weight"]
-        q = norm((inputs @ w["self_attn.q_proj.weight"].T).view(-1, HEADS, DIM), w["self_attn.q_norm.weight"])
-        k = norm((both @ k_proj.T).view(-1, KV, DIM), w["self_attn.k_norm.weight"])
-        v = norm((both @ w.get("self_attn.v_proj.weight", k_proj).T).view(-1, KV, DIM))
-        q, k = rotated(q, positions[len(context) :]), rotated(k, positions)
-        k, v = (part.repeat_interleave(HEADS // KV, dim=1) for part in (k, v))
-        attended = torch.einsum("qhd,khd->hqk", q, k).softmax(-1)
+        dim = len(w["self_attn.q_norm.weight"])
+        is_sliding, kv = dim == WIDE, len(k_proj) // dim
+        q = norm((inputs @ w["self_attn.q_proj.weight"].T).view(-1, HEADS, dim), w["self_attn.q_norm.weight"])
+        k = norm((both @ k_proj.T).view(-1, kv, dim), w["self_attn.k_norm.weight"])
+        v = norm((both @ w.get("self_attn.v_proj.weight", k_proj).T).view(-1, kv, dim))
+        q, k = rotated(q, positions[len(context) :], is_sliding), rotated(k, positions, is_sliding)
+        k, v = (part.repeat_interleave(HEADS // kv, dim=1) for part in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k)
+        if is_sliding:  # causal there, as in servers
+            distances = positions[len(context) :, None] - positions
+            scores = scores.masked_fill((distances < 0) | (distances >= SLIDING["sliding_window"]), -torch.inf)
+        attended = scores.softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", attended, v).flatten(1) @ w["self_attn.o_proj.weight"].T
         states = states + norm(attended, w["post_attention_layernorm.weight"])
         inputs = norm(states, w["pre_feedforward_layernorm.weight"])
@@ -141,7 +156,7 @@ def test_config(case):
     assert (config.kind, config.anchor_first, config.num_drafts) == ("dspark", True, 4)
     assert config.aux_layer_ids == [1, 3] and config.markov_type == "gated"
     assert config.embedding_scale == pytest.approx(SIZE**0.5)
-    assert config.conventions["rope_theta"] == "1000.0"
+    assert "1000.0" in config.conventions["rope_theta"]
 
 
 def test_saved_and_read_again(case, tmp_path):
@@ -156,7 +171,9 @@ def test_saved_and_read_again(case, tmp_path):
 
 def test_another_rope(case, tmp_path):
     head, weights = case
-    publish(tmp_path / "head", CONFIG | {"attention_k_eq_v": head.layers[0].self_attn.v_proj is None}, weights)
+    fields = SLIDING if len(weights["layers.0.self_attn.q_norm.weight"]) == WIDE else {}
+    k_eq_v = head.layers[1].self_attn.v_proj is None
+    publish(tmp_path / "head", CONFIG | {"attention_k_eq_v": k_eq_v} | fields, weights)
     other = BlockHead.from_pretrained(tmp_path / "head", rope_theta=5.0).eval()
     features, tokens = torch.randn(6, 2 * SIZE), torch.tensor([[7, 3, 3, 3]])
     assert (run(head, features, tokens)[0] - run(other, features, tokens)[0]).abs().max() > 0.01
@@ -165,7 +182,9 @@ def test_another_rope(case, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "all layers of a head for Gemma 4 must be"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "must say 'full_attention' or 'sliding_attention'"),
+        ({"layer_types": ["full_attention"]}, "each of the 2 layers"),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": None}, "`sliding_window`=None"),
         ({"rope_parameters": {"rope_theta": 3.0}}, "must hold an object `full_attention`"),
         ({"num_hidden_layers": 3}, "`num_hidden_layers`=3"),
         ({"hidden_activation": "gelooo"}, "gelooo"),

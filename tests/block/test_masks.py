@@ -53,7 +53,7 @@ def written_out(head: BlockHead, features: torch.Tensor, embeddings: torch.Tenso
     config, layers = head.config, head.config.text_config
     eps, theta = layers.rms_norm_eps, layers.rope_parameters["rope_theta"]
     context = norm(features @ head.fc.weight.T, head.hidden_norm.weight, eps)
-    past, rows = len(context), len(embeddings)
+    past, rows, window = len(context), len(embeddings), layers.sliding_window
     positions = torch.arange(first, first + past + rows).float()
     states = embeddings
     for layer, kind in zip(head.layers, layers.layer_types, strict=True):
@@ -69,7 +69,7 @@ def written_out(head: BlockHead, features: torch.Tensor, embeddings: torch.Tenso
             seen = [
                 key
                 for key in range(past + rows)
-                if (kind == FULL or past + row - key < layers.sliding_window)
+                if (kind == FULL or (past - key - 1 if config.window_from_anchor else past + row - key) < window)
                 and (key <= past + row or not (config.causal or (kind == SLIDING and config.window_is_causal)))
             ]
             for number in range(layers.num_attention_heads):
@@ -118,11 +118,22 @@ def test_layers_written_out(types, window_is_causal, causal, implementation):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("fields", [{}, {"causal": True}, {"window_is_causal": False}])
+@torch.no_grad()
+def test_windows_from_the_anchor(fields):
+    """The anchor is at place 9: with a window of 3, all rows see places 6, 7 and 8, and their own block."""
+    head = small_head(TYPES["mixed"], 3, window_from_anchor=True, **fields)
+    features, embeddings = torch.randn(9, 64), torch.randn(5, 32)
+    torch.testing.assert_close(
+        states_of(head, features, embeddings), written_out(head, features, embeddings), atol=2e-5, rtol=0
+    )
+
+
 @torch.no_grad()
 def test_each_rule_changes_the_states():
     """So that the test above can fail."""
     features, embeddings = torch.randn(9, 64), torch.randn(5, 32)
-    rules = [{}, {"causal": True}, {"window_is_causal": False}]
+    rules = [{}, {"causal": True}, {"window_is_causal": False}, {"window_from_anchor": True}]
     found = [states_of(small_head(TYPES["mixed"], 7, **rule), features, embeddings) for rule in rules]
     found += [states_of(small_head(TYPES["mixed"], window), features, embeddings) for window in (6, 8)]
     for index, one in enumerate(found):

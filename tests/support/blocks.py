@@ -71,7 +71,7 @@ class Blocks:
             tokens[0, 1 : 1 + len(fill)] = fill
         positions = torch.arange(tokens.shape[1])[None] + prefix
         block = head(
-            inputs_embeds=embed(head, tokens),
+            inputs_embeds=head.block_embeddings(tokens, lambda tokens: embed(head, tokens)),
             position_ids=positions,
             past_key_values=self.cache,
             logits_to_keep=None,

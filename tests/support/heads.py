@@ -92,6 +92,7 @@ BLOCK_KINDS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True, "num_layers": 2},
     "windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
     "windows that see all": {"layer_types": ["sliding_attention"], "sliding_window": 6, "window_is_causal": False},
+    "own mask": {"has_mask_embedding": True},
     "draft vocabulary": {"draft_vocab_size": 6},
     "own embeddings": {"has_embeddings": True, "has_lm_head": True},
     "markov": {"anchor_first": True, "markov_rank": 4},
@@ -102,6 +103,14 @@ BLOCK_KINDS: dict[str, dict[str, Any]] = {
     "peagle": {"is_peagle": True},
 }
 """Block heads of every kind, as arguments of `tiny_block_head`."""
+HOST_KINDS: dict[str, dict[str, Any]] = {
+    "windows from the anchor": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "window_from_anchor": True,
+    },
+}
+"""Those that no captured step can hold."""
 
 
 def tiny_block_head(
@@ -138,7 +147,7 @@ def tiny_block_head(
         head = BlockHead(BlockConfig(text_config=text_config, **fields)).to(target.dtype).eval()
         with torch.no_grad():
             for parameter in head.parameters():
-                if parameter.dim() > 1:
+                if parameter.dim() > 1 or parameter is head.mask_embedding:
                     parameter.normal_(std=sharpness * parameter.shape[-1] ** -0.5)
     if head.d2t is not None:
         order = sorted(range(config.vocab_size), key=lambda token: (token % 2 == 0, token))
@@ -192,7 +201,8 @@ def block_from_scratch(
     features = features_of(head, target, input_ids=ids[None, :-1])
     inputs = {"inputs_embeds": embed(ids[None, 1:])} if head.config.is_peagle else {}
     true_rows = head(features=features, past_key_values=cache, logits_to_keep=None, **inputs).hidden_states
-    block = head(inputs_embeds=embed(head.block_tokens(root[0])), past_key_values=cache, logits_to_keep=None)
+    inputs = head.block_embeddings(head.block_tokens(root[0]), embed)
+    block = head(inputs_embeds=inputs, past_key_values=cache, logits_to_keep=None)
     states = block.hidden_states[:, head.first_row :]
     if true_rows is not None:
         states = torch.cat([true_rows[:, -1:], states], dim=1)

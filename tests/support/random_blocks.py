@@ -38,6 +38,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "rnn": {"markov_rank": 8, "markov_type": "rnn"},
     "draft vocabulary": {"draft_vocab_size": 40, "has_lm_head": True, "markov_rank": 4},
     "windows": {"text_config": WINDOWED},
+    "windows from the anchor": {"text_config": WINDOWED, "window_from_anchor": True, "has_mask_embedding": True},
     "windows that see later rows": {"text_config": WINDOWED, "window_is_causal": False},
 }
 

@@ -11,23 +11,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...checkpoints.carried import carried_fields, with_carried_fields
+from ...checkpoints.carried import carried_fields, check_round_trip, with_carried_fields
 from ...checkpoints.kinds import refuse_other_kinds
 from ...checkpoints.published import PublishedHead
-from ...checkpoints.reading import Checkpoint, without_prefix
+from ...checkpoints.reading import Checkpoint, HubOptions, without_prefix
 from ...checkpoints.target_files import TargetFiles
 from . import deepspec, native, peagle, specforge, speculators, zlab
-from .writing import check_round_trip
+from .mask_embedding import with_mask_embedding
+from .writing import compared_with
 
 
 if TYPE_CHECKING:
     from ..modeling_block import BlockHead
 
-__all__ = ["WRITERS", "read_block", "write_block"]
+__all__ = ["WRITERS", "read_block", "read_block_files", "write_block"]
 
 # z-lab's format is that of many others, and is taken where no other format matches.
 _FORMATS = (native, peagle, speculators, deepspec, specforge)
 WRITERS = {module.NAME: module for module in (zlab, deepspec, speculators)}
+
+
+def read_block_files(name: str, options: HubOptions) -> PublishedHead:
+    """`read_block` for a folder or Hub repository, with what formats keep in files beside the weights."""
+    return read_block(with_mask_embedding(Checkpoint.read(name, options), options))
 
 
 def read_block(checkpoint: Checkpoint) -> PublishedHead:
@@ -67,7 +73,7 @@ def write_block(head: BlockHead, folder: str | Path, format: str, target: Target
         raise ValueError(f"`format` must be one of {', '.join(map(repr, WRITERS))}, but is {format!r}.")
     writing = WRITERS[format].write(head, target)
     writing.config |= carried_fields(head.config, None if target is None else target.name)
-    check_round_trip(head.config, read_block(writing.as_checkpoint()).config, format, target)
+    check_round_trip(head.config, read_block(writing.as_checkpoint()).config, format, target, compared_with)
     return writing.save(folder)
 
 
@@ -77,11 +83,6 @@ def _refuse_unread_kinds(checkpoint: Checkpoint) -> None:
         raise ValueError(
             f"{checkpoint.name}: `prefix_gru.…`: a Domino head, whose logits go through a recurrent cell along the "
             "drafted prefix. This version does not read it; it reads DFlash, DSpark, DFlash 2 and P-EAGLE heads."
-        )
-    if "mask_embedding" in checkpoint.weights:
-        raise ValueError(
-            f"{checkpoint.name}: `mask_embedding`: an embedding of the mask that is no row of the vocabulary's. This "
-            "version reads heads whose mask is a token (`mask_token_id`)."
         )
     known = ("dflash", "dspark", "jetspec", "peagle", "eagle3", "blockhead")
     for name in checkpoint.config.get("architectures") or ():

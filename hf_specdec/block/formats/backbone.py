@@ -121,6 +121,7 @@ def read_backbone(backbone: Backbone, source_format: str, **fields: Any) -> Publ
             text_config=text_config,
             mask_token_id=mask_token,
             draft_vocab_size=_draft_vocab_size(backbone, vocab_size),
+            has_mask_embedding=_has_mask_embedding(keys, reasons),
             has_embeddings="embed_tokens.weight" in keys,
             has_lm_head="lm_head.weight" in keys,
             source_format=source_format,
@@ -131,6 +132,17 @@ def read_backbone(backbone: Backbone, source_format: str, **fields: Any) -> Publ
         raise ValueError(f"{keys.name}: {error}") from error
     config.name_or_path = keys.name
     return PublishedHead(config, keys.weights, keys.ignored)
+
+
+def _has_mask_embedding(keys: Keys, reasons: dict[str, str]) -> bool:
+    """Whether the checkpoint has an embedding of the mask beside the vocabulary's, `[H]` or `[1, H]`."""
+    if "mask_embedding" not in keys:
+        return False
+    embedding = keys.weights["mask_embedding"]
+    if embedding.dim() == 2 and len(embedding) == 1:
+        keys.weights["mask_embedding"] = embedding[0]
+    reasons["mask_token_id"] = "`mask_embedding` in the checkpoint"
+    return True
 
 
 def check_number_of_layers(keys: Keys, layers: dict[str, Any], found: int) -> None:
@@ -178,6 +190,7 @@ def _features(backbone: Backbone, text_config: PreTrainedConfig) -> dict[str, An
         boundaries = sorted(boundaries)
     return {
         "target_hidden_size": target_size,
+        "num_target_layers": backbone.published.get("num_target_layers"),
         "num_aux_features": width // target_size,
         "aux_layer_ids": boundaries,
     }

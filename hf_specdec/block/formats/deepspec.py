@@ -102,8 +102,8 @@ def write(head: BlockHead, target: TargetFiles | None = None) -> Writing:
         "mask_token_id": config.mask_token_id,
         **dspark_options(config),
     }
-    if target is not None:
-        fields["num_target_layers"] = target.num_layers
+    if (depth := config.num_target_layers if target is None else target.num_layers) is not None:
+        fields["num_target_layers"] = depth
     if config.final_logit_softcapping is not None:
         fields["final_logit_softcapping"] = config.final_logit_softcapping
     if config.target_hidden_size != config.hidden_size:

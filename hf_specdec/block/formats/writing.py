@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...checkpoints.carried import check_same, check_same_tensors, compared_fields
+from ...checkpoints.carried import compared_fields
 from ...checkpoints.target_files import TargetFiles
 from ...checkpoints.writing import check_expressible, t2d_of
 from ...head_layers import windows_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PLAIN = {
     "is_peagle": False,
+    "has_mask_embedding": False,
     "markov_rank": 0,
     "has_confidence_head": False,
     "conv_kernel_size": 0,
@@ -32,32 +33,17 @@ _COMPARED_ELSEWHERE = ("text_config", "aux_layer_ids", "has_embeddings", "has_lm
 _ABOUT_READING = ("source_format", "reasons")
 
 
-def check_round_trip(config: BlockConfig, again: BlockConfig, format: str, target: TargetFiles | None) -> None:
-    """
-    Checks that a head that was written in a format is read again as the same head.
-
-    Args:
-        config (`BlockConfig`): config of the head.
-        again (`BlockConfig`): config that is read from what is to be written.
-        format (`str`): name of the format.
-        target (`TargetFiles`, *optional*): the target's files, if they were given.
-
-    Raises:
-        ValueError: naming the first field that would be lost.
-    """
-    check_same(_compared(config, target), _compared(again, target), format)
-    check_same_tensors(config, again, format)
-
-
-def _compared(config: BlockConfig, target: TargetFiles | None) -> dict[str, Any]:
+def compared_with(config: BlockConfig, target: TargetFiles | None) -> dict[str, Any]:
     """What must be equal before and after, by name and in one spelling; fields that decide nothing are left out."""
-    given = () if target is None else ("target_name",)  # which is the given target's afterwards
+    given = () if target is None else ("target_name", "num_target_layers")  # which are the given target's afterwards
     fields = compared_fields(config, (*_COMPARED_ELSEWHERE, *_ABOUT_READING, *given))
     fields["aux_layer_ids"] = config.aux_layer_ids if target is None else config.aux_boundaries(target.num_layers)
     idle = {
         "markov_type": not config.markov_rank,
         "conv_group_size": not config.conv_kernel_size,
         "selector_top_k": not config.selector_rank,
+        "window_from_anchor": not any(windows_of(config.text_config)),
+        "mask_token_id": config.has_mask_embedding,
         "window_is_causal": config.is_peagle or config.causal or not any(windows_of(config.text_config)),
         "causal": config.is_peagle,
         "anchor_first": config.is_peagle,

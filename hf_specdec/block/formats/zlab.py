@@ -100,8 +100,8 @@ def write(head: BlockHead, target: TargetFiles | None = None) -> Writing:
     fields: dict[str, Any] = {"architectures": ["DFlash2DraftModel" if is_dflash2 else "DFlashDraftModel"]}
     fields |= published_layers(layers, head.dtype)
     fields |= {"block_size": config.block_size, "dflash_config": options}
-    if target is not None:
-        fields["num_target_layers"] = target.num_layers
+    if (depth := config.num_target_layers if target is None else target.num_layers) is not None:
+        fields["num_target_layers"] = depth
     if config.target_hidden_size != config.hidden_size:
         fields["target_hidden_size"] = config.target_hidden_size
     return Writing(fields, weights_of(head))

@@ -93,6 +93,13 @@ class FeatureDrafter(Drafter):
                 f"`assistant_model`: the {name} has hidden size {config.hidden_size} and no lm_head, but the target's "
                 f"reads hidden states of size {text_config.hidden_size}. Use a head that was trained for this target."
             )
+        depth = getattr(config, "num_target_layers", None)
+        if depth not in (None, text_config.num_hidden_layers):
+            raise ValueError(
+                f"`assistant_model`: the {name} was trained for a target of {depth} layers (`num_target_layers`), but "
+                f"the target {its_name} has {text_config.num_hidden_layers}. Use a head that was trained for this "
+                "target; if config.json is wrong, load it with num_target_layers=None."
+            )
         if config.aux_boundaries(text_config.num_hidden_layers):
             decoder_layers(target)
 
@@ -196,7 +203,7 @@ class FeatureDrafter(Drafter):
             if refined is None:
                 return DraftTree.empty(sequences.batch_size, sequences.device)
             depth = min(levels, refined.depth)
-            tree = refined.truncate(depth) if isinstance(refined, TokenTree) else refined
+            tree = (refined.truncate(depth) if isinstance(refined, TokenTree) else None) or refined
         noise = self.request.noise(sequences.lengths, self.target_ids)
         draft = self.grow(tree, root_logits, depth, self.request.warp_if_drawn, noise)
         draft = draft.in_vocabulary(self.target_ids, self.request.vocab_size)

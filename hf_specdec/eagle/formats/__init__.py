@@ -10,13 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...checkpoints.carried import carried_fields, with_carried_fields
+from ...checkpoints.carried import carried_fields, check_round_trip, with_carried_fields
 from ...checkpoints.kinds import refuse_other_kinds
 from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint, HubOptions, without_prefix
 from ...checkpoints.target_files import TargetFiles
 from . import angelslim, modelopt, native, safeailab, specforge, speculators
-from .carried import check_round_trip
+from .carried import compared_with
 
 
 if TYPE_CHECKING:
@@ -69,5 +69,5 @@ def write_head(head: EagleHead, folder: str | Path, format: str, target: TargetF
         raise ValueError(f"`format` must be one of {', '.join(map(repr, WRITERS))}, but is {format!r}.")
     writing = WRITERS[format].write(head, target)
     writing.config |= carried_fields(head.config, None if target is None else target.name)
-    check_round_trip(head.config, read_head(writing.as_checkpoint()).config, format, target)
+    check_round_trip(head.config, read_head(writing.as_checkpoint()).config, format, target, compared_with)
     return writing.save(folder)

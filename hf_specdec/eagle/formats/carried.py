@@ -1,10 +1,10 @@
-"""The check that an EAGLE head survives being written in a published format."""
+"""What of an EAGLE head must survive being written in a published format."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...checkpoints.carried import check_same, check_same_tensors, compared_fields
+from ...checkpoints.carried import compared_fields
 from ...checkpoints.target_files import TargetFiles
 from ..configuration_eagle import EagleConfig
 from .writing import boundaries
@@ -15,24 +15,7 @@ _COMPARED_ELSEWHERE = ("text_config", "aux_layer_ids", "aux_layer_convention", "
 _ABOUT_READING = ("source_format", "conventions")
 
 
-def check_round_trip(config: EagleConfig, again: EagleConfig, format: str, target: TargetFiles | None) -> None:
-    """
-    Checks that a head that was written in a format is read again as the same head.
-
-    Args:
-        config (`EagleConfig`): config of the head.
-        again (`EagleConfig`): config that is read from what is to be written.
-        format (`str`): name of the format.
-        target (`TargetFiles`, *optional*): the target's files, if they were given.
-
-    Raises:
-        ValueError: naming the first field that would be lost.
-    """
-    check_same(_compared(config, target), _compared(again, target), format)
-    check_same_tensors(config, again, format)
-
-
-def _compared(config: EagleConfig, target: TargetFiles | None) -> dict[str, Any]:
+def compared_with(config: EagleConfig, target: TargetFiles | None) -> dict[str, Any]:
     """What must be equal before and after, by name and in one spelling."""
     given = () if target is None else ("target_name",)  # which is the given target's afterwards
     fields = compared_fields(config, (*_COMPARED_ELSEWHERE, *_ABOUT_READING, *given))
