@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..block import BlockHead
+from ..block.anchored import blocks_after
 from ..drafters.heads import Borrowed, borrowed_lm_head
 from ..eagle import EagleHead
 from ..eagle.unroll import unroll
@@ -85,56 +86,17 @@ def eagle_logits(head: EagleHead, rows: Rows) -> Iterator[Logits]:
 
 def block_logits(head: BlockHead, rows: Rows, mask: torch.Tensor | None = None) -> Iterator[Logits]:
     """
-    See `logits_along`: a block for every root, in one forward, on context that is computed once.
+    See `logits_along`: a block for every root, all in one forward.
 
     Args:
         mask (`torch.Tensor` of shape `[H]`, *optional*): an embedding in place of the mask token's.
     """
-    states = _block_states(head, rows, mask)
-    carried = None
+    roots, carried = rows.roots, None
+    states = blocks_after(head, rows.features, rows.ids[None], roots[None], rows.embed, mask=mask)[0][
+        :, head.first_row :
+    ]
     for step in range(rows.depth):
         here = states[:, step : step + 1]
         base = head.compute_logits(here, rows.lm_head)
-        logits, carried = head.conditional_logits(base, here, rows.ids[rows.roots + step][:, None], carried)
+        logits, carried = head.conditional_logits(base, here, rows.ids[roots + step][:, None], carried)
         yield logits[:, 0], (logits if head.candidate_selector is None else base)[:, 0]
-
-
-def _block_states(head: BlockHead, rows: Rows, mask: torch.Tensor | None) -> torch.Tensor:
-    """The states that predict the tokens after each root, `[roots, drafts, H]`."""
-    roots, is_peagle = rows.roots, head.config.is_peagle
-    cache, positions = DynamicCache(), torch.arange(len(rows.ids) - 1, device=head.device)[None]
-    known: dict[str, Any] = {"features": rows.features[:, :-1], "position_ids": positions, "past_key_values": cache}
-    if is_peagle:
-        known["inputs_embeds"] = rows.embed(rows.ids[None, 1:])
-    true_rows = head(**known, logits_to_keep=None).hidden_states
-    tokens = head.block_tokens(rows.ids[roots])
-    inputs = rows.embed(tokens)
-    if mask is not None:
-        first = 0 if is_peagle else 1  # the row of the first mask
-        inputs = torch.cat([inputs[:, :first], mask.expand_as(inputs)[:, first:]], dim=1)
-    offsets = torch.arange(tokens.shape[1], device=head.device)
-    context, visible = _contexts(cache, roots)
-    states = head(
-        inputs_embeds=inputs,
-        position_ids=roots[:, None] + offsets,
-        past_key_values=context,
-        attention_mask=torch.cat([visible, torch.ones_like(tokens, dtype=torch.bool)], dim=1),
-        logits_to_keep=None,
-    ).hidden_states
-    if is_peagle:  # the last row with a feature of the target predicts the first token
-        states = torch.cat([true_rows[0, roots - 1, None], states], dim=1)
-    return states[:, head.first_row :]
-
-
-def _contexts(cache: DynamicCache, roots: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
-    """
-    A cache with a row for every root, which holds the keys and values before it at the right, so that windows count
-    rightly from the block after them; and which slots they fill, `[roots, slots]` bool.
-    """
-    slots = int(roots.max())
-    places = torch.arange(slots, device=roots.device) - (slots - roots)[:, None]
-    contexts = DynamicCache()
-    for index, layer in enumerate(cache.layers):
-        keys, values = (part[0][:, places.clamp(min=0)].transpose(0, 1) for part in (layer.keys, layer.values))
-        contexts.update(keys, values, index)
-    return contexts, places >= 0

@@ -41,6 +41,7 @@ class Agreement:
             from every token of the text.
         log_prob (`float`): mean log-probability that the head gives to the tokens of the text, over all depths.
         log_probs (`torch.Tensor` of shape `[rows]`): the same of each chain.
+        num_changes (`int`): how many readings are combined in it: 0 as read, 1 for one change, and so on.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Agreement:
     acceptance_length: float
     log_prob: float
     log_probs: torch.Tensor = field(repr=False)
+    num_changes: int = 1
 
     @classmethod
     def of(cls, chains: Sequence[Chains], **fields: Any) -> Agreement:
@@ -83,6 +85,21 @@ class Agreement:
         return bool(means.mean() > max(CLEARLY_LIKELIER, 3 * float(error)))
 
 
+def better_of(known: Agreement, others: Sequence[Agreement], is_block: bool) -> Agreement:
+    """
+    The reading among `others` that is clearly better than the known one: accepts more, or, if none does, accepts no
+    less and gives the target's tokens a higher probability. (Not of EAGLE heads, whose later steps read what earlier
+    ones made up: a norm too many may flatten them.) Else the known one.
+    """
+    best = max([known, *others], key=lambda agreement: agreement.acceptance_length)
+    if best.accepts_more_than(known):
+        return best
+    if not is_block:
+        return known
+    likelier = [other for other in others if other.is_likelier_than(known) and not known.accepts_more_than(other)]
+    return max(likelier, key=lambda agreement: agreement.log_prob, default=known)
+
+
 @dataclass(eq=False)
 class Diagnosis:
     """
@@ -94,7 +111,8 @@ class Diagnosis:
         config (`EagleConfig` or `BlockConfig`): config of the head, as read.
         conventions (`dict[str, str]`): assumed conventions, with reasons; of block heads all of them.
         keys (`dict[str, list[str]]`): "used" and "ignored" keys of the checkpoint.
-        agreements (`list[Agreement]`): the agreement as read, then that of every alternative reading.
+        agreements (`list[Agreement]`): the agreement as read, then that of every alternative reading, those of one
+            change first.
         num_tokens (`int`): number of tokens that the target wrote.
         tree_acceptance_length (`float`, *optional*): tokens per step of real generation with the head's default tree,
             under the best reading.
@@ -119,22 +137,14 @@ class Diagnosis:
     @property
     def best(self) -> Agreement:
         """
-        The reading to use: as read, unless an alternative is clearly better: accepts more, or, if none does, accepts
-        no less and gives the target's tokens a higher probability. (Not of EAGLE heads, whose later steps read what
-        earlier ones made up: a norm too many may flatten them.)
+        The reading to use: as read, unless an alternative is clearly better, see `better_of`. More changes must be
+        clearly better than fewer.
         """
-        as_read = self.as_read
-        best = max(self.agreements, key=lambda agreement: agreement.acceptance_length)
-        if not best.accepts_more_than(as_read):
-            if not isinstance(self.config, BlockConfig):
-                return as_read
-            likelier = [
-                other
-                for other in self.agreements
-                if other.is_likelier_than(as_read) and not as_read.accepts_more_than(other)
-            ]
-            best = max(likelier, key=lambda agreement: agreement.log_prob, default=as_read)
-        return best if best.acceptance_length >= WEAK else as_read
+        best, rounds = self.as_read, max(agreement.num_changes for agreement in self.agreements)
+        for changes in range(1, rounds + 1):
+            others = [agreement for agreement in self.agreements if agreement.num_changes == changes]
+            best = better_of(best, others, isinstance(self.config, BlockConfig))
+        return best if best.acceptance_length >= WEAK else self.as_read
 
     @property
     def is_good(self) -> bool:

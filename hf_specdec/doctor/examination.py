@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..block import BlockHead
-from ..block.formats import read_block
+from ..block.formats import read_block_files
 from ..checkpoints.reading import Checkpoint, HubOptions
 from ..drafters import as_drafter
 from ..eagle import EagleHead
@@ -19,13 +20,16 @@ from ..loading import kind_of_draft
 from ..models.structure import execution_device
 from ..trees import TokenTree
 from .along_text import Head
-from .diagnosis import Agreement, Diagnosis
+from .diagnosis import WEAK, Agreement, Diagnosis, better_of
 from .mask_tokens import likely_mask_token
 from .measuring import ReadText, Text, chains_on, tree_acceptance_length, write
 from .readings import Reading, readings, reread
 
 
 logger = logging.get_logger(__name__)
+
+MOST_CHANGES = 3
+"""Most mistakes that are found together."""
 
 PROMPTS = (
     "Explain to a child why the sky is blue during the day and red in the evening.",
@@ -88,7 +92,7 @@ def diagnose(
         format=model.config.source_format or "hf_specdec",
         config=model.config,
         conventions=dict(model.config.conventions or {}),
-        keys=_keys(head, options, read_block if is_block else read_head),
+        keys=_keys(head, options, is_block),
     )
     try:
         as_drafter(model).check(target, TokenTree.chain(1))
@@ -108,40 +112,93 @@ def diagnose(
     return diagnosis
 
 
-def _keys(head: str, options: HubOptions, read: Callable[[Checkpoint], Any]) -> dict[str, list[str]]:
-    reading = read(Checkpoint.read(head, options))
+def _keys(head: str, options: HubOptions, is_block: bool) -> dict[str, list[str]]:
+    reading = read_block_files(head, options) if is_block else read_head(Checkpoint.read(head, options))
     return {"used": sorted(reading.weights), "ignored": sorted(reading.ignored)}
 
 
 def agreements_on(
-    head: Head, target: PreTrainedModel, texts: list[Text], depth: int | None, report: Callable[[str], None]
+    head: Head,
+    target: PreTrainedModel,
+    texts: list[Text],
+    depth: int | None,
+    report: Callable[[str], None],
+    most_changes: int = MOST_CHANGES,
 ) -> list[Agreement]:
-    """The agreement of each reading, the head as read first."""
+    """
+    The agreement of each reading, the head as read first. One mistake may hide another: where the head is misread, or
+    drafts badly, further changes are tried on top of the best reading so far, up to `most_changes` together.
+    """
     tried = readings(head.config, target.config)
     heads = [reread(head, changes) for _, changes in tried]
+    is_block = isinstance(head, BlockHead)
     if isinstance(head, BlockHead):
         depth = min(8 if depth is None else depth, *(variant.num_drafts for variant in heads))
     depth = 5 if depth is None else depth
     read = [ReadText.of(text, heads, target) for text in texts if text.num_new_tokens > depth]
     if not read:
         raise ValueError(f"`max_new_tokens`: the answers are too short to look at {depth} depths. Ask for more.")
-    if isinstance(head, BlockHead):
-        report("The head tells which token it takes for a mask.")
-        for name, changes in _masks(head, target, read[0], depth):
-            tried.append((name, changes))
-            heads.append(reread(head, changes))
-    num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
-    agreements = []
-    for (name, changes), variant in zip(tried, heads, strict=True):
-        chains = [chains_on(text, variant, target, depth) for text in read]
-        boundaries = variant.config.aux_boundaries(num_layers)
-        agreements.append(Agreement.of(chains, name=name, changes=changes, boundaries=boundaries))
-        length = agreements[-1].acceptance_length
-        report(f"Reading {len(agreements)} of {len(tried)}, {name}: {length:.2f} tokens a step.")
+    examine = partial(_agreement, head, target, read, depth)
+    agreements: list[Agreement] = []
+    start: Agreement | None = None
+    for num_changes in range(1, most_changes + 1):
+        if start is not None:
+            tried = _further(head, start, target)
+        based = head if start is None else reread(head, start.changes)
+        tried += _masks(based, target, read[0], depth, start, report)
+        for name, changes in tried:
+            number = num_changes if changes else 0
+            agreements.append(examine(name=name, changes=changes, num_changes=number))
+            report(f"Reading {len(agreements)}, {name}: {agreements[-1].acceptance_length:.2f} tokens a step.")
+        best = agreements[0] if start is None else start
+        better = better_of(best, [one for one in agreements if one.num_changes == num_changes], is_block)
+        if better is not best:
+            start = better
+        elif start is None and best.acceptance_length < WEAK:  # what one change does may show with another alone
+            start = max(agreements[1:], key=lambda agreement: agreement.log_prob, default=None)
+        else:
+            break
+        if start is None:
+            break
     return agreements
 
 
-def _masks(head: BlockHead, target: PreTrainedModel, read: ReadText, depth: int) -> list[Reading]:
-    """Another mask token, if the head answers better to one."""
+def _agreement(
+    head: Head, target: PreTrainedModel, read: list[ReadText], depth: int, changes: dict[str, Any], **fields: Any
+) -> Agreement:
+    """The agreement of a head under one reading along texts."""
+    variant = reread(head, changes)
+    num_layers = target.config.get_text_config(decoder=True).num_hidden_layers
+    boundaries = variant.config.aux_boundaries(num_layers)
+    chains = [chains_on(text, variant, target, depth) for text in read]
+    return Agreement.of(chains, changes=changes, boundaries=boundaries, **fields)
+
+
+def _further(head: Head, start: Agreement, target: PreTrainedModel) -> list[Reading]:
+    """Readings with one more change than those of `start`."""
+    config = head.config.changed(**start.changes)
+    return [
+        (f"{start.name} and {name}", start.changes | changes)
+        for name, changes in readings(config, target.config)
+        if changes and not changes.keys() & start.changes.keys()
+    ]
+
+
+def _masks(
+    head: Head,
+    target: PreTrainedModel,
+    read: ReadText,
+    depth: int,
+    start: Agreement | None,
+    report: Callable[[str], None],
+) -> list[Reading]:
+    """Another mask token of a block head, if the head, read as in `start`, answers better to one."""
+    known = {} if start is None else start.changes
+    if not isinstance(head, BlockHead) or head.config.has_mask_embedding or "mask_token_id" in known:
+        return []
+    report("The head tells which token it takes for a mask.")
     token = likely_mask_token(head, target, read, depth)
-    return [] if token == head.config.mask_token else [(f"mask token {token}", {"mask_token_id": token})]
+    if token == head.config.mask_token:
+        return []
+    name = f"mask token {token}" if start is None else f"{start.name} and mask token {token}"
+    return [(name, known | {"mask_token_id": token})]

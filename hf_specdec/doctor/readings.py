@@ -63,6 +63,11 @@ def _of_block_heads(config: BlockConfig) -> list[Reading]:
     tried: list[Reading] = [(row, _other(config, "anchor_first")[1]), (block, _other(config, "causal")[1])]
     if any(windows_of(config.text_config)) and not config.causal:
         tried.append(_other(config, "window_is_causal"))
+    if any(windows_of(config.text_config)):
+        where = "each row" if config.window_from_anchor else "the anchor"
+        tried.append((f"windows count from {where}", _other(config, "window_from_anchor")[1]))
+    if config.has_mask_embedding and config.mask_token_id is not None:
+        tried.append(("the mask token's embedding", {"has_mask_embedding": False}))
     return tried
 
 

@@ -30,9 +30,9 @@ def texts() -> list[Text]:
     return [write(trained_target(), trained_tokenizer(), prompt, 48) for prompt in PROMPTS]
 
 
-def diagnosis_of(head: BlockHead, num_texts: int = 6) -> Diagnosis:
+def diagnosis_of(head: BlockHead, num_texts: int = 6, most_changes: int = 1) -> Diagnosis:
     """What `diagnose` finds without the files: as it does, on texts that all tests share."""
-    agreements = agreements_on(head, trained_target(), texts()[:num_texts], None, lambda line: None)
+    agreements = agreements_on(head, trained_target(), texts()[:num_texts], None, lambda line: None, most_changes)
     return Diagnosis("head", "target", "format", head.config, {}, {}, agreements)
 
 
@@ -78,6 +78,35 @@ def test_misread_heads(golden: str, wrong: dict[str, Any]) -> None:
     assert diagnosis.best.changes == {field: fix}
     assert diagnosis.fix == f"`BlockHead.from_pretrained('head', {field}={fix!r})`"
     assert diagnosis.best.log_prob == pytest.approx(as_published(golden, num_texts).as_read.log_prob, abs=1e-6)
+
+
+TWO_MISTAKES: list[tuple[str, dict[str, Any]]] = [
+    ("dflash", {"anchor_first": True, **shifted("dflash", 1)}),
+    ("dspark", {"anchor_first": False, "rope_theta": 1e6}),
+    ("jetspec", {"mask_token_id": 14, **shifted("jetspec", 1)}),
+    ("dflash2", {"anchor_first": True, "mask_token_id": 14}),
+]
+
+
+@pytest.mark.parametrize(
+    ("golden", "wrong"),
+    [pytest.param(*case, marks=() if case[0] in ("dflash", "dspark") else pytest.mark.slow) for case in TWO_MISTAKES],
+    ids=str,
+)
+def test_one_mistake_does_not_hide_another(golden: str, wrong: dict[str, Any]) -> None:
+    right, head = block_head(golden).config, block_head(golden, **wrong)
+    diagnosis = diagnosis_of(head, num_texts=2, most_changes=2)
+    fixes = {field: 10_000.0 if field == "rope_theta" else getattr(right, field) for field in wrong}
+    assert diagnosis.best.changes == fixes and not diagnosis.is_good
+    assert all(f"{field}={fix!r}" in diagnosis.fix for field, fix in fixes.items())
+    one_change = [one for one in diagnosis.agreements if one.num_changes < 2]
+    assert max(one.acceptance_length for one in one_change) < diagnosis.best.acceptance_length
+    assert len(diagnosis.agreements) < 40
+
+
+def test_good_heads_are_examined_once() -> None:
+    diagnosis = diagnosis_of(shared_head("dflash"), num_texts=2, most_changes=3)
+    assert {agreement.num_changes for agreement in diagnosis.agreements} == {0, 1}
 
 
 def test_from_files(tmp_path: Path) -> None:
