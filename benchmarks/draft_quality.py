@@ -3,11 +3,10 @@ What a draft is worth: acceptance by depth and tree, greedy and sampled, on chat
 
     python benchmarks/draft_quality.py --draft FOLDER_OR_ID [--target ID_OR_FOLDER] [--dtype bfloat16] [--json FILE]
 
-`--draft` (or `--head`) is an EAGLE head of any format, Medusa heads or a draft model, told by its weights. Greedy
-texts are compared with plain `generate` in float32 before anything is measured. Acceptance is taken over batches
-(rows do not influence each other), speed at batch 1, plain and speculative calls in turn. Under temperature 1, trees
-of drawn tokens (recursive rejection) stand beside trees of the best tokens (the next token drawn from the target) of
-the same size.
+`--draft` (or `--head`) is a head of any format or a draft model, told by its weights. Greedy texts are compared with
+plain `generate` in float32 before anything is measured. Acceptance is taken over batches (rows do not influence each
+other), speed at batch 1, plain and speculative calls in turn. Under temperature 1, trees of drawn tokens (recursive
+rejection) stand beside trees of the best tokens (the next token drawn from the target) of the same size.
 
 Prints a line for each measurement, then all of them as one JSON line. `--json FILE` has the same, written anew after
 every measurement: a run that is cut short leaves what it had. `write_card.py` makes a model card of such files.
@@ -20,7 +19,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +81,33 @@ class Results:
             os.replace(scratch, self.path)
 
 
-def settings(is_medusa: bool) -> Iterator[tuple[str, float, SpeculativeConfig]]:
+def fitting(trees: dict[str, Any], assistant: Any) -> dict[str, Any]:
+    """
+    The trees that a draft can fill, by name: dynamic ones with as many levels as it proposes, but no more than they
+    have; the largest has all levels of a block.
+    """
+    most = as_drafter(assistant).max_depth
+    if most is None:
+        return trees
+    found = {}
+    for name, tree in trees.items():
+        if isinstance(tree, DynamicTree):
+            found[name] = replace(tree, depth=most if tree is TREE_60 else min(tree.depth, most))
+        elif tree.depth <= most:
+            found[name] = tree
+    return found
+
+
+def settings(assistant: Any) -> Iterator[tuple[str, float, SpeculativeConfig]]:
     """The settings in which acceptance is measured: a tree's name, the temperature, and the speculative config."""
-    most = 4 if is_medusa else 8
     best = {"draft_sampling": "greedy", "verification": "target"}
     drawn = {"draft_sampling": "sample", "verification": "rejection"}
     for temperature, trees, ways in (
         (0.0, TREES, [best]),
-        (1.0, SAMPLED_TREES, [best, drawn][: 1 if is_medusa else 2]),
+        (1.0, SAMPLED_TREES, [best, drawn][: 1 if isinstance(assistant, MedusaHeads) else 2]),
     ):
-        for name, tree in trees.items():
-            if tree.depth <= most or isinstance(tree, DynamicTree):
-                yield from ((name, temperature, SpeculativeConfig(tree=tree, **way)) for way in ways)
+        for name, tree in fitting(trees, assistant).items():
+            yield from ((name, temperature, SpeculativeConfig(tree=tree, **way)) for way in ways)
 
 
 def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: float, config: Any, length: int) -> Any:
@@ -110,10 +124,9 @@ def acceptance(model: Any, assistant: Any, batches: list[Any], temperature: floa
 def speeds(model: Any, assistant: Any, texts: list[EncodedPrompt], length: int, rounds: int) -> Iterator[Measurement]:
     """Measurements of greedy calls with several trees, in turn with plain `generate`, one prompt at a time."""
     contenders = [baseline("eager", assistant)]
-    for name, tree in {"its own": as_drafter(assistant).default_tree, **TREES}.items():
-        if not (isinstance(assistant, MedusaHeads) and tree is CHAIN):
-            options = {"assistant_model": assistant, "speculative_config": SpeculativeConfig(tree=tree)}
-            contenders.append(Contender(name, options, tree=name))
+    for name, tree in {"its own": as_drafter(assistant).default_tree, **fitting(TREES, assistant)}.items():
+        options = {"assistant_model": assistant, "speculative_config": SpeculativeConfig(tree=tree)}
+        contenders.append(Contender(name, options, tree=name))
     calls = compare(model, texts, contenders, temperature=0.0, max_new_tokens=length, rounds=rounds)
     plain, *ours = figures(calls, temperature=0.0, reference=contenders[0].name)
     for found in ours:
@@ -196,7 +209,7 @@ def main(words: Sequence[str] | None = None) -> None:
         texts = texts[: arguments.prompts]
         starts = range(0, len(texts), arguments.batch_size)
         batches = [encode(*texts[start : start + arguments.batch_size]) for start in starts]
-        for tree, temperature, config in settings(isinstance(assistant, MedusaHeads)) if batches else ():
+        for tree, temperature, config in settings(assistant) if batches else ():
             found = Measurement.from_metrics(
                 acceptance(model, assistant, batches, temperature, config, length),
                 dataset=DATASETS[task]["dataset"].format(len(texts)),

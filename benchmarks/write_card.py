@@ -19,7 +19,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
-from hf_specdec import EagleHead, Measurement
+from hf_specdec import Measurement, load_draft
 from hf_specdec.cards import draft_model_card
 from hf_specdec.cards.measurement import read_measurements
 from hf_specdec.cards.sections import FIGURES
@@ -48,7 +48,7 @@ def make_card(arguments: argparse.Namespace, measurements: Sequence[Measurement]
     """The model card of the head or draft model in the folder."""
     fields = {"measurements": measurements, "license": arguments.license, "language": arguments.language}
     if arguments.head is not None:
-        head = EagleHead.from_pretrained(arguments.head)
+        head = load_draft(str(arguments.head))
         return head.model_card(arguments.repo_id or arguments.head.name, **fields)
     draft = AutoModelForCausalLM.from_pretrained(arguments.draft, dtype="auto")
     return draft_model_card(draft, arguments.target, arguments.repo_id or arguments.draft.name, **fields)
@@ -57,7 +57,7 @@ def make_card(arguments: argparse.Namespace, measurements: Sequence[Measurement]
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--head", type=Path, help="folder of an EAGLE head")
+    what.add_argument("--head", type=Path, help="folder of an EAGLE head or a block head")
     what.add_argument("--draft", type=Path, help="folder of a draft model")
     parser.add_argument("--target", default=SMOLLM2_HUB_ID, help="Hub id of a draft model's target")
     parser.add_argument("--results", type=Path, nargs="+", default=[], help="files of draft_quality.py")

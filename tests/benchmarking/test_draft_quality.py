@@ -98,6 +98,18 @@ def test_the_card_of_a_head(results: tuple[Path, dict[str, Any]], tmp_path: Path
     assert 'from_pretrained("my-head")' in card.text
 
 
+def test_a_block_head_is_measured_and_gets_a_card(tmp_path: Path) -> None:
+    folder, path = tmp_path / "my-block-head", tmp_path / "results.json"
+    shutil.copytree(TINY_TARGET.parent / "dspark", folder)
+    draft_quality.main(arguments(path, folder, "--prompts", "0"))
+    found = json.loads(path.read_text())["measurements"]
+    assert max(m["mean_acceptance_length"] for m in found) > 1.2
+    main = write_card.main
+    main(["--head", str(folder), "--results", str(path)])
+    card = ModelCard.load(folder / "README.md")
+    assert 'BlockHead.from_pretrained("my-block-head")' in card.text and "| its own | 0 |" in card.text
+
+
 def test_a_draft_model_is_measured_with_our_chain_and_gets_a_card(tmp_path: Path) -> None:
     """The target drafts for itself: with `tree=` left out, our chain of 5 accepts all."""
     folder, path = tmp_path / "my-draft", tmp_path / "results.json"
