@@ -73,10 +73,18 @@ NO_TREES: frozenset[str] = frozenset() if _RELEASE >= TREES_FROM else frozenset(
 CHUNKS_BEHIND_A_CACHE = _RELEASE >= (5, 23)
 """Whether `generate` forwards a prompt in chunks correctly behind a cache that is filled already."""
 
-REUSABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, getattr(cache_utils, "DummyLayer", DynamicLayer))
-"""
-Layers of a `DynamicCache` that can be continued. The `DummyLayer` of newer releases stands for one without K/V.
-"""
+NoCacheLayer: type = getattr(cache_utils, "DummyLayer", type("NoCacheLayer", (), {}))
+"""The layer of a cache that stands for one without K/V; 5.17 has none."""
+
+REUSABLE_LAYERS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    cache_utils.LinearAttentionLayer,
+    cache_utils.LinearAttentionAndFullAttentionLayer,
+    cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
+    NoCacheLayer,
+)
+"""Layers of a `DynamicCache` that can be continued."""
 
 
 def block_size_of(config: Any) -> int:

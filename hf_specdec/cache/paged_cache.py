@@ -172,6 +172,7 @@ class PagedCache(TreeCache):
 
     def __init__(self, num_layers: int, pool: BlockPool, device: torch.device, graphs: PagedGraphs | None = None):
         Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])
+        self._begin_states()
         self.pool, self.device, self.graphs = pool, device, graphs
         self._compactions: list[Compaction] | None = None
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]

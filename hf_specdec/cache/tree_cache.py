@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from .layers import TreeLayer, WriteWindow
+from ..states import LayerKinds, NodeTopology, Path
+from .layers import WriteWindow
+from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers
 
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class TreeCache(Cache):
         capacity (`int`): slots to allocate at first; more are allocated by doubling.
         storage (`GraphStore`, *optional*): memory over which CUDA graphs are captured; holds the K/V until a row
             outgrows its capacity.
+        kinds (`LayerKinds`, *optional*): what each layer caches, if some have states (`layer_kinds_of`).
     """
 
     def __init__(
@@ -36,8 +39,10 @@ class TreeCache(Cache):
         device: torch.device,
         capacity: int,
         storage: GraphStore | None = None,
+        kinds: LayerKinds | None = None,
     ):
-        super().__init__(layers=[TreeLayer(self, index) for index in range(num_layers)])
+        super().__init__(layers=new_layers(self, num_layers, kinds))
+        self._begin_states()
         self.device, self.storage = device, storage
         self.capacity = capacity if storage is None else storage.capacity
         self.write_window: WriteWindow | None = None
@@ -104,6 +109,61 @@ class TreeCache(Cache):
                 layer.lazy_initialization(*held)
         self._has_memory = True
 
+    # ------------------------------------------------------------------------------------------------------- states
+
+    def _begin_states(self) -> None:
+        self.state_layers: list[StateLayer] = [layer for layer in self.layers if isinstance(layer, StateLayer)]
+        """The layers with recurrent or convolutional states."""
+        self.topology: NodeTopology | None = None
+        """The nodes of the present forward over a tree, for state layers; None before the first one."""
+        self.state_rows: torch.Tensor | None = None
+        """Rows of the states that belong to the rows of a forward, `[batch]` int64; None if they are the same."""
+        self.num_states: int | None = None
+        """Rows of the states; None for those of a forward."""
+        self._unsettled: list[list[int]] | None = None
+
+    def follow(self, ancestors: torch.Tensor, counts: list[int] | None = None) -> None:
+        """
+        Lets state layers run over nodes in the next forward, after `write_nodes`; see `NodeTopology`. Without
+        `counts`, `keep` commits a path of them; with `counts`, `keep_text` commits these.
+        """
+        if self.state_layers:
+            self.settle()
+            self.topology = NodeTopology(ancestors, counts)
+
+    def settle(self, most: list[int] | None = None) -> None:
+        """
+        Applies the paths that `keep` has committed to the states: a state cannot be cropped, so this is put off until
+        it is known where the text ends.
+
+        Args:
+            most (`list[int]`, *optional*): slots of each row after which nothing counts.
+        """
+        paths, self._unsettled = self._unsettled, None
+        if paths is None:
+            return
+        if most is not None:
+            surplus = [max(length - end, 0) for length, end in zip(self.lengths, most, strict=True)]
+            paths = [path[: max(len(path) - over, 0)] for path, over in zip(paths, surplus, strict=True)]
+        path = Path.of(paths, self.device)
+        for layer in self.state_layers:
+            layer.settle(path)
+
+    def keep_text(self, counts: list[int]) -> None:
+        """Commits the first `counts` nodes of every row, which a forward has read as a text."""
+        if self.state_layers:
+            path = Path.of([[0]] * len(counts), self.device)
+            for layer in self.state_layers:
+                layer.settle(path)
+        self.set_lengths([length + count for length, count in zip(self.lengths, counts, strict=True)])
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Which layers have states alone."""
+        return [isinstance(layer, StateLayer) and not isinstance(layer, HybridLayer) for layer in self.layers]
+
+    # -------------------------------------------------------------------------------------------------------- a step
+
     def keep(self, paths: list[list[int] | None]) -> None:
         """
         Commits the root and an accepted path for every row.
@@ -115,6 +175,8 @@ class TreeCache(Cache):
         kept = [[0, *path] if path is not None else [] for path in paths]
         if any(nodes != list(range(len(nodes))) for nodes in kept):
             self._move(kept)
+        if self.state_layers:
+            self._unsettled = kept
         self.set_lengths([length + len(nodes) for length, nodes in zip(self.lengths, kept, strict=True)])
 
     def wipe(self) -> None:
@@ -158,7 +220,9 @@ class TreeCache(Cache):
         """
         length = cache.get_seq_length()
         for layer, source in zip(self.layers, cache.layers, strict=False):
-            if source.keys is None or source.keys.numel() == 0:
+            if isinstance(layer, StateLayer):
+                layer.load(source)
+            if isinstance(layer, NoLayer) or getattr(source, "keys", None) is None or source.keys.numel() == 0:
                 continue
             layer.lazy_initialization(source.keys, source.values)
             layer.reserve(length)
@@ -174,6 +238,8 @@ class TreeCache(Cache):
             while len(cache.layers) < sum(layer.is_initialized for layer in self.layers):
                 cache.layers.append(cache.layer_class_to_replicate())
         for layer, target in zip(self.layers, cache.layers, strict=False):
+            if isinstance(layer, StateLayer):
+                layer.store(target)
             if not layer.is_initialized:
                 continue
             start = 0

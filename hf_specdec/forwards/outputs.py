@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
+from ..states import layer_kinds_of, states_over_trees
 
 
 _lock = threading.Lock()
@@ -49,4 +50,6 @@ def over_trees(*models: PreTrainedModel) -> Iterator[None]:
             stack.enter_context(returning_named_outputs(model))
             if supports_switching(model):
                 stack.enter_context(switched_to_tree_attention(model))
+            if layer_kinds_of(model) is not None:
+                stack.enter_context(states_over_trees(model))
         yield

@@ -16,6 +16,7 @@ from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, cache_argument
 from ..compiling.layers import compiled_layers, compiled_whole
 from ..models.structure import execution_device, forward_parameters, shares_kv
+from ..states import running_over
 from .features import Features
 from .node_inputs import NodeInputs
 
@@ -129,6 +130,7 @@ class TreeForward:
         position_depths: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         inputs: dict[str, Any] | None = None,
+        counts: list[int] | None = None,
     ) -> ModelOutput:
         """
         Runs the model over nodes and writes their K/V into the cache, without committing them.
@@ -147,6 +149,8 @@ class TreeForward:
                 How many of the last queries get logits (0: all), or the indices of the queries that get logits
                 (without CUDA graphs).
             inputs (`dict[str, torch.Tensor]`, *optional*): keyword arguments for the model instead of `input_ids`.
+            counts (`list[int]`, *optional*): for a chain that is a text, how many of the nodes of every row
+                `TreeCache.keep_text` will commit.
 
         Returns:
             `ModelOutput`: the model's output, with `logits` `[batch, queries, vocab]`.
@@ -157,6 +161,7 @@ class TreeForward:
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])
         cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
+        cache.follow(ancestors, counts)
         context = TreeContext(
             lengths=cache.lengths,
             device=cache.device,
@@ -205,7 +210,7 @@ class TreeForward:
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model
-        running: AbstractContextManager[None] = nullcontext()
+        running: AbstractContextManager[None] = running_over(self.cache) if self.cache.state_layers else nullcontext()
         if self.compiles and context.uses_kernel:
             _ = context.kernel_inputs  # built before tracing, which could not store it
             if self.compiles_layers:

@@ -144,6 +144,7 @@ class SpeculativeCall:
         if self._is_spoiled:
             self._refuse(draft)
         self.judge.advance()
+        self.target.settle()
 
     def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
         if self._may_speculate:

@@ -17,7 +17,11 @@ from ..models.own_positions import preparation_of
 from ..models.prompt_masks import looks_ahead
 from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
+from ..states import layer_kinds_of, unfollowed_mixers
 
+
+_STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+"""Kinds of layers that hold a state, which may follow a tree."""
 
 _PLAIN_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse", "dummy"}
@@ -77,6 +81,11 @@ def check_batching(model: PreTrainedModel) -> None:
     Raises:
         ValueError: for a model whose own prefill attends to later tokens.
     """
+    if layer_kinds_of(model) is not None:
+        raise ValueError(
+            f"`assistant_model`: the target {type(model).__name__} has recurrent or convolutional layers, which "
+            "`generate_batch` and its manager do not serve. Use `generate`."
+        )
     if looks_ahead(model):
         raise ValueError(
             f"`assistant_model`: the target {type(model).__name__} attends in both directions while it reads a "
@@ -179,6 +188,10 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
 def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     """No layer may hold a state, or select by itself what it attends to. `kinds`: those of the layers, if known."""
     others = sorted(kinds - _PLAIN_LAYERS)
+    if role == "target" and layer_kinds_of(model) is not None and not unfollowed_mixers(model):
+        others = sorted(set(others) - _STATE_LAYERS)
+        if not others:
+            return
     if not others and (kinds or not model._is_stateful):  # the flag is that of a class, whose layers are chosen
         return
     sparse = [kind for kind in others if kind.endswith("attention") and kind != "linear_attention"]

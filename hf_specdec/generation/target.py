@@ -20,6 +20,7 @@ from ..models.own_positions import preparation_of
 from ..models.positions import may_refuse, num_positions, said_positions
 from ..models.structure import keeping_one_logit, shares_kv
 from ..sequences import Sequences
+from ..states import layer_kinds_of
 from ..trees import DraftTree
 from .arguments import CallArguments
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
@@ -51,6 +52,7 @@ class Target(TreeTarget):
             storage=None
             if loans is None
             else loans.store(model, sequences.batch_size, self._last_capacity(num_nodes)),
+            kinds=layer_kinds_of(model),
         )
         if self.was_given_a_cache:
             self.cache.load(self.users_cache)
@@ -232,6 +234,10 @@ class Target(TreeTarget):
                 position_depths=self.slots_before + length - 1 - ends,
             )
 
+    def settle(self) -> None:
+        """Applies what a step has committed to the states of layers, as far as the rows go on."""
+        self.cache.settle([self.slots_before + end for end in self.sequences.lengths])
+
     # -------------------------------------------------------------------------------------------- the cache at the end
 
     def hand_back_from(self, length: int) -> None:
@@ -252,6 +258,7 @@ class Target(TreeTarget):
         # K/V past the end of a finished row belong to tokens that were dropped.
         ends = [self.slots_before + end for end in self.sequences.lengths]
         lengths = [min(cached, end, wanted) for cached, end in zip(self.cache.lengths, ends, strict=True)]
+        self.cache.settle(lengths)
         if min(lengths) < wanted and may_forward:
             self._forward_padding(lengths, length)
         self.cache.set_lengths([wanted] * len(lengths))
@@ -265,4 +272,6 @@ class Target(TreeTarget):
         # Where a row is complete, copies of its last token follow, at a position that the model has.
         columns = (starts + torch.arange(most, device=device)).clamp(max=length - 2)
         tokens, depths = self.sequences.gather(columns), columns - starts
-        self.forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1)
+        counts = [self.slots_before + length - 1 - end for end in lengths]
+        self.forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1, counts=counts)
+        self.cache.keep_text(counts)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..attention import implementation_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
+from ..states import layer_kinds_of
 from .capturing import RECORDERS
 from .experts import experts_of
 
@@ -46,6 +47,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "runs under autocast, which caches the weights that it has converted"
     if hasattr(model, "_orig_mod") or not supports_switching(model):
         return "does not attend through transformers' `AttentionInterface`"
+    if layer_kinds_of(model) is not None:
+        return "has recurrent or convolutional layers"
     if has_hooks_for_graphs(modules):
         return "has forward hooks, which a graph would pass by"
     return None

@@ -1,0 +1,275 @@
+"""`StateLayer`: the states of one layer in a cache, and what the nodes of a step add to them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import LinearAttentionLayer
+
+from ..compat import NoCacheLayer
+from ..states import LayerKind, LayerKinds, NodeTopology, Path, Recurrence, convolution, hook
+from .layers import TreeLayer
+
+
+if TYPE_CHECKING:
+    from .tree_cache import TreeCache
+
+
+@dataclass
+class Pending:
+    """
+    What the nodes of a step add to one state of a layer, until a path of them is committed.
+
+    Args:
+        conv_inputs (`torch.Tensor` of shape `[batch, channels, nodes]`): the inputs of the convolution.
+        recurrence (`Recurrence`, *optional*): the kind of recurrence behind it; None for a mere convolution.
+        kept (`dict`): what the recurrence kept of the nodes, `[batch, nodes, …]` each.
+        text (`tuple`, *optional*): window and state behind a text, which is committed as a whole.
+    """
+
+    conv_inputs: torch.Tensor
+    recurrence: Recurrence | None = None
+    kept: dict[str, torch.Tensor] | None = None
+    text: tuple[torch.Tensor, torch.Tensor | None] | None = None
+
+
+class StateLayer(LinearAttentionLayer):
+    """
+    The states of a recurrent or convolutional layer, at the committed tokens of every row: `conv_states`, the last
+    inputs of a convolution, `[rows, channels, taps]`, and `recurrent_states`, `[rows, …]`. Plain forwards change them
+    as in transformers. Forwards over a tree leave them, as if there were none (mixers then run their code for many
+    tokens), and `settle` applies the path that was accepted.
+    """
+
+    is_initialized = False
+    """There are no keys and values; see `TreeCache`."""
+    is_croppable = False
+    device: Any
+    dtype: Any
+
+    def __init__(self, cache: TreeCache, number_of_states: int = 1):
+        self._had: dict[int, bool] = {}
+        super().__init__(number_of_states=number_of_states)
+        self._cache = weakref.ref(cache)
+        self.pending: dict[int, Pending] = {}
+
+    @property
+    def cache(self) -> TreeCache:
+        """The cache that the layer is part of."""
+        return self._cache()
+
+    @property
+    def has_previous_state(self) -> dict[int, bool]:
+        """Whether mixers see a state, by its number."""
+        return self._had if self.cache.topology is None else dict.fromkeys(self._had, False)
+
+    @has_previous_state.setter
+    def has_previous_state(self, value: dict[int, bool]) -> None:
+        self._had = value
+
+    # ---------------------------------------------------------------------------------------- what mixers call
+
+    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
+        """
+        In a forward over a tree, takes the inputs of a convolution, `[batch, channels, queries]`, and returns them:
+        the convolution itself is `convolve`.
+        """
+        if self.cache.topology is None:
+            return super().update_conv_state(conv_states, state_idx, **kwargs)
+        if self.cache.topology.offset == 0:
+            self.pending.pop(state_idx, None)
+        hook.enter(self, state_idx, conv_states)
+        return conv_states
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """In a forward over a tree, checks that `scan` has run, and ignores the state."""
+        if self.cache.topology is None:
+            return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
+        hook.leave(self, state_idx)
+        return recurrent_states
+
+    # ------------------------------------------------------------------------------- what runs in their place
+
+    def convolve(
+        self,
+        state_idx: int,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor:
+        """The convolution at the queries; see `convolution.convolve`."""
+        cache, topology = self.cache, self.cache.topology
+        if self.conv_states[state_idx] is None:
+            self._hold_window(inputs.new_zeros(cache.num_states or len(inputs), *weight.shape), state_idx)
+        window = self._of_rows(self.conv_states[state_idx])
+        pending, all_inputs = self.pending.get(state_idx), inputs
+        if pending is not None:
+            all_inputs = torch.cat([pending.conv_inputs, inputs], dim=2)
+        outputs = convolution.convolve(window, all_inputs, weight, bias, activation, topology)
+        if pending is None:
+            pending = self.pending[state_idx] = Pending(all_inputs)
+        pending.conv_inputs = all_inputs
+        if topology.counts is not None:
+            path = _whole(topology, inputs.device)
+            pending.text = convolution.advanced(window, inputs, path), None
+        return outputs
+
+    def scan(self, state_idx: int, recurrence: Recurrence, inputs: dict[str, torch.Tensor]) -> Any:
+        """The recurrence at the queries, from what `Recurrence.inputs` made of the function's arguments."""
+        cache, topology, pending = self.cache, self.cache.topology, self.pending[state_idx]
+        if self.recurrent_states[state_idx] is None:
+            first = recurrence.first_state(inputs)
+            self._hold_state(first.new_zeros(cache.num_states or len(first), *first.shape[1:]), state_idx)
+        state = self._of_rows(self.recurrent_states[state_idx])
+        pending.recurrence = recurrence
+        if topology.counts is not None:
+            outputs, state = _read(recurrence, state, inputs, topology.counts)
+            assert pending.text is not None
+            pending.text = pending.text[0], state
+        else:
+            outputs, kept = recurrence.score(state, inputs, pending.kept, topology)
+            if pending.kept is not None:
+                kept = {name: torch.cat([pending.kept[name], values], dim=1) for name, values in kept.items()}
+            pending.kept = kept
+        return recurrence.returned(outputs, state, inputs)
+
+    # ----------------------------------------------------------------------------------------------- the states
+
+    def settle(self, path: Path) -> None:
+        """Commits a path of the last tree in every row, or the text that the last forward has read."""
+        for number, pending in self.pending.items():
+            window, state = pending.text or (None, None)
+            if window is None:
+                own = path.to(pending.conv_inputs.device)
+                old = self._of_rows(self.conv_states[number])
+                window = convolution.advanced(old, pending.conv_inputs, own)
+                if pending.recurrence is not None and pending.kept is not None:
+                    old = self._of_rows(self.recurrent_states[number])
+                    of_path = {name: own.of_nodes(values) for name, values in pending.kept.items()}
+                    moved = own.is_on.any(dim=1).view(-1, *[1] * (old.dim() - 1))
+                    new = pending.recurrence.advance(old, of_path, own.is_on)
+                    state = torch.where(moved, new.to(old.dtype), old)
+            self._write(self.conv_states[number], window)
+            if state is not None:
+                self._write(self.recurrent_states[number], state)
+        self.pending.clear()
+
+    def load(self, source: LinearAttentionLayer) -> None:
+        """Copies the states of a layer of a `DynamicCache`."""
+        for number, had in source.has_previous_state.items():
+            if had and source.conv_states[number] is not None:
+                self._hold_window(source.conv_states[number].clone(), number)
+                self._had[number] = True
+            if had and source.recurrent_states[number] is not None:
+                self._hold_state(source.recurrent_states[number].clone(), number)
+
+    def store(self, target: LinearAttentionLayer) -> None:
+        """Copies the states into a layer of a `DynamicCache`."""
+        for number in self._had:
+            window, state = self.conv_states[number], self.recurrent_states[number]
+            if window is not None:
+                if not target.is_conv_states_initialized[number]:
+                    target.lazy_initialization(conv_states=window, state_idx=number)
+                target.conv_states[number] = window.clone()
+                target.has_previous_state[number] = True
+            if state is not None:
+                if not target.is_recurrent_states_initialized[number]:
+                    target.lazy_initialization(recurrent_states=state, state_idx=number)
+                target.recurrent_states[number] = state.clone()
+
+    def reset_rows(self, rows: list[int]) -> None:
+        """Sets the states of rows to those before any token."""
+        for states in (self.conv_states, self.recurrent_states):
+            for tensor in states.values():
+                if tensor is not None:
+                    tensor[rows] = 0
+
+    def _hold_window(self, window: torch.Tensor, number: int) -> None:
+        if self.device is None:
+            self.dtype, self.device = window.dtype, window.device
+        self.conv_states[number], self.conv_kernel_size[number] = window, window.shape[-1]
+        self.is_conv_states_initialized[number] = True
+
+    def _hold_state(self, state: torch.Tensor, number: int) -> None:
+        self.recurrent_states[number], self.is_recurrent_states_initialized[number] = state, True
+
+    def _of_rows(self, states: torch.Tensor) -> torch.Tensor:
+        rows = self.cache.state_rows
+        return states if rows is None else states[rows.to(states.device)]
+
+    def _write(self, states: torch.Tensor, new: torch.Tensor) -> None:
+        rows = self.cache.state_rows
+        if rows is None:
+            states.copy_(new)
+        else:
+            states[rows.to(states.device)] = new.to(states.dtype)
+
+
+class HybridLayer(StateLayer, TreeLayer):
+    """A layer with both states and keys and values, as in Falcon-H1."""
+
+    is_initialized = False
+
+    def __init__(self, cache: TreeCache, index: int, number_of_states: int = 1):
+        TreeLayer.__init__(self, cache, index)
+        StateLayer.__init__(self, cache, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Of keys and values, which are positional, or of a state."""
+        if args:
+            TreeLayer.lazy_initialization(self, *args)
+        else:
+            StateLayer.lazy_initialization(self, **kwargs)
+
+
+class NoLayer(NoCacheLayer):
+    """A layer that caches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_initialized = False
+
+
+def new_layers(cache: TreeCache, num_layers: int, kinds: LayerKinds | None) -> list[Any]:
+    """The layers of a cache, of these `kinds`; keys and values in all layers, where none has states."""
+    if kinds is None:
+        return [TreeLayer(cache, index) for index in range(num_layers)]
+    made: list[Any] = []
+    for index, (kind, number_of_states) in enumerate(kinds):
+        if kind == LayerKind.STATES:
+            made.append(StateLayer(cache, number_of_states))
+        elif kind == LayerKind.BOTH:
+            made.append(HybridLayer(cache, index, number_of_states))
+        else:
+            made.append(NoLayer() if kind == LayerKind.NOTHING else TreeLayer(cache, index))
+    return made
+
+
+def _whole(topology: NodeTopology, device: torch.device) -> Path:
+    """The path of a text."""
+    assert topology.counts is not None
+    return Path.of([list(range(count)) for count in topology.counts], device)
+
+
+def _read(
+    recurrence: Recurrence, state: torch.Tensor, inputs: dict[str, torch.Tensor], counts: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs over a text, `[batch, tokens, …]`, and the state behind the first `counts` tokens of every row."""
+    length = next(iter(inputs.values())).shape[1]
+    is_on = torch.arange(length, device=state.device) < torch.tensor(counts, device=state.device)[:, None]
+    outputs, dtype = [], state.dtype
+    for start in range(0, length, recurrence.block):
+        end = min(start + recurrence.block, length)
+        block = {name: values[:, start:end] for name, values in inputs.items()}
+        found, kept = recurrence.score(state, block, None, NodeTopology.chain(end - start, state.device))
+        outputs.append(found)
+        moved = is_on[:, start].view(-1, *[1] * (state.dim() - 1))
+        new = recurrence.advance(state, kept, is_on[:, start:end])
+        state = torch.where(moved, new.to(dtype), state)
+    return torch.cat(outputs, dim=1), state

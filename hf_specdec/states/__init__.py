@@ -1,0 +1,30 @@
+"""
+Recurrent and convolutional layers over the nodes of a tree. A state cannot be cropped, so a step leaves the state at
+the committed tokens as it is, keeps what every node adds to it, and applies the accepted path afterwards.
+
+- `recurrence`: what a kind of layer must say; one file for each kind: `delta_rule`.
+- `convolution`: the short convolutions before them, and those of layers that have nothing else.
+- `topology`: which nodes follow which, as layers read it.
+- `hook`: the functions of transformers' model files that run over a tree meanwhile.
+- `layer_kinds`: which layers of a model have states.
+
+`cache/state_layers.py` holds the states of a layer.
+"""
+
+from .hook import running_over, states_over_trees, unfollowed_mixers
+from .layer_kinds import LayerKind, LayerKinds, layer_kinds_of
+from .recurrence import Recurrence
+from .topology import NodeTopology, Path
+
+
+__all__ = [
+    "LayerKind",
+    "LayerKinds",
+    "NodeTopology",
+    "Path",
+    "Recurrence",
+    "layer_kinds_of",
+    "running_over",
+    "states_over_trees",
+    "unfollowed_mixers",
+]

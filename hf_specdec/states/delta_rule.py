@@ -1,0 +1,134 @@
+"""
+The gated delta rule: Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo hybrid), and Kimi Delta Attention, whose decay is per
+key channel. Over a tree it is the chunk form with the mask of ancestors; see `DeltaRule.score`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .recurrence import Recurrence
+from .topology import NodeTopology
+
+
+class DeltaRule(Recurrence):
+    """
+    S ← e^g S; u = β(v − Sᵀk); S ← S + k uᵀ; o = Sᵀq/√dk, with S `[batch, value_heads, dk, dv]` float32.
+
+    With G_i the sum of g over node i and its ancestors, and S the state before the root, u solves (I + L) u = β(v −
+    Sᵀ(e^G k)), where L_ij = β_i (k_i · e^(G_i − G_j) k_j) for strict ancestors j of i. Nodes come after their
+    ancestors, so L is lower triangular. All exponents are at most 0.
+    """
+
+    functions = ("torch_chunk_gated_delta_rule",)
+    kernel = "tree_delta_rule"
+
+    def inputs(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, torch.Tensor]:
+        query, key, g, beta = (one.float() for one in (query, key, g, beta))
+        if use_qk_l2norm_in_kernel:
+            query, key = (one * torch.rsqrt(one.square().sum(dim=-1, keepdim=True) + 1e-6) for one in (query, key))
+        if g.dim() == 3:
+            g = g[..., None]  # one decay for all channels of a head
+        return {
+            "query": query * query.shape[-1] ** -0.5,
+            "key": key,
+            "value": value,
+            "g": g,
+            "beta": beta[..., None],
+        }
+
+    def first_state(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        key, value = inputs["key"], inputs["value"]
+        return key.new_zeros(len(value), value.shape[2], key.shape[3], value.shape[3])
+
+    def score(
+        self,
+        state: torch.Tensor,
+        inputs: dict[str, torch.Tensor],
+        earlier: dict[str, torch.Tensor] | None,
+        topology: NodeTopology,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        num_heads, offset = inputs["value"].shape[2], topology.offset
+        query, key, value, beta = (
+            _by_head(inputs[name].float(), num_heads) for name in ("query", "key", "value", "beta")
+        )
+        g, keys = inputs["g"], key
+        if earlier is not None:
+            g = torch.cat([earlier["g"], g], dim=1)
+            keys = torch.cat([_by_head(earlier["key"], num_heads), key], dim=2)
+        ancestors = topology.ancestors_on(value.device)[:, None]  # [1 or batch, 1, queries, nodes]
+        sums = ancestors.float() @ _by_head(g, num_heads)  # G of the queries
+        all_sums = sums if earlier is None else torch.cat([_by_head(earlier["sums"], num_heads), sums], dim=2)
+        among_keys, with_queries = _products(key, query, keys, sums, all_sums, ancestors)
+        among_keys = beta * among_keys
+        decay = sums.exp()
+        new = beta * (value - (decay * key) @ state)
+        if earlier is not None:
+            deltas = _by_head(earlier["delta"], num_heads)
+            new = new - among_keys[..., :offset] @ deltas
+        # Reads what is below the diagonal alone.
+        new = torch.linalg.solve_triangular(among_keys[..., offset:], new, upper=False, unitriangular=True)
+        deltas = new if earlier is None else torch.cat([deltas, new], dim=2)
+        outputs = (decay * query) @ state + with_queries @ deltas
+        kept = {
+            "key": inputs["key"],
+            "g": inputs["g"],
+            "sums": sums.transpose(1, 2),
+            "delta": new.transpose(1, 2),
+        }
+        return outputs.transpose(1, 2).to(inputs["value"].dtype), kept
+
+    def advance(self, state: torch.Tensor, kept: dict[str, torch.Tensor], is_on: torch.Tensor) -> torch.Tensor:
+        num_heads, is_off = state.shape[1], ~is_on[:, :, None, None]
+        key, g, delta = (_by_head(kept[name].masked_fill(is_off, 0.0), num_heads) for name in ("key", "g", "delta"))
+        sums = g.cumsum(dim=2)
+        last = sums[:, :, -1:]
+        return state * last.exp().transpose(2, 3) + ((last - sums).exp() * key).transpose(2, 3) @ delta
+
+
+class KimiDeltaAttention(DeltaRule):
+    """The gated delta rule with a decay per key channel."""
+
+    functions = ("chunk_kimi_delta_attention",)
+    kernel = "tree_kimi_delta_attention"
+    block = 16  # the products of a block are taken channel by channel
+
+
+def _by_head(values: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """`[batch, nodes, heads, size]` as `[batch, num_heads, nodes, size]`; a head serves several that follow."""
+    values = values.transpose(1, 2)
+    repeats = num_heads // values.shape[1]
+    return values if repeats == 1 else values.repeat_interleave(repeats, dim=1)
+
+
+def _products(
+    key: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    sums: torch.Tensor,
+    all_sums: torch.Tensor,
+    ancestors: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Decayed products of keys, and of queries, with the keys of the nodes that they follow, `[batch, heads, queries,
+    nodes]` each; 0 for all other nodes.
+    """
+    exponents = sums[..., :, None, :] - all_sums[..., None, :, :]
+    decays = exponents.masked_fill(~ancestors[..., None], -torch.inf).exp()
+    if decays.shape[-1] == 1:
+        decay, others = decays[..., 0], keys.transpose(2, 3)
+        is_off = ~ancestors
+        return tuple((decay * (one @ others)).masked_fill(is_off, 0.0) for one in (key, query))  # type: ignore
+    decayed = decays * keys[:, :, None]
+    return tuple(torch.einsum("bhid,bhijd->bhij", one, decayed) for one in (key, query))  # type: ignore

@@ -1,0 +1,193 @@
+"""
+The functions of transformers' model files that mixers call for the arithmetic of many tokens. While a model runs over
+trees, replacements stand in its file: within `running_over` they run over the nodes, elsewhere they call the original.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..models.modules import modules_of
+from .convolution import FUNCTION
+from .recurrence import Recurrence
+from .recurrences import RECURRENCES
+
+
+if TYPE_CHECKING:
+    from ..cache.state_layers import StateLayer
+    from ..cache.tree_cache import TreeCache
+
+
+class _Running(threading.local):
+    """The forward over a tree that runs in this thread, and where it is."""
+
+    cache: TreeCache | None = None
+    layer: StateLayer | None = None
+    state_idx = 0
+    has_convolved = False
+    has_scanned = False
+
+
+_running = _Running()
+_lock = threading.Lock()
+_replaced: dict[str, tuple[dict[str, Callable], int]] = {}
+"""By file (a module's name): the functions that were replaced, and how many calls need the replacements."""
+
+
+@contextmanager
+def running_over(cache: TreeCache) -> Iterator[None]:
+    """A context in which the functions of this thread run over the nodes of a cache's `topology`."""
+    before = vars(_running).copy()
+    _running.cache, _running.layer = cache, None
+    try:
+        yield
+        _check_left()
+    finally:
+        vars(_running).clear()
+        vars(_running).update(before)
+
+
+def enter(layer: StateLayer, state_idx: int, inputs: torch.Tensor) -> None:
+    """Takes note that a mixer has handed the inputs of its convolution to a layer of the cache."""
+    _check_left()
+    if _running.cache is not layer.cache:
+        raise _not_followed(layer)
+    _running.layer, _running.state_idx = layer, state_idx
+    _running.has_convolved = _running.has_scanned = False
+
+
+def leave(layer: StateLayer, state_idx: int) -> None:
+    """Checks that the recurrence of a layer has run over the nodes."""
+    if _running.layer is not layer or _running.state_idx != state_idx or not _running.has_scanned:
+        raise _not_followed(layer)
+
+
+def _check_left() -> None:
+    if _running.layer is not None and not _running.has_convolved:
+        raise _not_followed(_running.layer)
+
+
+def _not_followed(layer: StateLayer) -> ValueError:
+    index = next((index for index, one in enumerate(layer.cache.layers) if one is layer), None)
+    return ValueError(
+        f"`assistant_model`: layer {index} changes its state by code of its own, which cannot run over a tree. Call "
+        "`generate` without `assistant_model`."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- replacing
+
+
+def files_with_mixers(model: nn.Module) -> list[str]:
+    """Names of the model files of a model with functions that can be replaced."""
+    files = {type(module).__module__ for module in modules_of(model) if hasattr(module, "layer_idx")}
+    return sorted(name for name in files if _functions_of(name))
+
+
+def unfollowed_mixers(model: nn.Module) -> list[str]:
+    """
+    Names of the classes of a model that change a cache's states otherwise than by functions that can be replaced; if
+    no class changes any, the name of the model's own class.
+    """
+    kinds: set[Any] = {type(module) for module in modules_of(model)}
+    called: dict[type, frozenset[str]] = {kind: _names_in(kind) for kind in kinds}
+    mixers = {kind: names for kind, names in called.items() if names & {_UPDATES_CONV, _UPDATES_STATE}}
+    recurrences = {name for recurrence in RECURRENCES for name in recurrence.functions}
+    found = [
+        kind.__name__
+        for kind, names in mixers.items()
+        if FUNCTION not in names or (_UPDATES_STATE in names and not names & recurrences)
+    ]
+    return sorted(found) if mixers else [type(model).__name__]
+
+
+_UPDATES_CONV, _UPDATES_STATE = "update_conv_state", "update_recurrent_state"
+
+
+@cache
+def _names_in(kind: Any) -> frozenset[str]:
+    """Global names and attributes that the methods of a model's class read."""
+    own = [one for one in kind.__mro__ if one.__module__.rpartition(".")[2].startswith("modeling_")]
+    methods = [value for one in own for value in vars(one).values() if callable(value)]
+    codes = [getattr(inspect.unwrap(method), "__code__", None) for method in methods]
+    return frozenset(name for code in codes if code is not None for name in code.co_names)
+
+
+def _functions_of(name: str) -> dict[str, Callable]:
+    """The functions of a file that are replaced, as they stand there now."""
+    found = vars(sys.modules[name]) if name in sys.modules else {}
+    return {function: found[function] for function in _replacements if function in found}
+
+
+@contextmanager
+def states_over_trees(model: nn.Module) -> Iterator[None]:
+    """
+    A context for forwards of a model over trees: replaces the functions in its files. Calls of several threads are
+    counted: the first one replaces them, the last one restores them.
+    """
+    files = files_with_mixers(model)
+    with _lock:
+        for name in files:
+            originals, calls = _replaced.get(name, ({}, 0))
+            if calls == 0:
+                originals = _functions_of(name)
+                for function, original in originals.items():
+                    setattr(sys.modules[name], function, _replacements[function](original))
+            _replaced[name] = originals, calls + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for name in files:
+                originals, calls = _replaced[name]
+                if calls > 1:
+                    _replaced[name] = originals, calls - 1
+                    continue
+                del _replaced[name]
+                for function, original in originals.items():
+                    setattr(sys.modules[name], function, original)
+
+
+def _convolving(original: Callable) -> Callable:
+    def causal_conv1d_fn(
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        layer = _running.layer
+        if layer is None or _running.has_convolved:
+            return original(hidden_states, weight, bias, activation=activation, **kwargs)
+        _running.has_convolved = True
+        return layer.convolve(_running.state_idx, hidden_states, weight, bias, activation)
+
+    return causal_conv1d_fn
+
+
+def _scanning(recurrence: Recurrence) -> Callable[[Callable], Callable]:
+    def replacing(original: Callable) -> Callable:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            layer = _running.layer
+            if layer is None or _running.has_scanned:
+                return original(*args, **kwargs)
+            _running.has_scanned = True
+            return layer.scan(_running.state_idx, recurrence, recurrence.inputs(*args, **kwargs))
+
+        return function
+
+    return replacing
+
+
+_replacements: dict[str, Callable[[Callable], Callable]] = {FUNCTION: _convolving} | {
+    name: _scanning(recurrence) for recurrence in RECURRENCES for name in recurrence.functions
+}

@@ -1,0 +1,77 @@
+"""`Recurrence`: what a kind of recurrent layer must say, so that it runs over trees."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+
+from .topology import NodeTopology
+
+
+class Recurrence(ABC):
+    """
+    A kind of recurrence. One file holds one kind; `recurrences.RECURRENCES` lists them.
+
+    What a node has is a dict of tensors `[batch, nodes, …]`: what `inputs` makes of the arguments of transformers'
+    function, and what `score` keeps of it until the step is committed.
+    """
+
+    functions: ClassVar[tuple[str, ...]]
+    """
+    Names of transformers' functions for many tokens at once, which `inputs` takes the place of. In forwards over a
+    tree mixers see no earlier state, so they call these, never those for one token.
+    """
+    kernel: ClassVar[str | None] = None
+    """Name of the kernel of `hf_specdec_kernels` that computes the same on a GPU."""
+    block: ClassVar[int] = 64
+    """Nodes of a text that are scored at once; the work within a block grows with its square."""
+
+    @abstractmethod
+    def inputs(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        """What every node has, from the arguments of transformers' function, `[batch, nodes, …]` each."""
+
+    @abstractmethod
+    def first_state(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The state before any token, `[batch, …]`, in the dtype in which it is kept."""
+
+    @abstractmethod
+    def score(
+        self,
+        state: torch.Tensor,
+        inputs: dict[str, torch.Tensor],
+        earlier: dict[str, torch.Tensor] | None,
+        topology: NodeTopology,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """
+        The outputs of the queries, and what they add to the state.
+
+        Args:
+            state (`torch.Tensor` of shape `[batch, …]`): the state at the committed tokens; it must not change.
+            inputs (`dict`): what the queries have, `[batch, queries, …]` each.
+            earlier (`dict`, *optional*): what was kept of the nodes before them, `[batch, topology.offset, …]` each.
+            topology (`NodeTopology`): which nodes follow which.
+
+        Returns:
+            outputs `[batch, queries, …]`, and what is kept of the queries, `[batch, queries, …]` each.
+        """
+
+    @abstractmethod
+    def advance(self, state: torch.Tensor, kept: dict[str, torch.Tensor], is_on: torch.Tensor) -> torch.Tensor:
+        """
+        The state after a path.
+
+        Args:
+            state (`torch.Tensor` of shape `[batch, …]`): the state before it.
+            kept (`dict`): what `score` kept of the nodes of the path, `[batch, most, …]` each.
+            is_on (`torch.Tensor` of shape `[batch, most]`, bool): which of these nodes count, the first ones of each
+                row; what the others have may be NaN.
+        """
+
+    def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Any:
+        """
+        What transformers' function returns, from outputs `[batch, queries, …]`. `state` stands for the last state,
+        which the mixer hands to the cache, where it is ignored.
+        """
+        return outputs, state
