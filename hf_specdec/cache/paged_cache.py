@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from . import TreeCache
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 from .compaction import Compaction
+from .state_layers import StateLayer, new_layers
 
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..graphs.paged import PagedGraphs
     from ..models.probe import CachedLayer
+    from ..states import LayerKinds
 
 
 class PagedLayer(CacheLayerMixin):
@@ -109,6 +111,20 @@ class PagedLayer(CacheLayerMixin):
         return -1
 
 
+class PagedHybridLayer(StateLayer, PagedLayer):
+    """A layer with both states and K/V in blocks; see `HybridLayer`."""
+
+    is_initialized = False
+
+    def __init__(self, cache: PagedCache, index: int, number_of_states: int = 1):
+        PagedLayer.__init__(self, cache)
+        StateLayer.__init__(self, cache, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Of keys and values: states are held as they come."""
+        PagedLayer.lazy_initialization(self, *args, **kwargs)
+
+
 class PagedWindow:
     """
     The slots that a forward writes and the blocks that it reads.
@@ -166,13 +182,24 @@ class PagedCache(TreeCache):
         pool (`BlockPool`): number and size of the blocks.
         device (`torch.device`): device of lengths and block tables; K/V are on the devices of the model's layers.
         graphs (`PagedGraphs`, *optional*): CUDA graphs of forwards that read K/V by the block tables.
+        kinds (`LayerKinds`, *optional*): what each layer caches, if some have states (`layer_kinds_of`).
     """
 
     is_paged = lengths_are_on_device = True
 
-    def __init__(self, num_layers: int, pool: BlockPool, device: torch.device, graphs: PagedGraphs | None = None):
-        Cache.__init__(self, layers=[PagedLayer(self) for _ in range(num_layers)])
+    def __init__(
+        self,
+        num_layers: int,
+        pool: BlockPool,
+        device: torch.device,
+        graphs: PagedGraphs | None = None,
+        kinds: LayerKinds | None = None,
+    ):
+        layers = new_layers(self, num_layers, kinds, lambda index: PagedLayer(self), PagedHybridLayer)
+        Cache.__init__(self, layers=layers)
         self._begin_states()
+        self._states_of: dict[BlockTable, int] = {}
+        """Row of the states of every request that was seated."""
         self.pool, self.device, self.graphs = pool, device, graphs
         self._compactions: list[Compaction] | None = None
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
@@ -198,6 +225,25 @@ class PagedCache(TreeCache):
         self._tables_tensor = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(tables), width)
         super().set_lengths([self.length_of(table) for table in tables])
         self.clean(tables)
+        if self.state_layers:
+            self._seat_states(tables)
+
+    def _seat_states(self, tables: list[BlockTable]) -> None:
+        """Gives every request a row of the states; that of a new one is as before any token."""
+        new = [table for table in tables if table not in self._states_of]
+        taken = set(self._states_of.values())
+        missing = len(new) + len(taken)
+        if self.num_states is None or missing > self.num_states:
+            self.num_states = max(missing, 8, 2 * (self.num_states or 0))
+        free = (row for row in range(missing) if row not in taken)
+        self._states_of |= dict(zip(new, free, strict=False))
+        for layer in self.state_layers:
+            layer.begin_rows([self._states_of[table] for table in new], self.num_states)
+        self.state_rows = torch.tensor([self._states_of[table] for table in tables], device=self.device)
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        super().keep(paths)
+        self.settle()  # other rows may be seated next
 
     def clean(self, tables: list[BlockTable]) -> None:
         """
@@ -231,6 +277,7 @@ class PagedCache(TreeCache):
         """Drops what the cache holds of a request."""
         self._lengths_of.pop(table, None)
         self._cleaned.pop(table, None)
+        self._states_of.pop(table, None)
 
     def mark_nan(self, table: BlockTable) -> None:
         """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""

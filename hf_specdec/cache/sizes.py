@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ..models.probe import CachedLayer, layers_of
 from ..models.structure import config_of_layer, execution_device
+from ..states import layer_kinds_of
 
 
 def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dict[int, CachedLayer]:
@@ -27,13 +28,23 @@ def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dic
 
 def num_cached_layers(model: PreTrainedModel) -> int:
     """Number of layers of a cache that the model writes to; the last ones of a model may reuse the K/V of others."""
-    return 1 + max(layer_sizes(model))
+    kinds = layer_kinds_of(model)
+    return len(kinds) if kinds is not None else 1 + max(layer_sizes(model))
 
 
 def bytes_per_token(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
     """Bytes of the keys and values of one token in all layers, on each device where layers run."""
     total: Counter[torch.device] = Counter()
     for layer in layer_sizes(model, dtype).values():
+        total[layer.device] += layer.num_bytes
+    return total
+
+
+def bytes_of_states(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
+    """Bytes of the recurrent and convolutional states of one text, on each device where such layers run."""
+    total: Counter[torch.device] = Counter()
+    layers = layers_of(model, dtype)
+    for layer in () if layers is None else layers.states.values():
         total[layer.device] += layer.num_bytes
     return total
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -183,11 +184,17 @@ class StateLayer(LinearAttentionLayer):
                     target.lazy_initialization(recurrent_states=state, state_idx=number)
                 target.recurrent_states[number] = state.clone()
 
-    def reset_rows(self, rows: list[int]) -> None:
-        """Sets the states of rows to those before any token."""
+    def begin_rows(self, rows: list[int], num_rows: int) -> None:
+        """Sets the states of `rows` to those before any token, and makes room for `num_rows` rows."""
         for states in (self.conv_states, self.recurrent_states):
-            for tensor in states.values():
-                if tensor is not None:
+            for number, tensor in states.items():
+                if tensor is None:
+                    continue
+                if len(tensor) < num_rows:
+                    grown = tensor.new_zeros(num_rows, *tensor.shape[1:])
+                    grown[: len(tensor)] = tensor
+                    states[number] = tensor = grown
+                if rows:
                     tensor[rows] = 0
 
     def _hold_window(self, window: torch.Tensor, number: int) -> None:
@@ -236,18 +243,27 @@ class NoLayer(NoCacheLayer):
         self.is_initialized = False
 
 
-def new_layers(cache: TreeCache, num_layers: int, kinds: LayerKinds | None) -> list[Any]:
-    """The layers of a cache, of these `kinds`; keys and values in all layers, where none has states."""
+def new_layers(
+    cache: Any,
+    num_layers: int,
+    kinds: LayerKinds | None,
+    of_attention: Callable[[int], Any],
+    of_both: Callable[[Any, int, int], Any] = HybridLayer,
+) -> list[Any]:
+    """
+    The layers of a cache, of these `kinds`; keys and values in all layers, where none has states. `of_attention` makes
+    a layer with keys and values, `of_both` one that has states as well.
+    """
     if kinds is None:
-        return [TreeLayer(cache, index) for index in range(num_layers)]
+        return [of_attention(index) for index in range(num_layers)]
     made: list[Any] = []
     for index, (kind, number_of_states) in enumerate(kinds):
         if kind == LayerKind.STATES:
             made.append(StateLayer(cache, number_of_states))
         elif kind == LayerKind.BOTH:
-            made.append(HybridLayer(cache, index, number_of_states))
+            made.append(of_both(cache, index, number_of_states))
         else:
-            made.append(NoLayer() if kind == LayerKind.NOTHING else TreeLayer(cache, index))
+            made.append(NoLayer() if kind == LayerKind.NOTHING else of_attention(index))
     return made
 
 

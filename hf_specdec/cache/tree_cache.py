@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from ..states import LayerKinds, NodeTopology, Path
-from .layers import WriteWindow
+from .layers import TreeLayer, WriteWindow
 from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers
 
 
@@ -41,7 +41,7 @@ class TreeCache(Cache):
         storage: GraphStore | None = None,
         kinds: LayerKinds | None = None,
     ):
-        super().__init__(layers=new_layers(self, num_layers, kinds))
+        super().__init__(layers=new_layers(self, num_layers, kinds, lambda index: TreeLayer(self, index)))
         self._begin_states()
         self.device, self.storage = device, storage
         self.capacity = capacity if storage is None else storage.capacity
@@ -119,7 +119,7 @@ class TreeCache(Cache):
         self.state_rows: torch.Tensor | None = None
         """Rows of the states that belong to the rows of a forward, `[batch]` int64; None if they are the same."""
         self.num_states: int | None = None
-        """Rows of the states; None for those of a forward."""
+        """Rows of the states, where they are not those of a forward."""
         self._unsettled: list[list[int]] | None = None
 
     def follow(self, ancestors: torch.Tensor, counts: list[int] | None = None) -> None:
@@ -130,6 +130,12 @@ class TreeCache(Cache):
         if self.state_layers:
             self.settle()
             self.topology = NodeTopology(ancestors, counts)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of committed slots of the longest row, after the prompt also of a cache without keys and values."""
+        if self.state_layers and self.topology is not None:
+            return max(self.lengths)
+        return super().get_seq_length(layer_idx)
 
     def settle(self, most: list[int] | None = None) -> None:
         """
@@ -145,9 +151,10 @@ class TreeCache(Cache):
         if most is not None:
             surplus = [max(length - end, 0) for length, end in zip(self.lengths, most, strict=True)]
             paths = [path[: max(len(path) - over, 0)] for path, over in zip(paths, surplus, strict=True)]
-        path = Path.of(paths, self.device)
-        for layer in self.state_layers:
-            layer.settle(path)
+        if any(paths):
+            path = Path.of(paths, self.device)
+            for layer in self.state_layers:
+                layer.settle(path)
 
     def keep_text(self, counts: list[int]) -> None:
         """Commits the first `counts` nodes of every row, which a forward has read as a text."""

@@ -23,6 +23,7 @@ from ..graphs.paged import PagedGraphs
 from ..models.own_positions import preparation_of
 from ..models.positions import last_position, may_refuse
 from ..models.structure import execution_device
+from ..states import layer_kinds_of
 from ..trees import DraftTree
 from .request import Request
 from .scheduler import Chunk
@@ -49,7 +50,7 @@ class InFlightTarget(TreeTarget):
         super().__init__(model)
         self.device = execution_device(model)
         graphs = PagedGraphs.of(model, cuda_graphs, graph_pool)
-        self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs)
+        self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs, layer_kinds_of(model))
         shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
 
@@ -107,9 +108,9 @@ class InFlightTarget(TreeTarget):
             kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
         with self.running():
             outputs = self.forward(
-                tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept
+                tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept, counts=counts
             )
-        self.cache.set_lengths([start + count for start, count in zip(starts, counts, strict=True)])
+        self.cache.keep_text(counts)
         if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all logits
             last = [wanted.index(place) for place in last]
         else:

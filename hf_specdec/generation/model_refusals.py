@@ -81,11 +81,6 @@ def check_batching(model: PreTrainedModel) -> None:
     Raises:
         ValueError: for a model whose own prefill attends to later tokens.
     """
-    if layer_kinds_of(model) is not None:
-        raise ValueError(
-            f"`assistant_model`: the target {type(model).__name__} has recurrent or convolutional layers, which "
-            "`generate_batch` and its manager do not serve. Use `generate`."
-        )
     if looks_ahead(model):
         raise ValueError(
             f"`assistant_model`: the target {type(model).__name__} attends in both directions while it reads a "

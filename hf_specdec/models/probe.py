@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.integrations.moe import ExpertsInterface
 from transformers.utils import logging
 
 from ..compat import CACHE, cache_argument
+from ..states.layer_kinds import LayerKind, layer_kinds_of
 from .shadow import Shadow
 from .structure import execution_device, forward_parameters
 
@@ -48,6 +50,25 @@ class CachedLayer:
         return key * self.key_dtype.itemsize + value * self.value_dtype.itemsize
 
 
+@dataclass(frozen=True)
+class CachedStates:
+    """
+    The recurrent and convolutional states that one layer keeps of a text.
+
+    Args:
+        tensors (`tuple`): shape without the batch, and dtype, of each.
+        device (`torch.device`): where they are computed.
+    """
+
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    device: torch.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one text, of any length."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors)
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
     """
@@ -76,10 +97,12 @@ class Layers:
     Args:
         cached (`dict[int, CachedLayer]`): what is cached, by index of the cache's layer.
         calls (`list[AttentionCall]`): the calls of the attention function, in order.
+        states (`dict[int, CachedStates]`): the states that are kept, by index of the cache's layer.
     """
 
     cached: dict[int, CachedLayer]
     calls: list[AttentionCall]
+    states: dict[int, CachedStates] = field(default_factory=dict)
 
 
 _found: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = weakref.WeakKeyDictionary()
@@ -113,7 +136,7 @@ def probe(model: PreTrainedModel, dtype: torch.dtype) -> Layers | None:
             except Exception as error:  # noqa: BLE001  (the forwards of others fail in any way)
                 logger.debug(f"{type(model).__name__} was not probed: {error}")
                 continue
-            if found.cached:
+            if found.cached or found.states:
                 return found
     return None
 
@@ -130,7 +153,7 @@ def _probe(model: PreTrainedModel, shadow: Shadow, dtype: torch.dtype, is_whole:
             forwarded(**_inputs_of(forwarded, cache, dtype, device))
     finally:
         _running.cache = before
-    return Layers(cache.cached, cache.calls)
+    return Layers(cache.cached, cache.calls, cache.states)
 
 
 def _inputs_of(forwarded: Any, cache: Cache, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -147,8 +170,19 @@ def _inputs_of(forwarded: Any, cache: Cache, dtype: torch.dtype, device: torch.d
 
 class _ProbedCache(Cache):
     def __init__(self, model: PreTrainedModel, shadow: Shadow):
-        super().__init__(layer_class_to_replicate=_ProbedLayer)
+        kinds = layer_kinds_of(model) if isinstance(model, PreTrainedModel) else None
+        if kinds is None:
+            super().__init__(layer_class_to_replicate=_ProbedLayer)
+        else:
+            of_states = LayerKind.STATES, LayerKind.BOTH
+            super().__init__(
+                layers=[
+                    _ProbedStates(self, index, number) if kind in of_states else _ProbedLayer()
+                    for index, (kind, number) in enumerate(kinds)
+                ]
+            )
         self._model, self._shadow = model, shadow
+        self.states: dict[int, CachedStates] = {}
         self.cached: dict[int, CachedLayer] = {}
         self.calls: list[AttentionCall] = []
         self._given: list[torch.Tensor] = []
@@ -161,6 +195,11 @@ class _ProbedCache(Cache):
         )
         self._given += [key_states, value_states]
         return key_states, value_states
+
+    def keeps(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Takes note of a state of a layer, of this shape without the batch."""
+        before = self.states[index].tensors if index in self.states else ()
+        self.states[index] = CachedStates((*before, (shape, dtype)), self._device())
 
     def _device(self) -> torch.device:
         """Where the layer that is running has its weights, or where accelerate lets it run."""
@@ -208,6 +247,23 @@ class _ProbedLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         return 1, 0
+
+
+class _ProbedStates(LinearAttentionLayer):
+    def __init__(self, cache: _ProbedCache, index: int, number_of_states: int):
+        super().__init__(number_of_states=number_of_states)
+        self._probed, self._index = weakref.ref(cache), index
+
+    def update_conv_state(self, conv_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        taps = kwargs.get("conv_kernel_size") or conv_states.shape[-1]
+        self._probed().keeps(self._index, (*conv_states.shape[1:-1], taps), conv_states.dtype)
+        return super().update_conv_state(conv_states, *args, **kwargs)
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._probed().keeps(self._index, tuple(recurrent_states.shape[1:]), recurrent_states.dtype)
+        return super().update_recurrent_state(recurrent_states, *args, **kwargs)
+
+    get_seq_length, get_mask_sizes = _ProbedLayer.get_seq_length, _ProbedLayer.get_mask_sizes
 
 
 def _attention(

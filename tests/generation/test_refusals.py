@@ -322,22 +322,6 @@ def model_of(family: str, auto: Any = AutoModelForCausalLM, **values: Any) -> Pr
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
 UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "mamba": (lambda: model_of("mamba"), "recurrent or convolutional"),
-    "lfm2": (lambda: model_of("lfm2", **HEADS, full_attn_idxs=[1]), "recurrent or convolutional"),
-    "qwen3_next": (
-        lambda: model_of(
-            "qwen3_next",
-            **HEADS,
-            num_experts=2,
-            num_experts_per_tok=1,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-        ),
-        "recurrent or convolutional",
-    ),
     "bamba": (
         lambda: model_of("bamba", **HEADS, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1),
         "recurrent or convolutional",

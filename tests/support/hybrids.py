@@ -1,0 +1,162 @@
+"""Tiny models with recurrent or convolutional layers, and a drafter of random trees that are right in part."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hf_specdec import Drafter, DraftTree, TokenTree, Topology
+
+from .models import VOCAB
+
+
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_MIXED = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+_CONV = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {**_DELTA, "layer_types": _MIXED},
+    "kimi_linear": {
+        **_EXPERTS,
+        **_LATENT,
+        "q_lora_rank": None,
+        "n_shared_experts": 1,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "layer_types": _MIXED,
+    },
+    "lfm2": _CONV,
+    "qwen3_next": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _MIXED},
+    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "layer_types": _MIXED},
+    "olmo_hybrid": {**_DELTA, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "bailing_hybrid": {**_EXPERTS, **_LATENT, "q_lora_rank": 8, "layer_types": _MIXED},
+    "lfm2_moe": {**_CONV, **_EXPERTS, "num_dense_layers": 1},
+    "lfm3": {**_CONV, **_EXPERTS, "num_dense_layers": 1},
+}
+"""Families with states: config values that differ from the small default."""
+ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "lfm2")
+"""One family for each kind of layer."""
+
+
+def is_known(family: str) -> bool:
+    """Whether this release of transformers has the family."""
+    try:
+        AutoConfig.for_model(family)
+    except ValueError as error:
+        if "Unrecognized model identifier" in str(error):
+            return False
+        raise
+    return True
+
+
+@cache
+def hybrid(family: str, seed: int = 0) -> PreTrainedModel:
+    """A random model in float32, which reacts to what stands where; no test changes it."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(_SMALL | HYBRIDS[family]))).eval()
+    model.float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                scale = 0.5 if "conv" in name else 1.5 * parameter.shape[-1] ** -0.5
+                parameter.copy_(torch.randn_like(parameter) * scale)
+    return model
+
+
+def padded(batch_size: int, length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random prompts, later rows with more padding on their left."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCAB, (batch_size, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(batch_size):
+        pads = row * length // (2 * batch_size)
+        ids[row, :pads] = mask[row, :pads] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Oracle(Drafter):
+    """
+    Proposes another part of the tree in every step, of random shape, in which one path is right for a while, and in
+    some steps nothing.
+
+    Args:
+        texts (`list[list[int]]`): what the target writes, prompts included.
+        seed (`int`): of the shapes.
+        rests (`float`): share of the steps without a draft.
+    """
+
+    default_tree = TokenTree.from_branching((3, 2, 2, 1, 1))
+
+    def __init__(self, texts: list[list[int]], seed: int = 0, rests: float = 0.3):
+        self.texts, self.rests, self._random = texts, rests, random.Random(seed)
+
+    def propose(self, sequences: Any) -> DraftTree | None:
+        room = [sequences.room(row) for row in range(sequences.batch_size)]
+        tree = self.tree_within(room)
+        if tree is None or self._random.random() < self.rests:
+            return None
+        tree = self._part_of(tree)
+        tokens = torch.tensor([self._tokens(sequences, row, tree) for row in range(sequences.batch_size)])
+        topology = Topology.of_tree(tree, sequences.device)
+        return DraftTree(tokens.to(sequences.device), topology).within(room)
+
+    def _part_of(self, tree: TokenTree) -> TokenTree:
+        kept: list[tuple[int, ...]] = []
+        for path in tree.paths:
+            if (len(path) == 1 or path[:-1] in kept) and (path[-1] == 0 or (*path[:-1], path[-1] - 1) in kept):
+                if not kept or self._random.random() < 0.75:
+                    kept.append(path)
+        return TokenTree(tuple(kept))
+
+    def _tokens(self, sequences: Any, row: int, tree: TokenTree) -> list[int]:
+        length, known = sequences.lengths[row], sequences.row(row)[0].tolist()
+        text = next((text for text in self.texts if text[:length] == known), known)
+        siblings: dict[tuple[int, ...], int] = {}
+        for path in tree.paths:
+            siblings[path[:-1]] = path[-1] + 1
+        chosen = {parent: self._random.randrange(count) for parent, count in siblings.items()}
+        right, tokens = {()}, []
+        for path in tree.paths:
+            place = length + len(path) - 1
+            token = text[place] if place < len(text) else 3
+            if path[:-1] in right and path[-1] == chosen[path[:-1]]:
+                right.add(path)
+            else:
+                token = 3 + (token + path[-1] + self._random.randrange(20)) % (VOCAB - 4)
+            tokens.append(token)
+        return tokens
