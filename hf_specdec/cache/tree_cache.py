@@ -158,11 +158,15 @@ class TreeCache(Cache):
 
     def keep_text(self, counts: list[int]) -> None:
         """Commits the first `counts` nodes of every row, which a forward has read as a text."""
+        self.settle_text()
+        self.set_lengths([length + count for length, count in zip(self.lengths, counts, strict=True)])
+
+    def settle_text(self) -> None:
+        """Applies the text that the last forward has read, its `counts`, to the states; see `follow`."""
         if self.state_layers:
-            path = Path.of([[0]] * len(counts), self.device)
+            path = Path.of([[0]] * len(self.lengths), self.device)
             for layer in self.state_layers:
                 layer.settle(path)
-        self.set_lengths([length + count for length, count in zip(self.lengths, counts, strict=True)])
 
     @property
     def is_linear(self) -> list[bool]:

@@ -20,6 +20,7 @@ from ..graphs.paged import PagedGraphs
 from ..models.positions import num_positions, said_positions
 from ..models.structure import execution_device, keeping_one_logit
 from ..sequences import Rows, Sequences, StepRows
+from ..states import layer_kinds_of
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
 from .captured import GrowingDraft
@@ -77,7 +78,8 @@ class DraftModelDrafter(Drafter):
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         capacity = 2 * sequences.prompt_length + 256
         storage = request.storage(self.model, sequences, self.most_slots(request.plan))
-        self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity, storage), visible, shift)
+        kinds = layer_kinds_of(self.model)
+        self.begin(TreeCache(num_layers, sequences.batch_size, device, capacity, storage, kinds), visible, shift)
         if sequences.prompt_length > 0:
             self._prefill(sequences, visible)
 
@@ -161,17 +163,19 @@ class DraftModelDrafter(Drafter):
         Forwards the tokens of every row that are not yet cached, up to the root; keeps the root's logits,
         `[batch, vocab]`.
         """
-        lengths = sequences.lengths
+        lengths, before = sequences.lengths, self.cache.lengths
         # A row that did not grow forwards its root again.
-        seen = [min(cached, length - 1) for cached, length in zip(self.cache.lengths, lengths, strict=True)]
+        seen = [min(cached, length - 1) for cached, length in zip(before, lengths, strict=True)]
         counts = [length - start for start, length in zip(seen, lengths, strict=True)]
         while max(counts) > (LONGEST_FORWARD if min(counts) == max(counts) else MOST_WITH_LOGITS):
             ends = [min(start + LONGEST_FORWARD, length - 1) for start, length in zip(seen, lengths, strict=True)]
-            most = max(end - start for start, end in zip(seen, ends, strict=True))
-            self.forward_from(sequences, seen, most, logits_to_keep=1)
+            new = [end - start for start, end in zip(seen, ends, strict=True)]
+            self.forward_from(sequences, seen, max(new), new, logits_to_keep=1)
             seen, counts = ends, [length - end for end, length in zip(ends, lengths, strict=True)]
         uniform = min(counts) == max(counts)
-        logits = self.forward_from(sequences, seen, max(counts), logits_to_keep=1 if uniform else 0)
+        # States have followed a root that is forwarded again, as keys and values may be written again.
+        new = [0 if cached == length else count for cached, length, count in zip(before, lengths, counts, strict=True)]
+        logits = self.forward_from(sequences, seen, max(counts), new, logits_to_keep=1 if uniform else 0)
         self.cache.set_lengths(lengths)
         if uniform:
             self.root_logits = logits[:, -1]
@@ -179,10 +183,12 @@ class DraftModelDrafter(Drafter):
             last = torch.tensor(counts, device=self.device) - 1
             self.root_logits = logits[torch.arange(len(counts), device=self.device), last]
 
-    def forward_from(self, sequences: Rows, starts: list[int], count: int, logits_to_keep: int) -> torch.Tensor:
+    def forward_from(
+        self, sequences: Rows, starts: list[int], count: int, new: list[int], logits_to_keep: int
+    ) -> torch.Tensor:
         """
-        Logits of a forward of `count` tokens per row, from its place in `starts` on. Where a row ends before, copies
-        of its root follow.
+        Logits of a forward of `count` tokens per row, from its place in `starts` on, of which the first `new` of each
+        row have not been read. Where a row ends before, copies of its root follow.
         """
         lengths = sequences.lengths
         if min(lengths) == max(lengths) == min(starts) + count == max(starts) + count:
@@ -192,7 +198,9 @@ class DraftModelDrafter(Drafter):
             tokens = sequences.gather(torch.minimum(first + torch.arange(count, device=sequences.device), end - 1))
         self.cache.set_lengths(starts)
         chain = causal_chain(count, self.device)
-        return self.forward(tokens.to(self.device), *chain, logits_to_keep=logits_to_keep).logits
+        logits = self.forward(tokens.to(self.device), *chain, logits_to_keep=logits_to_keep, counts=new).logits
+        self.cache.settle_text()
+        return logits
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
         """Logits `[batch, queries, vocab]` of one level's nodes."""
@@ -226,7 +234,8 @@ class DraftModelDrafting(CachedDrafting):
         graph_pool: GraphPool | None = None,
     ):
         graphs = PagedGraphs.of(drafter.model, cuda_graphs, graph_pool)
-        self._cache = PagedCache(num_cached_layers(drafter.model), pool, execution_device(drafter.model), graphs)
+        device, kinds = execution_device(drafter.model), layer_kinds_of(drafter.model)
+        self._cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs, kinds)
         self.attach(drafter)
 
     def _begin(self, drafter: Any) -> None:
@@ -246,8 +255,9 @@ class DraftModelDrafting(CachedDrafting):
             self.cache.seat([request.table for request in own])
             starts = self.cache.lengths
             ends = [min(one.length - 1, start + LONGEST_FORWARD) for one, start in zip(own, starts, strict=True)]
-            most = self._width(max(end - start for start, end in zip(starts, ends, strict=True)))
-            self.drafter.forward_from(StepRows(own, self.drafter.device, starts), starts, most, logits_to_keep=1)
+            new = [end - start for start, end in zip(starts, ends, strict=True)]
+            rows = StepRows(own, self.drafter.device, starts)
+            self.drafter.forward_from(rows, starts, self._width(max(new)), new, logits_to_keep=1)
             self.cache.set_lengths(ends)
 
     def _width(self, most: int) -> int:

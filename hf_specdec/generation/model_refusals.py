@@ -183,7 +183,7 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
 def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     """No layer may hold a state, or select by itself what it attends to. `kinds`: those of the layers, if known."""
     others = sorted(kinds - _PLAIN_LAYERS)
-    if role == "target" and layer_kinds_of(model) is not None and not unfollowed_mixers(model):
+    if layer_kinds_of(model) is not None and not unfollowed_mixers(model):
         others = sorted(set(others) - _STATE_LAYERS)
         if not others:
             return

@@ -252,15 +252,20 @@ class _ProbedLayer(CacheLayerMixin):
 class _ProbedStates(LinearAttentionLayer):
     def __init__(self, cache: _ProbedCache, index: int, number_of_states: int):
         super().__init__(number_of_states=number_of_states)
-        self._probed, self._index = weakref.ref(cache), index
+        self._cache, self._index = weakref.ref(cache), index
+
+    def _keep(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        cache = self._cache()
+        assert cache is not None
+        cache.keeps(self._index, shape, dtype)
 
     def update_conv_state(self, conv_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         taps = kwargs.get("conv_kernel_size") or conv_states.shape[-1]
-        self._probed().keeps(self._index, (*conv_states.shape[1:-1], taps), conv_states.dtype)
+        self._keep((*conv_states.shape[1:-1], taps), conv_states.dtype)
         return super().update_conv_state(conv_states, *args, **kwargs)
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._probed().keeps(self._index, tuple(recurrent_states.shape[1:]), recurrent_states.dtype)
+        self._keep(tuple(recurrent_states.shape[1:]), recurrent_states.dtype)
         return super().update_recurrent_state(recurrent_states, *args, **kwargs)
 
     get_seq_length, get_mask_sizes = _ProbedLayer.get_seq_length, _ProbedLayer.get_mask_sizes

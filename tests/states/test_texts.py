@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import accepted
 from support.hybrids import HYBRIDS, ONE_OF_EACH, Oracle, hybrid, is_known, padded
+from support.models import noisy_copy
+from support.parity import expected_acceptance
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec import DynamicTree, TokenTree
+from hf_specdec.batching.limits import Limits
 
 
 def texts_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor], count: int) -> list[list[int]]:
@@ -51,7 +56,36 @@ def test_requests_in_flight(family: str) -> None:
             prompts,
             assistant_model=Oracle(whole, 1),
             max_new_tokens=16,
-            continuous_batching_config=hf_specdec.batching.limits.Limits(**limits),
+            continuous_batching_config=Limits(**limits),
         )
         found = [output.prompt_ids + output.generated_tokens for output in outputs.values()]
         assert found == whole
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("family", ONE_OF_EACH)
+def test_drafts_with_states(family: str, batch_size: int) -> None:
+    """A draft accepts what its plain text says it must: it reads the accepted path, not what it had drafted."""
+    model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
+    inputs = padded(batch_size, seed=1)
+    expected = texts_of(model, inputs, 24)
+    for tree in ("[(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0)]", DynamicTree(depth=3, top_k=2, num_nodes=6)):
+        outputs = model.generate(**inputs, do_sample=False, max_new_tokens=24, assistant_model=draft, tree=tree)
+        assert outputs.tolist() == expected
+        metrics = hf_specdec.last_metrics()
+        assert metrics.num_accepted_tokens > 0
+        if isinstance(tree, str):
+            pads = (inputs["attention_mask"] == 0).sum(dim=1).tolist()
+            for row, found in enumerate(metrics.accepted_per_step):
+                wanted = expected_acceptance(draft, outputs[row], 12, TokenTree.parse(tree), pads[row])
+                assert found[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH)
+def test_drafts_with_states_in_flight(family: str) -> None:
+    model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
+    prompts = [torch.randint(3, 60, (length,)).tolist() for length in (5, 30, 1)]
+    whole = [texts_of(model, {"input_ids": torch.tensor([prompt])}, 16)[0] for prompt in prompts]
+    outputs = model.generate_batch(prompts, assistant_model=draft, max_new_tokens=16, tree="[(0,), (1,), (0, 0)]")
+    assert [output.prompt_ids + output.generated_tokens for output in outputs.values()] == whole
+    assert sum(map(accepted, outputs.values())) > 0
