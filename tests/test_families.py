@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BambaConfig,
     BartConfig,
-    Lfm2Config,
     Llama4TextConfig,
     MambaConfig,
     OpenAIGPTConfig,
@@ -269,10 +268,6 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "bamba": (
         BambaConfig(**_SMALL, intermediate_size=48, mamba_n_heads=4, mamba_d_head=16, attn_layer_indices=[1]),
         "recurrent",
-    ),
-    "lfm2": (
-        Lfm2Config(**_SMALL, intermediate_size=48, num_key_value_heads=2, layer_types=["conv", "full_attention"]),
-        "convolutional",
     ),
     "llama4": (
         Llama4TextConfig(

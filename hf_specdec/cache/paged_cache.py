@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from . import TreeCache
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 from .compaction import Compaction
-from .state_layers import StateLayer, new_layers
+from .state_layers import StateLayer, new_layers, states_among
 
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class PagedCache(TreeCache):
     ):
         layers = new_layers(self, num_layers, kinds, lambda index: PagedLayer(self), PagedHybridLayer)
         Cache.__init__(self, layers=layers)
-        self._begin_states()
+        self.state_layers = states_among(layers)
         self._states_of: dict[BlockTable, int] = {}
         """Row of the states of every request that was seated."""
         self.pool, self.device, self.graphs = pool, device, graphs

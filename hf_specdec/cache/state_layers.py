@@ -267,6 +267,11 @@ def new_layers(
     return made
 
 
+def states_among(layers: list[Any]) -> list[StateLayer]:
+    """Those of the layers that have states."""
+    return [layer for layer in layers if isinstance(layer, StateLayer)]
+
+
 def _whole(topology: NodeTopology, device: torch.device) -> Path:
     """The path of a text."""
     assert topology.counts is not None

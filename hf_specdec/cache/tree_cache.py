@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from ..states import LayerKinds, NodeTopology, Path
 from .layers import TreeLayer, WriteWindow
-from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers
+from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers, states_among
 
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class TreeCache(Cache):
         kinds: LayerKinds | None = None,
     ):
         super().__init__(layers=new_layers(self, num_layers, kinds, lambda index: TreeLayer(self, index)))
-        self._begin_states()
+        self.state_layers = states_among(self.layers)
         self.device, self.storage = device, storage
         self.capacity = capacity if storage is None else storage.capacity
         self.write_window: WriteWindow | None = None
@@ -111,16 +112,15 @@ class TreeCache(Cache):
 
     # ------------------------------------------------------------------------------------------------------- states
 
-    def _begin_states(self) -> None:
-        self.state_layers: list[StateLayer] = [layer for layer in self.layers if isinstance(layer, StateLayer)]
-        """The layers with recurrent or convolutional states."""
-        self.topology: NodeTopology | None = None
-        """The nodes of the present forward over a tree, for state layers; None before the first one."""
-        self.state_rows: torch.Tensor | None = None
-        """Rows of the states that belong to the rows of a forward, `[batch]` int64; None if they are the same."""
-        self.num_states: int | None = None
-        """Rows of the states, where they are not those of a forward."""
-        self._unsettled: list[list[int]] | None = None
+    state_layers: Sequence[StateLayer] = ()
+    """The layers with recurrent or convolutional states."""
+    topology: NodeTopology | None = None
+    """The nodes of the present forward over a tree, for state layers; None before the first one."""
+    state_rows: torch.Tensor | None = None
+    """Rows of the states that belong to the rows of a forward, `[batch]` int64; None if they are the same."""
+    num_states: int | None = None
+    """Rows of the states, where they are not those of a forward."""
+    _unsettled: list[list[int]] | None = None
 
     def follow(self, ancestors: torch.Tensor, counts: list[int] | None = None) -> None:
         """

@@ -18,6 +18,7 @@ from .arguments import CallArguments
 from .loop import speculative_decoding
 from .recording import SpeculativeGenerateOutput
 from .refusals import check_inputs
+from .state_refusals import check_states
 from .static_batch import StaticBatch
 
 
@@ -40,6 +41,7 @@ def decode(
         for part in (model, *drafter.models):
             obstacle_to_graphs(part, wanted=True)
     arguments = CallArguments(model, input_ids, drafter, plan, model_kwargs=model_kwargs, **call)
+    check_states(arguments)
     with draws_undone_on_error(*map(execution_device, (model, *drafter.models))):
         batch = StaticBatch(arguments)
         obstacle = batch.obstacle()

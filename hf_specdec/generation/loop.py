@@ -144,7 +144,8 @@ class SpeculativeCall:
         if self._is_spoiled:
             self._refuse(draft)
         self.judge.advance()
-        self.target.settle()
+        if not self.judge.all_finished:  # else `hand_back` knows where the text ends
+            self.target.settle()
 
     def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
         if self._may_speculate:

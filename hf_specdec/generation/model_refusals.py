@@ -23,6 +23,9 @@ from ..states import layer_kinds_of, unfollowed_mixers
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 """Kinds of layers that hold a state, which may follow a tree."""
 
+UNFOLLOWED_STATES = frozenset({"inkling_text", "inkling2_text", "inkling2_loop_text"})
+"""Model types whose attention takes the distance of tokens from their places."""
+
 _PLAIN_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse", "dummy"}
 )
@@ -183,7 +186,8 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
 def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     """No layer may hold a state, or select by itself what it attends to. `kinds`: those of the layers, if known."""
     others = sorted(kinds - _PLAIN_LAYERS)
-    if layer_kinds_of(model) is not None and not unfollowed_mixers(model):
+    if layer_kinds_of(model) is not None:
+        _check_states(model, role)
         others = sorted(set(others) - _STATE_LAYERS)
         if not others:
             return
@@ -201,6 +205,31 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
         f"`assistant_model`: the {role} {type(model).__name__} has {', and '.join(parts)}. Call `generate` without "
         "`assistant_model`."
     )
+
+
+def _check_states(model: PreTrainedModel, role: str) -> None:
+    """States must change by functions that can run over a tree."""
+    name = type(model).__name__
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    own = sorted(_STATE_LAYERS & set(kinds))
+    unfollowed = unfollowed_mixers(model)
+    if unfollowed:
+        which = f" ({', '.join(own)})" if own else ""
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{which}, whose state cannot "
+            f"hold a tree: {', '.join(unfollowed)} changes it by code of its own. Call `generate` without "
+            "`assistant_model`."
+        )
+    if model.config.get_text_config(decoder=True).model_type in UNFOLLOWED_STATES:
+        raise ValueError(
+            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers and an attention that counts "
+            "the tokens before it, which a tree cannot follow. Call `generate` without `assistant_model`."
+        )
+    if getattr(model, "use_kernels", False):
+        raise ValueError(
+            f"`use_kernels=True`: kernels from the Hub replace the recurrent or convolutional layers of the {role} "
+            f"{name} as a whole, which a tree cannot follow. Load it without `use_kernels`."
+        )
 
 
 def _has_method(model: PreTrainedModel, name: str) -> bool:
