@@ -37,8 +37,11 @@ def warn_if_untried() -> None:
 
 # --------------------------------------------------------------------------------------------------------------- names
 
-_CACHE_NAMES = ("cache", "past_key_values")
-"""Names of the cache argument, newest first: transformers 5.24 renamed `past_key_values` to `cache`."""
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""
+Names of the cache argument, newest first: transformers 5.24 renamed `past_key_values`, and `cache_params` of Mamba, to
+`cache`.
+"""
 
 _prepares = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE: str = next(name for name in _CACHE_NAMES if name in _prepares)
@@ -54,6 +57,13 @@ def cache_argument(parameters: set[str]) -> str | None:
     transformers may have kept the older name.
     """
     return next((name for name in _CACHE_NAMES if name in parameters), None)
+
+
+def cache_name_of(model: Any) -> str:
+    """The name under which `generate` hands its cache to this model, and to a decoding method."""
+    kind = type(getattr(model, "_orig_mod", model))
+    is_mamba = "mamba" in kind.__name__.lower()  # as `generate` decides it
+    return "cache_params" if is_mamba and CACHE == "past_key_values" else CACHE
 
 
 def cache_of(arguments: dict[str, Any]) -> Any:

@@ -17,10 +17,8 @@ from transformers import (
     AttentionMaskInterface,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    BambaConfig,
     BartConfig,
     Llama4TextConfig,
-    MambaConfig,
     OpenAIGPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -260,13 +258,8 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "bloom": (tiny_config("bloom", n_head=4, n_layer=2), "ALiBi"),
     "mpt": (tiny_config("mpt", d_model=32, n_heads=4, n_layers=2), "ALiBi"),
     "falcon with alibi": (tiny_config("falcon", alibi=True), "ALiBi"),
-    "mamba": (MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, state_size=4), "recurrent"),
     "recurrent_gemma": (
         RecurrentGemmaConfig(**_SMALL, intermediate_size=48, lru_width=32, num_key_value_heads=1),
-        "recurrent",
-    ),
-    "bamba": (
-        BambaConfig(**_SMALL, intermediate_size=48, mamba_n_heads=4, mamba_d_head=16, attn_layer_indices=[1]),
         "recurrent",
     ),
     "llama4": (

@@ -11,7 +11,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 from ..cache.blocks import NUM_RESERVED
 from ..compat import block_size_of
 from ..forwards.chunks import chunk_size_for
-from .memory import DEFAULT_SHARES, bytes_per_request, bytes_per_token, free_memory
+from .memory import DEFAULT_SHARES, TOKEN_WITHOUT_KV, bytes_per_request, bytes_per_token, free_memory
 
 
 _KEPT = frozenset(
@@ -120,7 +120,7 @@ class Limits:
                 per_token * self.block_size,
                 features.get(device, 0),
             )
-            for device, per_token in bytes_per_token(models).items()
+            for device, per_token in (bytes_per_token(models) or dict.fromkeys(features, TOKEN_WITHOUT_KV)).items()
         )
         return max(int(min(fitting)) - NUM_RESERVED, 1)
 

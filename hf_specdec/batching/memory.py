@@ -20,6 +20,8 @@ from ..models.structure import execution_device
 
 DEFAULT_SHARES = {"cpu": 0.25}
 """Default share of the free memory that K/V blocks take, by device type; 0.8 for types not listed."""
+TOKEN_WITHOUT_KV = 4096
+"""Bytes that count for a token of a target without attention: its blocks hold nothing, but are bounded in number."""
 
 
 def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int]:

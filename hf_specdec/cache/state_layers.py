@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +27,16 @@ class Pending:
     Args:
         conv_inputs (`torch.Tensor` of shape `[batch, channels, nodes]`): the inputs of the convolution.
         recurrence (`Recurrence`, *optional*): the kind of recurrence behind it; None for a mere convolution.
-        kept (`dict`): what the recurrence kept of the nodes, `[batch, nodes, …]` each.
-        text (`tuple`, *optional*): window and state behind a text, which is committed as a whole.
+        kept (`list[dict]`): what each scan of the recurrence kept of the nodes, `[batch, nodes, …]` each.
+        constants (`list[dict]`): the `Recurrence.constants` of each scan.
+        text (`tuple`, *optional*): window behind a text, which is committed as a whole, and the state of each scan.
     """
 
     conv_inputs: torch.Tensor
     recurrence: Recurrence | None = None
-    kept: dict[str, torch.Tensor] | None = None
-    text: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    kept: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    constants: list[dict[str, Any]] = field(default_factory=list)
+    text: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
 
 class StateLayer(LinearAttentionLayer):
@@ -56,6 +58,8 @@ class StateLayer(LinearAttentionLayer):
         super().__init__(number_of_states=number_of_states)
         self._cache = weakref.ref(cache)
         self.pending: dict[int, Pending] = {}
+        self.num_read = 0
+        """Tokens that plain forwards have read, padding included."""
 
     @property
     def cache(self) -> TreeCache:
@@ -79,6 +83,8 @@ class StateLayer(LinearAttentionLayer):
         the convolution itself is `convolve`.
         """
         if self.cache.topology is None:
+            hook.enter_plainly(self, state_idx, self._had[state_idx])
+            self.num_read += conv_states.shape[-1] if state_idx == 0 else 0
             return super().update_conv_state(conv_states, state_idx, **kwargs)
         if self.cache.topology.offset == 0:
             self.pending.pop(state_idx, None)
@@ -92,6 +98,9 @@ class StateLayer(LinearAttentionLayer):
         if self.cache.topology is None:
             return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
         hook.leave(self, state_idx)
+        if self.recurrent_states[state_idx] is None:
+            rows = self.cache.num_states or len(recurrent_states)
+            self._hold_state(recurrent_states.new_zeros(rows, *recurrent_states.shape[1:]), state_idx)
         return recurrent_states
 
     # ------------------------------------------------------------------------------- what runs in their place
@@ -118,48 +127,74 @@ class StateLayer(LinearAttentionLayer):
         pending.conv_inputs = all_inputs
         if topology.counts is not None:
             path = _whole(topology, inputs.device)
-            pending.text = convolution.advanced(window, inputs, path), None
+            pending.text = convolution.advanced(window, inputs, path), []
         return outputs
 
-    def scan(self, state_idx: int, recurrence: Recurrence, inputs: dict[str, torch.Tensor]) -> Any:
-        """The recurrence at the queries, from what `Recurrence.inputs` made of the function's arguments."""
-        cache, topology, pending = self.cache, self.cache.topology, self.pending[state_idx]
-        if self.recurrent_states[state_idx] is None:
-            first = recurrence.first_state(inputs)
-            self._hold_state(first.new_zeros(cache.num_states or len(first), *first.shape[1:]), state_idx)
-        state = self._of_rows(self.recurrent_states[state_idx])
+    def scan(self, state_idx: int, recurrence: Recurrence, inputs: dict[str, Any], scan: int) -> Any:
+        """
+        The recurrence at the queries, from what `Recurrence.inputs` made of the function's arguments, in the mixer's
+        call number `scan` of it.
+        """
+        topology, state = self.cache.topology, self._state_of_scan(state_idx, recurrence, scan)
+        if state is None:
+            state = recurrence.first_state(inputs)
+        if topology is None:  # a plain forward
+            length = next(iter(inputs.values())).shape[1]
+            outputs, state = _read(recurrence, state, inputs, [length] * len(state))
+            return recurrence.returned(outputs, state, inputs)
+        pending = self.pending[state_idx]
         pending.recurrence = recurrence
         if topology.counts is not None:
-            outputs, state = _read(recurrence, state, inputs, topology.counts)
+            outputs, state = _read(recurrence, state, inputs, topology.counts, topology.prompt_counts)
             assert pending.text is not None
-            pending.text = pending.text[0], state
+            pending.text[1].append(state)
+            return recurrence.returned(outputs, state, inputs)
+        earlier = pending.kept[scan] if scan < len(pending.kept) else None
+        outputs, kept = recurrence.score(state, inputs, earlier, topology)
+        if earlier is None:
+            pending.kept.append(kept)
+            pending.constants.append({name: inputs[name] for name in recurrence.constants})
         else:
-            outputs, kept = recurrence.score(state, inputs, pending.kept, topology)
-            if pending.kept is not None:
-                kept = {name: torch.cat([pending.kept[name], values], dim=1) for name, values in kept.items()}
-            pending.kept = kept
+            pending.kept[scan] = {name: torch.cat([earlier[name], values], dim=1) for name, values in kept.items()}
         return recurrence.returned(outputs, state, inputs)
+
+    def _state_of_scan(self, state_idx: int, recurrence: Recurrence, scan: int) -> torch.Tensor | None:
+        """The state at the committed tokens of all rows that a call of the recurrence reads, if there is one."""
+        held = self.recurrent_states[state_idx]
+        if held is None:
+            return None
+        state = self._of_rows(held)
+        return state[:, scan] if state.dim() > recurrence.state_dims else state
 
     # ----------------------------------------------------------------------------------------------- the states
 
     def settle(self, path: Path) -> None:
         """Commits a path of the last tree in every row, or the text that the last forward has read."""
         for number, pending in self.pending.items():
-            window, state = pending.text or (None, None)
-            if window is None:
+            if pending.text is not None:
+                window, states = pending.text
+            else:
                 own = path.to(pending.conv_inputs.device)
-                old = self._of_rows(self.conv_states[number])
-                window = convolution.advanced(old, pending.conv_inputs, own)
-                if pending.recurrence is not None and pending.kept is not None:
-                    old = self._of_rows(self.recurrent_states[number])
-                    of_path = {name: own.of_nodes(values) for name, values in pending.kept.items()}
-                    moved = own.is_on.any(dim=1).view(-1, *[1] * (old.dim() - 1))
-                    new = pending.recurrence.advance(old, of_path, own.is_on)
-                    state = torch.where(moved, new.to(old.dtype), old)
+                window = convolution.advanced(self._of_rows(self.conv_states[number]), pending.conv_inputs, own)
+                states = self._advanced(number, pending, own)
             self._write(self.conv_states[number], window)
-            if state is not None:
-                self._write(self.recurrent_states[number], state)
+            if states:
+                is_split = self.recurrent_states[number].dim() > states[0].dim()
+                self._write(self.recurrent_states[number], torch.stack(states, dim=1) if is_split else states[0])
         self.pending.clear()
+
+    def _advanced(self, number: int, pending: Pending, path: Path) -> list[torch.Tensor]:
+        """The states of all scans after a path."""
+        states = []
+        for scan, (kept, constants) in enumerate(zip(pending.kept, pending.constants, strict=True)):
+            assert pending.recurrence is not None
+            old = self._state_of_scan(number, pending.recurrence, scan)
+            assert old is not None
+            of_path = {name: path.of_nodes(values) for name, values in kept.items()}
+            new = pending.recurrence.advance(old, of_path | constants, path.is_on)
+            moved = path.is_on.any(dim=1).view(-1, *[1] * (old.dim() - 1))
+            states.append(torch.where(moved, new.to(old.dtype), old))
+        return states
 
     def load(self, source: LinearAttentionLayer) -> None:
         """Copies the states of a layer of a `DynamicCache`."""
@@ -279,18 +314,29 @@ def _whole(topology: NodeTopology, device: torch.device) -> Path:
 
 
 def _read(
-    recurrence: Recurrence, state: torch.Tensor, inputs: dict[str, torch.Tensor], counts: list[int]
+    recurrence: Recurrence,
+    state: torch.Tensor,
+    inputs: dict[str, Any],
+    counts: list[int],
+    prompt_counts: list[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs over a text, `[batch, tokens, …]`, and the state behind the first `counts` tokens of every row."""
-    length = next(iter(inputs.values())).shape[1]
-    is_on = torch.arange(length, device=state.device) < torch.tensor(counts, device=state.device)[:, None]
+    """
+    Outputs over a text, `[batch, tokens, …]`, and the state behind the first `counts` tokens of every row. The first
+    `prompt_counts` of these are of the prompt; all, if None.
+    """
+    places = torch.arange(next(iter(inputs.values())).shape[1], device=state.device)
+    is_on, is_prompt = (
+        places < torch.tensor(ends, device=state.device)[:, None] for ends in (counts, prompt_counts or counts)
+    )
+    length, inputs = len(places), recurrence.of_prompt(inputs, is_prompt)
+    constants = {name: inputs[name] for name in recurrence.constants}
     outputs, dtype = [], state.dtype
     for start in range(0, length, recurrence.block):
         end = min(start + recurrence.block, length)
-        block = {name: values[:, start:end] for name, values in inputs.items()}
+        block = {name: values[:, start:end] for name, values in inputs.items() if name not in constants} | constants
         found, kept = recurrence.score(state, block, None, NodeTopology.chain(end - start, state.device))
         outputs.append(found)
         moved = is_on[:, start].view(-1, *[1] * (state.dim() - 1))
-        new = recurrence.advance(state, kept, is_on[:, start:end])
+        new = recurrence.advance(state, kept | constants, is_on[:, start:end])
         state = torch.where(moved, new.to(dtype), state)
     return torch.cat(outputs, dim=1), state

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from ..states import LayerKinds, NodeTopology, Path
 from .layers import TreeLayer, WriteWindow
@@ -78,7 +78,9 @@ class TreeCache(Cache):
 
     def adopt_prefill(self) -> None:
         """Marks all slots that plain forwards have written as committed."""
-        self.set_lengths([self.get_seq_length()] * len(self.lengths))
+        has_slots = any(isinstance(layer, CacheLayerMixin) and not isinstance(layer, NoLayer) for layer in self.layers)
+        length = self.get_seq_length() if has_slots else self.state_layers[0].num_read
+        self.set_lengths([length] * len(self.lengths))
 
     def write_nodes(self, offset: int, num_nodes: int, in_place: bool = True) -> None:
         """
@@ -122,14 +124,16 @@ class TreeCache(Cache):
     """Rows of the states, where they are not those of a forward."""
     _unsettled: list[list[int]] | None = None
 
-    def follow(self, ancestors: torch.Tensor, counts: list[int] | None = None) -> None:
+    def follow(
+        self, ancestors: torch.Tensor, counts: list[int] | None = None, prompt_counts: list[int] | None = None
+    ) -> None:
         """
         Lets state layers run over nodes in the next forward, after `write_nodes`; see `NodeTopology`. Without
         `counts`, `keep` commits a path of them; with `counts`, `keep_text` commits these.
         """
         if self.state_layers:
             self.settle()
-            self.topology = NodeTopology(ancestors, counts)
+            self.topology = NodeTopology(ancestors, counts, prompt_counts)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of committed slots of the longest row, after the prompt also of a cache without keys and values."""

@@ -106,9 +106,15 @@ class InFlightTarget(TreeTarget):
             kept = 0
         elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
             kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
+        left = [len(request.prompt) - start for request, start in zip(requests, starts, strict=True)]
         with self.running():
             outputs = self.forward(
-                tokens, *causal_chain(most, self.device), position_depths=depths, logits_to_keep=kept, counts=counts
+                tokens,
+                *causal_chain(most, self.device),
+                position_depths=depths,
+                logits_to_keep=kept,
+                counts=counts,
+                prompt_counts=[min(max(most_left, 0), count) for most_left, count in zip(left, counts, strict=True)],
             )
         self.cache.keep_text(counts)
         if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all logits

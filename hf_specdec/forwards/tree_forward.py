@@ -13,10 +13,10 @@ from transformers.utils import ModelOutput
 from ..attention import AttentionContext, TreeContext, implementation_of, needs_context, supports_switching
 from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
 from ..cache import TreeCache, beside_encoder
-from ..compat import CACHE, cache_argument
+from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
 from ..models.structure import execution_device, forward_parameters, shares_kv
-from ..states import running_over
+from ..states import is_attention_free, running_over
 from .features import Features
 from .node_inputs import NodeInputs
 
@@ -77,11 +77,13 @@ class TreeForward:
         parameters = forward_parameters(model)
         self.takes_positions = "position_ids" in parameters
         # A compiled model's forward names no arguments, and `generate` hands on the cache by the release's own name.
-        self.cache_argument = CACHE if prepares_inputs else cache_argument(parameters) or CACHE
+        self.cache_argument = cache_name_of(model) if prepares_inputs else cache_argument(parameters) or CACHE
         # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
         self.takes_logits_to_keep = "logits_to_keep" in parameters and not shares_kv(model)
         self.without_router_logits = {"output_router_logits": False} if "output_router_logits" in parameters else {}
         """Keyword arguments that keep a mixture of experts from computing its auxiliary loss, which no mask fits."""
+        self.takes_mask = not (cache.state_layers and is_attention_free(model))
+        """Whether there is attention: other layers would take its mask for one of padding."""
         with_graphs = self.switches and cache.storage is not None
         self._first_slots, self.has_kernel = None, with_graphs and not self._returns_attentions()
         self.has_kernel = self.has_kernel and attends_by_kernel(model, implementation_of(model), cache.is_paged)
@@ -131,6 +133,7 @@ class TreeForward:
         logits_to_keep: int | torch.Tensor = 0,
         inputs: dict[str, Any] | None = None,
         counts: list[int] | None = None,
+        prompt_counts: list[int] | None = None,
     ) -> ModelOutput:
         """
         Runs the model over nodes and writes their K/V into the cache, without committing them.
@@ -151,6 +154,7 @@ class TreeForward:
             inputs (`dict[str, torch.Tensor]`, *optional*): keyword arguments for the model instead of `input_ids`.
             counts (`list[int]`, *optional*): for a chain that is a text, how many of the nodes of every row
                 `TreeCache.keep_text` will commit.
+            prompt_counts (`list[int]`, *optional*): how many of these are of the prompt; all, if None.
 
         Returns:
             `ModelOutput`: the model's output, with `logits` `[batch, queries, vocab]`.
@@ -161,7 +165,7 @@ class TreeForward:
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])
         cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
-        cache.follow(ancestors, counts)
+        cache.follow(ancestors, counts, prompt_counts)
         context = TreeContext(
             lengths=cache.lengths,
             device=cache.device,
@@ -198,7 +202,7 @@ class TreeForward:
             inputs["tree_context"] = context
         inputs |= self.without_router_logits | {
             self.cache_argument: beside_encoder(self.cache, self.encoder_cache),
-            "attention_mask": context.model_mask(self.dtype, self.device),
+            "attention_mask": context.model_mask(self.dtype, self.device) if self.takes_mask else None,
             "use_cache": True,
         }
         if nodes.others is not None:
@@ -207,6 +211,8 @@ class TreeForward:
             inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
             if inputs.get("position_ids") is None and nodes.positions is not None:
                 inputs["position_ids"] = nodes.positions  # the model would count slots; see `Preparation`
+            if self.takes_logits_to_keep:
+                inputs["logits_to_keep"] = nodes.logits_to_keep  # Bamba and others put their own number there
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
-from ..compat import CACHE
+from ..compat import cache_name_of
 from ..config import SpeculationPlan
 from ..drafters import Drafter
 from ..engine.request import RequestOptions
@@ -76,7 +76,7 @@ class CallArguments:
     @property
     def cache(self) -> Cache | None:
         """The cache that `generate` was given or has made."""
-        return self.model_kwargs.get(CACHE)
+        return self.model_kwargs.get(cache_name_of(self.model))
 
     @property
     def returns_cache(self) -> bool:

@@ -17,7 +17,7 @@ from ..models.own_positions import preparation_of
 from ..models.prompt_masks import looks_ahead
 from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
-from ..states import layer_kinds_of, unfollowed_mixers
+from ..states import is_attention_free, layer_kinds_of, unfollowed_mixers
 
 
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
@@ -175,7 +175,8 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
             "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
         )
-    for argument, takes in (("position_ids", "position_ids" in parameters), (CACHE, cache_argument(parameters))):
+    takes_positions = "position_ids" in parameters or is_attention_free(model)
+    for argument, takes in (("position_ids", takes_positions), (CACHE, cache_argument(parameters))):
         if not takes:
             raise ValueError(
                 f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "

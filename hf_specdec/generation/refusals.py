@@ -9,12 +9,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from ..cache import check_reusable
-from ..compat import CACHE, warn_if_untried
+from ..compat import cache_name_of, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import as_drafter
 from ..forwards.vocabulary import is_padded_otherwise
 from ..models.rope import length_dependent_ropes
 from ..models.structure import keeps_encoder_apart
+from ..states import is_attention_free
 from .inherited import (
     OF_ASSISTED_GENERATION,
     OF_OTHER_MODES,
@@ -84,9 +85,14 @@ def check_inputs(
         ValueError: for a cache that cannot be used, or a text that is too long for the target's rotary
             embedding.
     """
-    cache = model_kwargs.get(CACHE)
+    cache = model_kwargs.get(cache_name_of(model))
     if getattr(cache, "_is_user_defined", False):
         check_reusable(cache)
+        if is_attention_free(model):
+            raise ValueError(
+                f"`{cache_name_of(model)}` with `assistant_model`: the states of {type(model).__name__} do not tell "
+                "how many tokens they hold. Pass the whole text without a cache."
+            )
     if model_kwargs.get("encoder_hidden_states") is not None and not keeps_encoder_apart(model):
         raise ValueError(
             f"`encoder_hidden_states` with `assistant_model`: the target {type(model).__name__} attends to them by "

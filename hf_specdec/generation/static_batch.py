@@ -32,7 +32,7 @@ from .recording import Recorder, SpeculativeGenerateOutput
 from .target import Target
 
 
-_UNDERSTOOD = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", CACHE)
+_UNDERSTOOD = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", CACHE, "cache_params")
 """Arguments for the model that rows without padding do not need, or that captured steps see to."""
 
 

@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import implementation_of
 from ..cache import TreeCache, beside_encoder
-from ..compat import CACHE, CHUNKS_BEHIND_A_CACHE
+from ..compat import CHUNKS_BEHIND_A_CACHE, cache_name_of
 from ..forwards.node_inputs import causal_chain
 from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
@@ -20,7 +20,7 @@ from ..models.own_positions import preparation_of
 from ..models.positions import may_refuse, num_positions, said_positions
 from ..models.structure import keeping_one_logit, shares_kv
 from ..sequences import Sequences
-from ..states import layer_kinds_of
+from ..states import is_attention_free, layer_kinds_of, running_over
 from ..trees import DraftTree
 from .arguments import CallArguments
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
@@ -40,8 +40,9 @@ class Target(TreeTarget):
     def __init__(self, call: CallArguments, sequences: Sequences, num_nodes: int, loans: GraphLoans | None = None):
         model = call.model
         super().__init__(model)
+        self.cache_name = cache_name_of(model)
         self.sequences, self.visible, self.generation_config = sequences, call.visible, call.generation_config
-        self.model_kwargs = {name: value for name, value in call.model_kwargs.items() if name != CACHE}
+        self.model_kwargs = {name: value for name, value in call.model_kwargs.items() if name != self.cache_name}
         self.users_cache: Any = call.cache
         """The cache that `generate` was given or has made, and returns."""
         self.cache = TreeCache(
@@ -79,12 +80,12 @@ class Target(TreeTarget):
                 with self.running():
                     return prefill_in_chunks(self)
             self.cache.set_lengths(before)
-        with self.running():
+        with self.running(), running_over(self.cache):
             outputs = self.model._prefill(
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
                 self._config_of_prefill(),
                 self.model_kwargs
-                | {CACHE: beside_encoder(self.cache, self.encoder_cache)}
+                | {self.cache_name: beside_encoder(self.cache, self.encoder_cache)}
                 | self._logits_of_prefill(),
             )
         self.cache.adopt_prefill()
@@ -136,10 +137,12 @@ class Target(TreeTarget):
     def _config_of_prefill(self) -> GenerationConfig:
         """
         The generation config of the prefill: the call's, but without chunks after a filled cache before transformers
-        5.23, which forwards these wrongly.
+        5.23, which forwards these wrongly, or for a target without attention, for which it refuses them.
         """
         config = self.generation_config
-        if config.prefill_chunk_size is None or self.cache.get_seq_length() == 0 or CHUNKS_BEHIND_A_CACHE:
+        if config.prefill_chunk_size is None:
+            return config
+        if not is_attention_free(self.model) and (CHUNKS_BEHIND_A_CACHE or self.cache.get_seq_length() == 0):
             return config
         config = copy.copy(config)
         config.prefill_chunk_size = None
@@ -273,5 +276,12 @@ class Target(TreeTarget):
         columns = (starts + torch.arange(most, device=device)).clamp(max=length - 2)
         tokens, depths = self.sequences.gather(columns), columns - starts
         counts = [self.slots_before + length - 1 - end for end in lengths]
-        self.forward(tokens, *causal_chain(most, device), position_depths=depths, logits_to_keep=1, counts=counts)
+        self.forward(
+            tokens,
+            *causal_chain(most, device),
+            position_depths=depths,
+            logits_to_keep=1,
+            counts=counts,
+            prompt_counts=[0] * len(counts),
+        )
         self.cache.keep_text(counts)

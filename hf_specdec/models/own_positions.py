@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
-from ..compat import CACHE
+from ..compat import cache_name_of
 from .shadow import Shadow
 from .structure import execution_device
 
@@ -56,11 +56,13 @@ def _look(model: PreTrainedModel) -> Preparation:
         "position_ids": torch.tensor([[1, 2]], device=device),
         "attention_mask": torch.zeros(1, 1, 2, 3, device=device),
         "use_cache": True,
-        CACHE: cache,
+        cache_name_of(model): cache,
     }
     prepared = model.prepare_inputs_for_generation(**given, is_first_iteration=False)
     tokens = prepared.get("input_ids")
-    keeps = tokens is not None and torch.equal(tokens, given["input_ids"]) and prepared.get(CACHE) is cache
+    keeps = (
+        tokens is not None and torch.equal(tokens, given["input_ids"]) and prepared.get(cache_name_of(model)) is cache
+    )
     drops = prepared.get("position_ids") is None
     return Preparation(keeps, drops, _found_by_forwards(model) if keeps and drops else 0)
 

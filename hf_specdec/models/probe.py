@@ -16,7 +16,7 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.utils import logging
 
 from ..compat import CACHE, cache_argument
-from ..states.layer_kinds import LayerKind, layer_kinds_of
+from ..states.layer_kinds import LayerKind, is_attention_free, layer_kinds_of
 from .shadow import Shadow
 from .structure import execution_device, forward_parameters
 
@@ -164,6 +164,8 @@ def _inputs_of(forwarded: Any, cache: Cache, dtype: torch.dtype, device: torch.d
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     mask = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
     inputs = {"position_ids": token, "attention_mask": mask, "use_cache": True, "output_router_logits": False}
+    if isinstance(forwarded, PreTrainedModel) and is_attention_free(forwarded):
+        del inputs["attention_mask"]
     inputs = {name: value for name, value in inputs.items() if name in parameters}
     return {"input_ids": token, cache_argument(parameters) or CACHE: cache, "return_dict": True} | inputs
 

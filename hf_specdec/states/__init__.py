@@ -12,7 +12,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 """
 
 from .hook import running_over, states_over_trees, unfollowed_mixers
-from .layer_kinds import LayerKind, LayerKinds, layer_kinds_of
+from .layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .recurrence import Recurrence
 from .topology import NodeTopology, Path
 
@@ -23,6 +23,7 @@ __all__ = [
     "NodeTopology",
     "Path",
     "Recurrence",
+    "is_attention_free",
     "layer_kinds_of",
     "running_over",
     "states_over_trees",

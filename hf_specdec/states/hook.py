@@ -34,7 +34,8 @@ class _Running(threading.local):
     layer: StateLayer | None = None
     state_idx = 0
     has_convolved = False
-    has_scanned = False
+    num_scans = 0
+    forgets = False
 
 
 _running = _Running()
@@ -62,12 +63,19 @@ def enter(layer: StateLayer, state_idx: int, inputs: torch.Tensor) -> None:
     if _running.cache is not layer.cache:
         raise _not_followed(layer)
     _running.layer, _running.state_idx = layer, state_idx
-    _running.has_convolved = _running.has_scanned = False
+    _running.has_convolved, _running.num_scans, _running.forgets = False, 0, False
+
+
+def enter_plainly(layer: StateLayer, state_idx: int, had_state: bool) -> None:
+    """Takes note of a layer in a plain forward, whose function may take no earlier state (`Recurrence.continues`)."""
+    is_mine = _running.cache is layer.cache
+    _running.layer, _running.state_idx = layer if is_mine else None, state_idx
+    _running.has_convolved, _running.num_scans, _running.forgets = True, 0, had_state
 
 
 def leave(layer: StateLayer, state_idx: int) -> None:
     """Checks that the recurrence of a layer has run over the nodes."""
-    if _running.layer is not layer or _running.state_idx != state_idx or not _running.has_scanned:
+    if _running.layer is not layer or _running.state_idx != state_idx or not _running.num_scans:
         raise _not_followed(layer)
 
 
@@ -178,10 +186,11 @@ def _scanning(recurrence: Recurrence) -> Callable[[Callable], Callable]:
     def replacing(original: Callable) -> Callable:
         def function(*args: Any, **kwargs: Any) -> Any:
             layer = _running.layer
-            if layer is None or _running.has_scanned:
+            if layer is None or not (layer.cache.topology or (_running.forgets and not recurrence.continues)):
                 return original(*args, **kwargs)
-            _running.has_scanned = True
-            return layer.scan(_running.state_idx, recurrence, recurrence.inputs(*args, **kwargs))
+            _running.num_scans += 1
+            inputs = recurrence.inputs(*args, **kwargs)
+            return layer.scan(_running.state_idx, recurrence, inputs, _running.num_scans - 1)
 
         return function
 

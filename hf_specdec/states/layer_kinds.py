@@ -37,6 +37,12 @@ def layer_kinds_of(model: PreTrainedModel) -> LayerKinds | None:
     return _found[model]
 
 
+def is_attention_free(model: PreTrainedModel) -> bool:
+    """Whether a model has states alone: no attention layer, for which positions and a mask would count."""
+    kinds = layer_kinds_of(model)
+    return kinds is not None and all(kind in (LayerKind.STATES, LayerKind.NOTHING) for kind, _ in kinds)
+
+
 def _find(model: PreTrainedModel) -> LayerKinds | None:
     try:
         layers = DynamicCache(config=model.config).layers

@@ -25,22 +25,37 @@ class Recurrence(ABC):
     """
     kernel: ClassVar[str | None] = None
     """Name of the kernel of `hf_specdec_kernels` that computes the same on a GPU."""
+    state_dims: ClassVar[int] = 4
+    """
+    Dimensions of the state that one call of the function reads. A mixer whose cache holds one dimension more, after
+    the rows, calls the function once for each of its entries (Zamba's heads).
+    """
+    constants: ClassVar[tuple[str, ...]] = ()
+    """Names of what `inputs` gives that belongs to the layer, not to its nodes."""
+    continues: ClassVar[bool] = True
+    """Whether transformers' function takes an earlier state; else its forwards of several tokens forget it."""
     block: ClassVar[int] = 64
     """Nodes of a text that are scored at once; the work within a block grows with its square."""
 
     @abstractmethod
-    def inputs(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        """What every node has, from the arguments of transformers' function, `[batch, nodes, …]` each."""
+    def inputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """
+        What every node has, from the arguments of transformers' function, `[batch, nodes, …]` each, and `constants`.
+        """
+
+    def of_prompt(self, inputs: dict[str, Any], is_prompt: torch.Tensor) -> dict[str, Any]:
+        """The inputs of a text, where transformers reads prompts otherwise than it writes (`[batch, nodes]` bool)."""
+        return inputs
 
     @abstractmethod
-    def first_state(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def first_state(self, inputs: dict[str, Any]) -> torch.Tensor:
         """The state before any token, `[batch, …]`, in the dtype in which it is kept."""
 
     @abstractmethod
     def score(
         self,
         state: torch.Tensor,
-        inputs: dict[str, torch.Tensor],
+        inputs: dict[str, Any],
         earlier: dict[str, torch.Tensor] | None,
         topology: NodeTopology,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -58,18 +73,18 @@ class Recurrence(ABC):
         """
 
     @abstractmethod
-    def advance(self, state: torch.Tensor, kept: dict[str, torch.Tensor], is_on: torch.Tensor) -> torch.Tensor:
+    def advance(self, state: torch.Tensor, kept: dict[str, Any], is_on: torch.Tensor) -> torch.Tensor:
         """
         The state after a path.
 
         Args:
             state (`torch.Tensor` of shape `[batch, …]`): the state before it.
-            kept (`dict`): what `score` kept of the nodes of the path, `[batch, most, …]` each.
+            kept (`dict`): what `score` kept of the nodes of the path, `[batch, most, …]` each, and the `constants`.
             is_on (`torch.Tensor` of shape `[batch, most]`, bool): which of these nodes count, the first ones of each
                 row; what the others have may be NaN.
         """
 
-    def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, torch.Tensor]) -> Any:
+    def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
         """
         What transformers' function returns, from outputs `[batch, queries, …]`. `state` stands for the last state,
         which the mixer hands to the cache, where it is ignored.

@@ -16,10 +16,15 @@ class NodeTopology:
             included. The queries are the last of the nodes.
         counts (`list[int]`, *optional*): for a text, whose nodes are a chain: how many of the nodes of every row are
             its tokens; those after them are padding. None for a tree, of which a path is committed later.
+        prompt_counts (`list[int]`, *optional*): how many of these tokens are of the prompt; those after them were
+            written. All, if None.
     """
 
-    def __init__(self, ancestors: torch.Tensor, counts: list[int] | None = None):
+    def __init__(
+        self, ancestors: torch.Tensor, counts: list[int] | None = None, prompt_counts: list[int] | None = None
+    ):
         self.ancestors, self.counts = ancestors, counts
+        self.prompt_counts = counts if prompt_counts is None else prompt_counts
         self._tables: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._copies: dict[torch.device, torch.Tensor] = {}
 

@@ -321,11 +321,6 @@ def model_of(family: str, auto: Any = AutoModelForCausalLM, **values: Any) -> Pr
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
 UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "mamba": (lambda: model_of("mamba"), "recurrent or convolutional"),
-    "bamba": (
-        lambda: model_of("bamba", **HEADS, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1),
-        "recurrent or convolutional",
-    ),
     "recurrent_gemma": (lambda: model_of("recurrent_gemma", **HEADS, lru_width=32), "recurrent or convolutional"),
     "rwkv": (lambda: model_of("rwkv", attention_hidden_size=32), "recurrent or convolutional"),
     "llama4": (

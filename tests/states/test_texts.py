@@ -40,12 +40,12 @@ def test_random_trees(family: str, batch_size: int) -> None:
     assert_exact(hybrid(family), batch_size, seed=3)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", (*ONE_OF_EACH, "jamba", "mamba"))
 def test_prompts_in_chunks(family: str) -> None:
     assert_exact(hybrid(family), 3, seed=1, prefill_chunk_size=5)
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", (*ONE_OF_EACH, "nemotron_h", "mamba2"))
 def test_requests_in_flight(family: str) -> None:
     """Few tokens of a prompt in a step, fewer places than requests, and so few blocks that some lose theirs."""
     model = hybrid(family)

@@ -48,6 +48,20 @@ _LATENT = {
 }
 _MIXED = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
 _CONV = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3}
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_chunk_size": 8,
+}
+_MAMBA1 = {"mamba_d_state": 6, "mamba_dt_rank": 5}
+_ZAMBA = {
+    "num_key_value_heads": 4,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**_DELTA, "layer_types": _MIXED},
     "kimi_linear": {
@@ -67,9 +81,38 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {**_EXPERTS, **_LATENT, "q_lora_rank": 8, "layer_types": _MIXED},
     "lfm2_moe": {**_CONV, **_EXPERTS, "num_dense_layers": 1},
     "lfm3": {**_CONV, **_EXPERTS, "num_dense_layers": 1},
+    "bamba": {**_MAMBA2, "attn_layer_indices": [2]},
+    "granitemoehybrid": {**_MAMBA2, **_EXPERTS, "shared_intermediate_size": 16, "layer_types": _MIXED},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 64, "num_hidden_layers": 2},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 6, "chunk_size": 8},
+    "nemotron_h": {
+        **_EXPERTS,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 6,
+        "chunk_size": 8,
+        "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 16,
+        "time_step_min": 0.5,  # bounds many steps of prompts
+    },
+    "zamba2": {
+        **_ZAMBA,
+        "mamba_d_state": 6,
+        "mamba_headdim": 16,
+        "n_mamba_heads": 4,
+        "mamba_ngroups": 2,
+        "chunk_size": 8,
+        "time_step_min": 0.5,
+    },
+    "jamba": {**_MAMBA1, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "zamba": {**_ZAMBA, **_MAMBA1, "n_mamba_heads": 2},
+    "mamba": {"state_size": 6, "time_step_rank": 5},
+    "falcon_mamba": {"state_size": 6, "time_step_rank": 5},
 }
 """Families with states: config values that differ from the small default."""
-ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "lfm2")
+ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "lfm2", "bamba", "zamba")
 """One family for each kind of layer."""
 
 
@@ -85,10 +128,15 @@ def is_known(family: str) -> bool:
 
 
 @cache
-def hybrid(family: str, seed: int = 0) -> PreTrainedModel:
-    """A random model in float32, which reacts to what stands where; no test changes it."""
+def hybrid(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """
+    A random model in float32, which reacts to what stands where; no test changes it. `changes`: values of its config,
+    lists as tuples.
+    """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(_SMALL | HYBRIDS[family]))).eval()
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
+    config = AutoConfig.for_model(family, **(_SMALL | HYBRIDS[family] | own))
+    model = AutoModelForCausalLM.from_config(config).eval()
     model.float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,0 +1,93 @@
+"""Mamba-2's state space, SSD (Dao and Gu, 2024, arXiv 2405.21060), over trees: the chunk form with ancestors' mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import softplus
+
+from .recurrence import Recurrence
+from .topology import NodeTopology
+
+
+class Mamba2(Recurrence):
+    """
+    S ← e^(A·dt) S + dt·x Bᵀ; y = S C + D x, with S `[batch, heads, head_dim, state_size]` float32.
+
+    With G_i the sum of A·dt over node i and its ancestors, and S the state before the root, y_i = e^(G_i) S C_i +
+    Σ_j (C_i · B_j) e^(G_i − G_j) dt_j x_j over the ancestors j of i, itself included. All exponents are at most 0.
+
+    transformers bounds dt in its code for many tokens (`dt_limit`), which reads prompts, and does not in that for one
+    token, which writes the text.
+    """
+
+    functions = ("mamba2_chunk_scan",)
+    kernel = "tree_state_space"
+    constants = ("A", "D", "limits")
+
+    def inputs(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int | None = None,
+        D: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        if dt_bias is not None:
+            dt = dt + dt_bias.to(dt.dtype)
+        if dt_softplus:
+            dt = softplus(dt)
+        D = A.new_zeros(A.shape) if D is None else D
+        return {"x": hidden_states, "dt": dt, "B": B, "C": C, "A": A, "D": D, "limits": dt_limit}
+
+    def of_prompt(self, inputs: dict[str, Any], is_prompt: torch.Tensor) -> dict[str, Any]:
+        bounded = inputs["dt"].clamp(*inputs["limits"])
+        return inputs | {"dt": torch.where(is_prompt[..., None], bounded, inputs["dt"])}
+
+    def first_state(self, inputs: dict[str, Any]) -> torch.Tensor:
+        x, B = inputs["x"], inputs["B"]
+        return x.new_zeros(len(x), *x.shape[2:], B.shape[3], dtype=torch.float32)
+
+    def score(
+        self,
+        state: torch.Tensor,
+        inputs: dict[str, Any],
+        earlier: dict[str, torch.Tensor] | None,
+        topology: NodeTopology,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        x, dt, B, C = (inputs[name].float() for name in ("x", "dt", "B", "C"))
+        kept = {"decay": dt * inputs["A"].float(), "write": x * dt[..., None], "B": B}
+        nodes = kept if earlier is None else {name: torch.cat([earlier[name], kept[name]], 1) for name in kept}
+        ancestors = topology.ancestors_on(x.device)  # [1 or batch, queries, nodes]
+        sums = ancestors.float() @ nodes["decay"]  # G of the queries, [batch, queries, heads]
+        all_sums = sums if earlier is None else torch.cat([earlier["sum"], sums], 1)
+        exponents = sums[:, :, None] - all_sums[:, None]
+        decays = exponents.masked_fill(~ancestors[..., None], -torch.inf).exp()
+        heads = x.shape[2]
+        products = _of_heads(torch.einsum("bign,bjgn->bijg", C, nodes["B"]), heads)
+        within = torch.einsum("bijh,bjhp->bihp", products * decays, nodes["write"])
+        before = torch.einsum("bhin,bhpn->bihp", _of_heads(C.movedim(2, -1), heads).movedim(-1, 1), state.float())
+        outputs = before * sums.exp()[..., None] + within + inputs["D"].float()[..., None] * x
+        # Falcon-H1 takes a view of them.
+        return outputs.contiguous().to(inputs["x"].dtype), kept | {"sum": sums}
+
+    def advance(self, state: torch.Tensor, kept: dict[str, Any], is_on: torch.Tensor) -> torch.Tensor:
+        decay = kept["decay"].masked_fill(~is_on[..., None], 0.0)
+        write, B = (kept[name].masked_fill(~is_on[..., None, None], 0.0) for name in ("write", "B"))
+        sums = decay.cumsum(dim=1)
+        last = sums[:, -1:]
+        B = _of_heads(B.movedim(2, -1), decay.shape[2])  # [batch, most, state_size, heads]
+        written = torch.einsum("bmhp,bmnh->bhpn", write * (last - sums).exp()[..., None], B)
+        return state * last.exp().transpose(1, 2)[..., None] + written
+
+
+def _of_heads(values: torch.Tensor, heads: int) -> torch.Tensor:
+    """`[…, groups]` as `[…, heads]`; a group serves several heads that follow."""
+    return values.repeat_interleave(heads // values.shape[-1], dim=-1)
