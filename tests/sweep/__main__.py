@@ -13,10 +13,14 @@ from pathlib import Path
 import torch
 import transformers
 
-from .registry import all_pairs
-from .results import read_results, write_results
-from .running import run
-from .table import write_table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `support`
+
+from .registry import all_pairs  # noqa: E402
+from .results import read_results, write_results  # noqa: E402
+from .running import run  # noqa: E402
+from .states import states_of  # noqa: E402
+from .table import write_table  # noqa: E402
 
 
 def main() -> int:
@@ -27,6 +31,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="a JSON file to which results are added")
     parser.add_argument("--write", type=Path, help="a page whose table is written from all results")
     parser.add_argument("--resume", action="store_true", help="leave out pairs that --results has")
+    parser.add_argument("--states", action="store_true", help="only pairs that have layers with states")
     parser.add_argument("--no-run", action="store_true", help="only count, and write the table of, --results")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -36,6 +41,8 @@ def main() -> int:
     if not options.no_run:
         part, parts = map(int, options.shard.split("/"))
         pairs = [pair for pair in all_pairs() if not options.model_types or pair.model_type in options.model_types]
+        if options.states:
+            pairs = [pair for pair in pairs if states_of(pair)]
         for pair in pairs[part - 1 :: parts]:
             if options.resume and pair in results:
                 continue

@@ -16,6 +16,15 @@ _QSA = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+_NEMOTRON = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+    "n_groups": 2,
+    "chunk_size": 8,
+    "time_step_min": 0.3,  # so that prompts, in which it bounds steps, differ from the text
+}
+_ZAMBA = {"attention_hidden_size": 64, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]}
+_ZAMBA |= {"num_hidden_layers": 3}
 
 
 def _within(place: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +47,7 @@ def _siglip(**values: Any) -> SiglipVisionConfig:
 
 EXTRAS: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {4: 4}, "max_value_projector_patch_to_query_dict": 4},
+    "bamba": {"=attn_layer_indices": [1], "num_hidden_layers": 3} | _MAMBA2,
     "chameleon": {"vocabulary_map": {"<image>": 70, "IMGIMGAA": 71}},
     "cohere_compass": {"text_config.rope_parameters": _BY_LAYER_TYPE},
     "cohere_compass_text": {"rope_parameters": _BY_LAYER_TYPE},
@@ -54,18 +64,33 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 70, "<|extra_200|>": 71}},
     "ernie4_5_vl_moe": {"text_config.rope_parameters": _DEFAULT_ROPE | {"mrope_section": [1, 1, 2]}},
+    "falcon_h1": {"mamba_d_ssm": 64} | _MAMBA2,
+    "falcon_mamba": {"time_step_rank": 5},
     "fast_vlm": {"vision_config": _siglip()},
     "gemma3n": {"vision_config": _siglip(vocab_size=2, vocab_offset=94, rms_norm_eps=1e-6)},
     "gemma4_assistant": {"=text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     **{name: _sections(4) for name in ("glm46v", "glm4v", "glm_ocr", "glmga", "qwen2_vl", "qwen2_5_vl")},
     "glm4v_moe": _sections(2),
+    "granitemoehybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    }
+    | _MAMBA2,
     "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [(0, 0)]},
     "helium": {"head_dim": 8},
     "hrm_text": {"num_hidden_layers": 16},  # 2 layers in each of 2 · 4 cycles
     "hunyuan_vl": {"text_config.rope_parameters.mrope_section": [2, 2, 2, 2]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 5, "num_hidden_layers": 3},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 32},
+    "mamba": {"time_step_rank": 5},
+    "mamba2": {"n_groups": 2, "chunk_size": 8},
     "mistral4": {"head_dim": 32},
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_vl": _within("text_config", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
+    "nemo_speechlm": _within("text_config", _NEMOTRON),
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_omni": _within("text_config", _NEMOTRON),
     "paddleocr_vl": _sections(8),
     "perception_lm": {"vision_config": _siglip(model_args={"embed_dim": 32})},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 90} | _sections(4),
@@ -79,5 +104,9 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
     "step3p7": {"text_config.sliding_window": 8},
+    "zamba": {"mamba_dt_rank": 5} | _ZAMBA,
+    "zamba2": {"mamba_headdim": 16, "n_mamba_heads": 4, "mamba_ngroups": 2, "chunk_size": 8, "time_step_min": 0.3}
+    | {"hybrid_layer_ids": [1]}
+    | _ZAMBA,
 }
 """By `model_type`: values of fields, with dots for configs within; names with "=" are given to the constructor."""

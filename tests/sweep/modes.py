@@ -44,7 +44,7 @@ class Outcome:
 def prompts(rows: int) -> Inputs:
     """Random prompts `[rows, PROMPT]`; row b starts with 4 · b padding tokens."""
     generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(3, FIRST_SPECIAL, (ROWS, PROMPT), generator=generator)
+    ids = torch.randint(3, FIRST_SPECIAL, (max(rows, ROWS), PROMPT), generator=generator)
     ids[:, -4:-2] = ids[:, 6:8]  # n-grams find something
     ids, mask = ids[:rows], torch.ones_like(ids[:rows])
     for row in range(rows):
@@ -127,7 +127,7 @@ class Runner:
             logits.extend(output.logits)
             return output.sequences.tolist()
 
-        outcome = self._compared(call, lambda: self.plain(rows).tolist(), is_batch=False)
+        outcome = self.compared(call, lambda: self.plain(rows).tolist(), is_batch=False)
         if outcome.kind == "exact" and (error := _relative_error(logits, self._plain[rows].logits)) > LARGEST_ERROR:
             return Outcome("wrong", f"the same text, but its logits differ by {error:.1e} of their spread")
         return outcome
@@ -153,9 +153,10 @@ class Runner:
             )
             return [list(result.generated_tokens) for result in results.values()]
 
-        return self._compared(call, self.plain_alone, is_batch=True)
+        return self.compared(call, self.plain_alone, is_batch=True)
 
-    def _compared(self, call: Callable[[], Any], plain: Callable[[], Any], is_batch: bool) -> Outcome:
+    def compared(self, call: Callable[[], Any], plain: Callable[[], Any], is_batch: bool) -> Outcome:
+        """The outcome of a call with a draft beside one without; both give the tokens of all rows."""
         before = hf_specdec.last_metrics()
         with _counted_forwards(self.model) as forwards:
             try:

@@ -16,6 +16,8 @@ from .building import tiny_model
 from .images import has_images, with_images
 from .modes import IMAGE_MODES, NEW_TOKENS, ROWS, Outcome, Runner, prompts
 from .registry import Pair
+from .state_modes import state_outcomes
+from .states import states_of
 
 
 ATTEMPTS = ((0, 3.0), (1, 3.0), (2, 5.0), (3, 2.0))
@@ -80,6 +82,7 @@ def run(pair: Pair, seconds: int = 300) -> Result:
             runner = runner_of(pair)
             outcomes = runner.outcomes()
             if {outcome.kind for outcome in outcomes.values()} != {"refused"}:
+                outcomes |= state_outcomes(runner) if states_of(pair) else {}
                 outcomes |= _image_outcomes(runner.model)
             return Result(pair, outcomes)
     except _TookTooLong:

@@ -65,7 +65,7 @@ def test_padding_behind_an_image() -> None:
         ("idefics", "tree", "cross-attention"),
         ("kosmos-2", "generate_batch", "masks of padding"),
         ("axk2", "tree", "sparse attention ("),
-        ("mamba", "tree", "recurrent or convolutional layers"),
+        ("rwkv", "tree", "recurrent or convolutional layers"),
     ],
 )
 def test_refusals(model_type: str, mode: str, reason: str) -> None:
