@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from ..compat import NoCacheLayer
-from ..states import LayerKind, LayerKinds, NodeTopology, Path, Recurrence, convolution, hook
+from ..states import LayerKind, LayerKinds, NodeTopology, Path, Recurrence, convolution, hook, read_text
 from .layers import TreeLayer
 
 
@@ -140,12 +140,12 @@ class StateLayer(LinearAttentionLayer):
             state = recurrence.first_state(inputs)
         if topology is None:  # a plain forward
             length = next(iter(inputs.values())).shape[1]
-            outputs, state = _read(recurrence, state, inputs, [length] * len(state))
+            outputs, state = read_text(recurrence, state, inputs, [length] * len(state))
             return recurrence.returned(outputs, state, inputs)
         pending = self.pending[state_idx]
         pending.recurrence = recurrence
         if topology.counts is not None:
-            outputs, state = _read(recurrence, state, inputs, topology.counts, topology.prompt_counts)
+            outputs, state = read_text(recurrence, state, inputs, topology.counts, topology.prompt_counts)
             assert pending.text is not None
             pending.text[1].append(state)
             return recurrence.returned(outputs, state, inputs)
@@ -311,32 +311,3 @@ def _whole(topology: NodeTopology, device: torch.device) -> Path:
     """The path of a text."""
     assert topology.counts is not None
     return Path.of([list(range(count)) for count in topology.counts], device)
-
-
-def _read(
-    recurrence: Recurrence,
-    state: torch.Tensor,
-    inputs: dict[str, Any],
-    counts: list[int],
-    prompt_counts: list[int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    Outputs over a text, `[batch, tokens, …]`, and the state behind the first `counts` tokens of every row. The first
-    `prompt_counts` of these are of the prompt; all, if None.
-    """
-    places = torch.arange(next(iter(inputs.values())).shape[1], device=state.device)
-    is_on, is_prompt = (
-        places < torch.tensor(ends, device=state.device)[:, None] for ends in (counts, prompt_counts or counts)
-    )
-    length, inputs = len(places), recurrence.of_prompt(inputs, is_prompt)
-    constants = {name: inputs[name] for name in recurrence.constants}
-    outputs, dtype = [], state.dtype
-    for start in range(0, length, recurrence.block):
-        end = min(start + recurrence.block, length)
-        block = {name: values[:, start:end] for name, values in inputs.items() if name not in constants} | constants
-        found, kept = recurrence.score(state, block, None, NodeTopology.chain(end - start, state.device))
-        outputs.append(found)
-        moved = is_on[:, start].view(-1, *[1] * (state.dim() - 1))
-        new = recurrence.advance(state, kept | constants, is_on[:, start:end])
-        state = torch.where(moved, new.to(dtype), state)
-    return torch.cat(outputs, dim=1), state

@@ -2,8 +2,10 @@
 Recurrent and convolutional layers over the nodes of a tree. A state cannot be cropped, so a step leaves the state at
 the committed tokens as it is, keeps what every node adds to it, and applies the accepted path afterwards.
 
-- `recurrence`: what a kind of layer must say; one file for each kind: `delta_rule`.
+- `recurrence`: what a kind of layer must say; one file for each kind: `delta_rule`,
+  `mamba2`, `mamba1`.
 - `convolution`: the short convolutions before them, and those of layers that have nothing else.
+- `texts`: a text is read block by block, as a chain.
 - `topology`: which nodes follow which, as layers read it.
 - `hook`: the functions of transformers' model files that run over a tree meanwhile.
 - `layer_kinds`: which layers of a model have states.
@@ -14,6 +16,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 from .hook import running_over, states_over_trees, unfollowed_mixers
 from .layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .recurrence import Recurrence
+from .texts import read_text
 from .topology import NodeTopology, Path
 
 
@@ -25,6 +28,7 @@ __all__ = [
     "Recurrence",
     "is_attention_free",
     "layer_kinds_of",
+    "read_text",
     "running_over",
     "states_over_trees",
     "unfollowed_mixers",

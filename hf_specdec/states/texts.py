@@ -1,0 +1,39 @@
+"""A text read by a recurrence, block by block, as the nodes of a chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .recurrence import Recurrence
+from .topology import NodeTopology
+
+
+def read_text(
+    recurrence: Recurrence,
+    state: torch.Tensor,
+    inputs: dict[str, Any],
+    counts: list[int],
+    prompt_counts: list[int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Outputs over a text, `[batch, tokens, …]`, and the state behind the first `counts` tokens of every row. The first
+    `prompt_counts` of these are of the prompt; all, if None.
+    """
+    places = torch.arange(next(iter(inputs.values())).shape[1], device=state.device)
+    is_on, is_prompt = (
+        places < torch.tensor(ends, device=state.device)[:, None] for ends in (counts, prompt_counts or counts)
+    )
+    length, inputs = len(places), recurrence.of_prompt(inputs, is_prompt)
+    constants = {name: inputs[name] for name in recurrence.constants}
+    outputs, dtype = [], state.dtype
+    for start in range(0, length, recurrence.block):
+        end = min(start + recurrence.block, length)
+        block = {name: values[:, start:end] for name, values in inputs.items() if name not in constants} | constants
+        found, kept = recurrence.score(state, block, None, NodeTopology.chain(end - start, state.device))
+        outputs.append(found)
+        moved = is_on[:, start].view(-1, *[1] * (state.dim() - 1))
+        new = recurrence.advance(state, kept | constants, is_on[:, start:end])
+        state = torch.where(moved, new.to(dtype), state)
+    return torch.cat(outputs, dim=1), state
