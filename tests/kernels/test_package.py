@@ -274,6 +274,6 @@ def test_a_build_can_be_loaded(tmp_path: Path) -> None:
 def test_triton_against_plain_pytorch(chosen: str) -> None:
     """The kernels' own tests, in a process of their own: Triton has to be told before its import to interpret."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, FOLDER / "tests"]
-    done = run(*command, OMP_NUM_THREADS="1")
+    done = run(*command, OMP_NUM_THREADS="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout

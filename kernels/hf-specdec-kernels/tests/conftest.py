@@ -3,6 +3,7 @@ Fixtures of the kernel tests. Without a GPU, Triton's interpreter runs the kerne
 must be set before triton is imported. The tests import the package in `torch-ext/`, installed or not.
 """
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -52,6 +53,12 @@ def _poisoned_memory(monkeypatch: pytest.MonkeyPatch):
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: shapes that only a GPU computes in reasonable time")
     config.addinivalue_line("markers", "slow: more of the same, which takes minutes without a GPU")
+    if not ON_GPU and importlib.util.find_spec("triton") is not None:
+        from interpreter import let_integers_overflow, patch_the_language_once
+
+        patch_the_language_once()
+        if config.option.markexpr == "not slow":  # all cases together look for overflows
+            let_integers_overflow()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

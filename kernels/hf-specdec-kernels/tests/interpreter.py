@@ -1,0 +1,40 @@
+"""Triton's interpreter without what it does anew for each launch and each integer: half of what kernels take there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from triton.runtime import interpreter
+
+
+class _Kept:
+    """Patches of `triton.language` that stay."""
+
+    def restore(self) -> None:
+        pass
+
+
+def patch_the_language_once() -> None:
+    """
+    It replaces the functions of `triton.language` in every launch, and in every call of a function by a kernel looks
+    for those that it has to replace. Nothing else runs in this process: replaced once, they stay.
+    """
+    patch: Callable[[Any], Any] = interpreter._patch_lang
+    patched: dict[int, dict[str, Any]] = {}
+
+    def patch_once(function: Any) -> _Kept:
+        module = function.__globals__
+        if id(module) not in patched:
+            patched[id(module)] = module
+            patch(function)
+        return _Kept()
+
+    interpreter._patch_lang = patch_once
+
+
+def let_integers_overflow() -> None:
+    """As they do where kernels are compiled. Else every sum is computed twice, the second time in 64 bits."""
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
