@@ -112,8 +112,8 @@ def test_generate_meanwhile(manager: SpeculativeBatchingManager, target: PreTrai
     """Others may use the model while requests run."""
     expected = text_alone(target, PROMPTS[3], max_new_tokens=20)
     names = manager.add_requests(PROMPTS * 4, max_new_tokens=60, do_sample=False)
-    assert all(text_alone(target, PROMPTS[3], max_new_tokens=20) == expected for _ in range(4))
-    texts = [text_alone(target, prompt, max_new_tokens=60) for prompt in PROMPTS]
+    assert all(text_alone(target, PROMPTS[3], anew=True, max_new_tokens=20) == expected for _ in range(4))
+    texts = [text_alone(target, prompt, anew=True, max_new_tokens=60) for prompt in PROMPTS]
     for name, text in zip(names, texts * 4, strict=True):
         assert manager.get_result(name).generated_tokens == text
 

@@ -16,6 +16,7 @@ from hf_specdec.engine.captured.step import InFlightStep
 
 from .goldens import trained_prompts, trained_target
 from .models import prompts
+from .plain import greedy_text
 
 
 REQUEST_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]"
@@ -49,14 +50,18 @@ def equal_options_once(manager: SpeculativeBatchingManager) -> Iterator[None]:
     manager._admission.present_run = of_engine
 
 
-def text_alone(model: PreTrainedModel, prompt: list[int], **options: Any) -> list[int]:
-    """What plain greedy `generate` writes after one prompt; of the shared target its golden, where there is one."""
+def text_alone(model: PreTrainedModel, prompt: list[int], anew: bool = False, **options: Any) -> list[int]:
+    """
+    What plain greedy `generate` writes after one prompt; of the shared target its golden, where there is one. In a
+    call that is made `anew`, where it is such a call that is tested.
+    """
     if model is trained_target() and options.keys() == {"max_new_tokens"}:
         goldens = trained_prompts()
         if prompt in goldens["prompts"] and options["max_new_tokens"] <= 64:
             return goldens["greedy_64"][goldens["prompts"].index(prompt)][: options["max_new_tokens"]]
     ids = torch.tensor([prompt])
-    text = model.generate(ids, attention_mask=torch.ones_like(ids), **({"do_sample": False} | options))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    text = model.generate(**inputs, do_sample=False, **options) if anew else greedy_text(model, inputs, **options)
     return text[0, len(prompt) :].tolist()
 
 

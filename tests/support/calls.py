@@ -14,6 +14,7 @@ import hf_specdec
 from hf_specdec import SpeculationMetrics
 
 from .models import prompts
+from .plain import greedy_text
 
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"
@@ -26,7 +27,7 @@ Options = dict[str, Any] | Callable[[], dict[str, Any]]
 def generate_plain(model: PreTrainedModel, inputs: dict[str, torch.Tensor], options: Options) -> Any:
     """Greedy `generate` without an assistant."""
     values = options() if callable(options) else options
-    return model.generate(**inputs, **({"do_sample": False} | values))
+    return greedy_text(model, inputs, **values)
 
 
 def generate_with_tree(

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec import SpeculationMetrics, TokenTree
 
+from .plain import greedy_text
+
 
 IRREGULAR = "[(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0)]"
 """A tree whose levels branch unevenly; its best path is 4 deep."""
@@ -18,7 +20,7 @@ IRREGULAR = "[(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0
 
 def plain_text(model: PreTrainedModel, inputs: dict[str, Any], **options: Any) -> torch.Tensor:
     """What plain greedy `generate` writes; refuses texts so uniform that a fault might not show in them."""
-    text = model.generate(**inputs, do_sample=False, **options)
+    text = greedy_text(model, inputs, **options)
     generated = text[:, inputs["input_ids"].shape[1] :] if "input_ids" in inputs else text
     assert len(generated.unique()) >= 5, f"not telling enough, choose another seed: {generated.tolist()}"
     return text
