@@ -5,6 +5,8 @@ path; and in every step the trees that the head would propose for that text from
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from support.heads import (
     tiny_block_head,
 )
 from support.models import prompts, tiny_model
+from support.plain import greedy_text
 from transformers import PreTrainedModel
 
 import hf_specdec
@@ -31,6 +34,19 @@ DYNAMIC = DynamicTree(depth=3, top_k=4, num_nodes=9)
 CHUNKS = {"prefill_chunk_size": 4}
 ALL_KINDS = BLOCK_KINDS | HOST_KINDS
 KINDS = pytest.mark.parametrize("kind", ALL_KINDS)
+TREES = {"static": IRREGULAR, "dynamic": DYNAMIC}
+
+
+def in_turn(kinds: Iterable[str]) -> pytest.MarkDecorator:
+    """Parameters `kind` and `tree`: every kind with one of the trees, in turn; with the other where there is time."""
+    return pytest.mark.parametrize(
+        "kind, tree",
+        [
+            pytest.param(kind, tree, id=f"{kind}-{name}", marks=() if (place + number) % 2 == 0 else pytest.mark.slow)
+            for place, kind in enumerate(kinds)
+            for number, (name, tree) in enumerate(TREES.items())
+        ],
+    )
 
 
 def a_target(**options: Any) -> PreTrainedModel:
@@ -38,25 +54,29 @@ def a_target(**options: Any) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def paths_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Tensor) -> dict[tuple[int, ...], float]:
+def paths_from_scratch(
+    head: BlockHead, target: PreTrainedModel, ids: torch.Tensor, count: int
+) -> dict[tuple[int, ...], float]:
     """
-    Every path of draft tokens with its summed log-probability, by the head's own forward over nothing but the text:
-    the context of all tokens but the last, then a block.
+    Paths of draft tokens, the `count` best of all among them, with their summed log-probabilities, by the head's own
+    forward over nothing but the text: the context of all tokens but the last, then a block. A path is never better
+    than one that it goes on from: those that are worse than `count` others are not followed.
     """
     root, (states, base) = ids[None, -1:], block_from_scratch(head, target, ids)
     found: dict[tuple[int, ...], float] = {}
-
-    def descend(path: tuple[int, ...], score: float, carried: Any) -> None:
+    waiting: list[tuple[float, tuple[int, ...], Any]] = [(0.0, (), None)]
+    while waiting:
+        score, path, carried = waiting.pop(max(range(len(waiting)), key=lambda place: waiting[place][0]))
+        if len(found) > count and score < sorted(found.values())[-count] - 1e-2:
+            break
         level = slice(len(path), len(path) + 1)
         parent = torch.tensor([[path[-1]]]) if path else root
         logits, carried = head.conditional_logits(base[:, level], states[:, level], parent, carried)
         for index, log_q in enumerate(logits[0, 0].log_softmax(-1).tolist()):
             token = index if head.target_ids is None else int(head.target_ids[index])
             found[*path, token] = score + log_q
-            if len(path) + 1 < base.shape[1] and log_q > -20:
-                descend((*path, token), score + log_q, carried)
-
-    descend((), 0.0, None)
+            if len(path) + 1 < base.shape[1]:
+                waiting.append((score + log_q, (*path, token), carried))
     return found
 
 
@@ -83,9 +103,9 @@ def test_every_step_drafts_as_from_scratch(kind: str, options: dict[str, Any]) -
         for row, length in enumerate(lengths):
             if draft.topology.depth < depth or draft.num_valid(row) < draft.num_nodes:
                 continue  # at the end of the text
-            all_paths = paths_from_scratch(head, target, text[row, pads[row] : length])
+            all_paths = paths_from_scratch(head, target, text[row, pads[row] : length], nodes)
             best = sorted(all_paths.values(), reverse=True)[:nodes]
-            own = [all_paths[path] for path in paths_of(draft, row)]
+            own = [all_paths.get(path, -math.inf) for path in paths_of(draft, row)]
             torch.testing.assert_close(torch.tensor(sorted(own, reverse=True)), torch.tensor(best), atol=1e-4, rtol=0)
             compared += 1
     assert compared > 10
@@ -109,19 +129,18 @@ def test_the_text_is_plain_generates(kind: str, tree: Any) -> None:
     head, inputs = tiny_block_head(target, **ALL_KINDS[kind]), prompts(3, 9, padding=True)
     options = {"do_sample": False, "max_new_tokens": 24}
     text = target.generate(**inputs, **options, assistant_model=head, tree=tree)
-    assert text.equal(target.generate(**inputs, **options))
+    assert text.equal(greedy_text(target, inputs, max_new_tokens=24))
     assert hf_specdec.last_metrics().num_draft_tokens > 0
 
 
-@KINDS
-def test_requests_in_flight(kind: str) -> None:
+@in_turn(ALL_KINDS)
+def test_requests_in_flight(kind: str, tree: Any) -> None:
     """Prompts in chunks, texts longer than the head's window, and steps in which the head has to catch up."""
     target, ragged = a_target(), ragged_prompts((3, 17, 8, 30))
     head = tiny_block_head(target, **ALL_KINDS[kind])
-    for tree in (IRREGULAR, DYNAMIC):
-        found = target.generate_batch(ragged, max_new_tokens=20, do_sample=False, assistant_model=head, tree=tree)
-        texts = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
-        assert texts == [text_alone(target, prompt, max_new_tokens=20) for prompt in ragged]
+    found = target.generate_batch(ragged, max_new_tokens=20, do_sample=False, assistant_model=head, tree=tree)
+    texts = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
+    assert texts == [text_alone(target, prompt, max_new_tokens=20) for prompt in ragged]
 
 
 @pytest.fixture
@@ -131,8 +150,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return install(monkeypatch, with_kernel=True)
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
-@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC], ids=["static", "dynamic"])
+@in_turn(BLOCK_KINDS)
 @pytest.mark.filterwarnings("error:.*could not be captured")
 def test_whole_steps(kind: str, tree: Any, steps: Steps) -> None:
     """A call's steps run whole, with the same text and the same drafts as on the host."""

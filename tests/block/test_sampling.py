@@ -70,8 +70,16 @@ def of_whole_steps(kind: str, method: str) -> Fit:
     return fit(tokens, expected_tokens("plain"))
 
 
-@pytest.mark.parametrize("method", [BEST, DRAWN, BUDGETS])
-@pytest.mark.parametrize("kind", ["dflash", "markov", "rnn", "dflash2"])
+WHOLE = {("dflash", BEST), ("dflash", BUDGETS), ("markov", DRAWN), ("rnn", BUDGETS), ("dflash2", DRAWN)}
+
+
+@pytest.mark.parametrize(
+    "kind, method",
+    [
+        pytest.param(*case, marks=() if case in WHOLE else pytest.mark.slow)
+        for case in itertools.product(("dflash", "markov", "rnn", "dflash2"), (BEST, DRAWN, BUDGETS))
+    ],
+)
 def test_whole_steps(kind: str, method: str, steps: Steps) -> None:
     found = of_whole_steps(kind, method)
     assert steps.replays > 0
