@@ -52,10 +52,17 @@ SEEDS = {
     "falcon": 1,
 }
 SMOKE = ("llama", "sdpa")
-TARGETS = [
-    pytest.param(*target, marks=pytest.mark.smoke if target == SMOKE else ())
-    for target in ((family, implementation) for family in FAMILIES for implementation in attention_of(family))
-]
+
+
+def with_every_family(calls: list[tuple[Any, ...]]) -> list[Any]:
+    """Every call with every family, each with one of its attention implementations in turn."""
+    found = []
+    for place, family in enumerate(FAMILIES):
+        implementations = attention_of(family)
+        for number, call in enumerate(calls):
+            target = (family, implementations[(place + number) % len(implementations)])
+            found.append(pytest.param(*target, *call, marks=pytest.mark.smoke if target == SMOKE else ()))
+    return found
 
 
 @lru_cache
@@ -90,8 +97,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("kind, batch_size, tree", CALLS)
-@pytest.mark.parametrize("family, implementation", TARGETS)
+@pytest.mark.parametrize("family, implementation, kind, batch_size, tree", with_every_family(CALLS))
 def test_greedy_equality(family: str, implementation: str, kind: str, batch_size: int, tree: str) -> None:
     metrics = assert_same_text(
         target_of(family, implementation),
@@ -113,8 +119,10 @@ SAMPLED_TREES = {
 }
 
 
-@pytest.mark.parametrize("batch_size, tree", [(1, "chain"), (3, "branching"), (1, "dynamic"), (3, "dynamic")])
-@pytest.mark.parametrize("family, implementation", TARGETS)
+SAMPLED = [(1, "chain"), (3, "branching"), (1, "dynamic"), (3, "dynamic")]
+
+
+@pytest.mark.parametrize("family, implementation, batch_size, tree", with_every_family(SAMPLED))
 def test_sampling(family: str, implementation: str, batch_size: int, tree: str) -> None:
     """
     Tokens that the model has drawn for itself are all accepted, since p is q at every node: a draft or a tree forward
@@ -206,8 +214,7 @@ def test_draft_of_another_family() -> None:
     assert text.tolist() == text_of("llama", "sdpa", 3).tolist()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("role, batch_size", [("target", 1), ("draft", 3)])
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
 def test_router_logits(family: str, role: str, batch_size: int) -> None:
     """A config that asks for them, as after training, asks for an auxiliary loss, too, which takes no 4D mask."""

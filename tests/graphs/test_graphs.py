@@ -47,17 +47,20 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 BY_ATTENTION = pytest.mark.parametrize("stand_in", [False, True], ids=["masks", "kernel"], indirect=True)
 
 
+CALLS = {"one row, static": (1, TREE), "three rows, dynamic": (3, DYNAMIC)}
+
+
 @pytest.mark.parametrize(
-    "batch_size, tree, stand_in",
+    "family, batch_size, tree, stand_in",
     [
-        pytest.param(1, TREE, False, id="one row, static, masks"),
-        pytest.param(3, DYNAMIC, True, id="three rows, dynamic, kernel"),
-        pytest.param(1, TREE, True, id="one row, static, kernel"),
-        pytest.param(3, DYNAMIC, False, id="three rows, dynamic, masks"),
+        # By the kernel, each family with one of the calls, and with masks with the other.
+        pytest.param(family, *call, with_kernel, id=f"{family}-{name}, {'kernel' if with_kernel else 'masks'}")
+        for place, family in enumerate(FAMILIES)
+        for number, (name, call) in enumerate(CALLS.items())
+        for with_kernel in [(place + number) % 2 == 1]
     ],
     indirect=["stand_in"],
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, stand_in: StandIn) -> None:
     """The same graphs serve prompts of other lengths, with other padding, past sliding windows."""
     target = tiny_model(family)
