@@ -1,6 +1,6 @@
 """
 What every rank of a target does whose weights are sharded by FSDP, each with prompts of its own; run by
-test_data_parallel.py under torchrun.
+test_data_parallel.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         fully_shard(module, mesh=mesh)
     # Texts of other lengths: the one rank is done long before the other.
     inputs = {name: value.to(device) for name, value in prompts(2, 8 + 5 * rank, seed=rank, padding=True).items()}
-    options = {"do_sample": False, "max_new_tokens": 30 + 25 * rank}
+    options = {"do_sample": False, "max_new_tokens": 20 + 15 * rank}
     found: dict[str, Any] = {"expected": plain.generate(**inputs, **options)}
 
     def run(name: str, assistant: Any, tree: Any = None) -> None:

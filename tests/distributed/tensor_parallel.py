@@ -1,5 +1,5 @@
 """
-What every rank of a tensor-parallel model does; run by test_tensor_parallel.py under torchrun.
+What every rank of a tensor-parallel model does; run by test_tensor_parallel.py.
 
 The ranks differ wherever they may: in their random state, in the clock of a criterion, in what a drafter proposes.
 """
@@ -23,8 +23,8 @@ from hf_specdec import DraftTree, DynamicTree, EagleHead, NgramDraft, Speculativ
 from hf_specdec.models.hooks import foreign_hooks
 
 
-GREEDY = {"do_sample": False, "max_new_tokens": 24}
-SAMPLED = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 24}
+GREEDY = {"do_sample": False, "max_new_tokens": 16}
+SAMPLED = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 16}
 DYNAMIC = DynamicTree(depth=3, top_k=3, num_nodes=8)
 CHAIN = TokenTree.chain(4)
 

@@ -20,7 +20,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[st
 
 
 def test_every_rank_writes_its_own_texts(found: list[dict[str, Any]]) -> None:
-    assert [len(result["expected"][0]) for result in found] == [8 + 30, 13 + 55]
+    assert [len(result["expected"][0]) for result in found] == [8 + 20, 13 + 35]
     for result in found:
         for name in ("draft model", "automatic tree", "n-grams", "head"):
             assert result[name] == result["expected"], name

@@ -52,8 +52,8 @@ def test_ranks_agree(found: list[dict[str, Any]]) -> None:
 
 def test_texts_are_those_of_one_process(found: list[dict[str, Any]], target: PreTrainedModel) -> None:
     texts, inputs = found[0]["texts"], prompts(3, 12, padding=True)
-    expected = plain_text(target, inputs, max_new_tokens=24)
-    penalised = plain_text(target, inputs, max_new_tokens=24, repetition_penalty=1.3)
+    expected = plain_text(target, inputs, max_new_tokens=16)
+    penalised = plain_text(target, inputs, max_new_tokens=16, repetition_penalty=1.3)
     names = ["plain", *(name for name in texts if name.startswith("greedy"))]
     assert len(names) == 9
     for name in names:
@@ -66,7 +66,7 @@ def test_texts_are_those_of_one_process(found: list[dict[str, Any]], target: Pre
 def test_samples_are_those_of_one_process(found: list[dict[str, Any]], target: PreTrainedModel) -> None:
     """With the random state of rank 0, by rejection and along the target."""
     draft, inputs = noisy_copy(target, 0.05), prompts(3, 12, padding=True)
-    options = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 24}
+    options = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 16}
     calls = {
         "sampled, static tree": (1, draft, {"tree": IRREGULAR}),
         "sampled, n-grams": (5, NgramDraft(), {}),
@@ -90,14 +90,14 @@ def test_all_stop_when_rank_0_does(found: list[dict[str, Any]], target: PreTrain
     for result in found:
         assert [len(row) for row in result["texts"]["other stops on every rank"]["text"]] == [20] * 3
         of_batch = result["texts"]["batch, other stops on every rank"]["text"]
-        # One token at least, and 24 at most.
-        assert [len(text) for text in of_batch] == [min(max(20 - len(p), 1), 24) for p in ragged_prompts()]
+        # One token at least, and 16 at most.
+        assert [len(text) for text in of_batch] == [min(max(20 - len(p), 1), 16) for p in ragged_prompts()]
         assert len(result["texts"]["a clock"]["text"][0]) < 12 + 240
 
 
 def test_many_requests(found: list[dict[str, Any]], target: PreTrainedModel) -> None:
     texts = found[0]["texts"]
-    expected = [text_alone(target, prompt, max_new_tokens=24) for prompt in ragged_prompts()]
+    expected = [text_alone(target, prompt, max_new_tokens=16) for prompt in ragged_prompts()]
     names = [name for name in texts if name.startswith("batch, greedy")]
     assert len(names) == 4
     for name in names:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import runpy
+import signal
+import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .fresh import run_and_exit, run_python
 
 
 SECONDS = 240
@@ -18,15 +24,22 @@ SECONDS = 240
 
 def results_of_ranks(script: Path, folder: Path, device: str, num_ranks: int = 2) -> list[dict[str, Any]]:
     """
-    Runs `script FOLDER` under torchrun, with gloo on the CPU or nccl on as many GPUs, and reads what each rank wrote
-    with `write_result`.
+    Runs `script FOLDER` in a process for each rank, on the CPU with gloo, or on as many GPUs with nccl, and reads what
+    each rank wrote with `write_result`. The processes are those of torchrun; without GPUs they are forked, which saves
+    the imports of each.
     """
+    if device == "cpu":
+        run_python(f"from support.ranks import fork_ranks\nfork_ranks({str(script)!r}, {str(folder)!r}, {num_ranks})")
+    else:
+        _run_by_torchrun(script, folder, num_ranks)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def _run_by_torchrun(script: Path, folder: Path, num_ranks: int) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     # Before what is there already: where the package is not installed, it is found by that.
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     done = subprocess.run(
         [*command, str(script), str(folder)],
@@ -38,7 +51,33 @@ def results_of_ranks(script: Path, folder: Path, device: str, num_ranks: int = 2
     )
     if done.returncode != 0:
         raise RuntimeError(f"{script.name} failed:\n{_ends(done.stdout)}")
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def fork_ranks(script: str, folder: str, num_ranks: int) -> None:
+    """Forks a process for each rank, with the variables that torchrun sets; when one fails, ends the others."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sys.argv = [script, folder]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    logs, running, failed = [Path(folder, f"rank{rank}.log") for rank in range(num_ranks)], set(), False
+    for rank, log in enumerate(logs):
+        if (child := os.fork()) == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            run_and_exit(partial(runpy.run_path, script, run_name="__main__"), output, output)
+        running.add(child)
+    while running:
+        child, status = os.wait()
+        running.remove(child)
+        if status != 0 and not failed:
+            failed = True
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+    if failed:
+        printed = "\n".join(f"{log.name}:\n{_ends(log.read_text(errors='replace'))}" for log in logs)
+        raise RuntimeError(f"{script} failed:\n{printed}")
 
 
 def say_where_if_stuck() -> None:

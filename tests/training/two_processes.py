@@ -1,4 +1,4 @@
-"""Trains in every process, and says what it ended with: run by `test_processes.py` under torchrun."""
+"""Trains in every process, and says what it ended with: run by `test_processes.py`."""
 
 from __future__ import annotations
 
