@@ -21,6 +21,7 @@ from typing import NoReturn
 TESTS = Path(__file__).parents[1]
 PRELOADED = """
 import torch
+import torch._dynamo
 import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from transformers.generation.candidate_generator import CandidateGenerator

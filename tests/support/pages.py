@@ -139,6 +139,8 @@ def _names() -> dict[str, Any]:
 
 def _fork_for_each(pages: list[Path], folder: Path) -> None:
     """Forks, since importing torch and transformers takes longer than most pages."""
+    import torch._dynamo  # which pages import by way of the library, and which takes longest  # noqa: F401
+
     names = _names()
     assert "hf_specdec" not in sys.modules  # else pages would not have to import it
     for number, page in enumerate(pages):
