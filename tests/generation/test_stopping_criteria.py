@@ -56,9 +56,14 @@ CRITERIA_ON_SCORES: dict[str, Criterion] = {
 }
 
 
-@pytest.mark.parametrize("end_token", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("name", CRITERIA | CRITERIA_ON_SCORES)
+@pytest.mark.parametrize(
+    "name, batch_size, end_token",
+    [
+        (name, batch_size, (number + batch_size // 2) % 2 == 1)  # both for each number of rows, one for each pair
+        for number, name in enumerate(CRITERIA | CRITERIA_ON_SCORES)
+        for batch_size in (1, 3)
+    ],
+)
 def test_custom_criteria(
     target: PreTrainedModel,
     draft: PreTrainedModel,

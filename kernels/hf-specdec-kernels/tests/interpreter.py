@@ -18,8 +18,8 @@ class _Kept:
 
 def patch_the_language_once() -> None:
     """
-    It replaces the functions of `triton.language` in every launch, and in every call of a function by a kernel looks
-    for those that it has to replace. Nothing else runs in this process: replaced once, they stay.
+    Replaces the functions of `triton.language` once. The interpreter replaces them in every launch, and in every call
+    of a function by a kernel looks for those that it has to replace. Nothing else runs in this process: they may stay.
     """
     patch: Callable[[Any], Any] = interpreter._patch_lang
     patched: dict[int, dict[str, Any]] = {}
@@ -35,6 +35,6 @@ def patch_the_language_once() -> None:
 
 
 def let_integers_overflow() -> None:
-    """As they do where kernels are compiled. Else every sum is computed twice, the second time in 64 bits."""
+    """Lets sums wrap around, as where kernels are compiled. Else each is computed in 64 bits as well."""
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
