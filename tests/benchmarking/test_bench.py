@@ -33,7 +33,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def bench(prompts: Path, *arguments: Any) -> Any:
-    return on_tiny_target("bench", "--prompts", prompts, "--max-new-tokens", 24, "--rounds", 2, *arguments)
+    return on_tiny_target("bench", "--prompts", prompts, "--max-new-tokens", 12, "--rounds", 2, *arguments)
 
 
 def test_figures_and_files(prompts: Path, tmp_path: Path) -> None:
