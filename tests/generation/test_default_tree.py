@@ -53,14 +53,14 @@ def test_a_seed_reproduces_a_call(kind: str, rows: int, shuffled_times: None) ->
     if kind == "n-gram":  # which find something in a text that repeats itself
         inputs["input_ids"][:, -6:] = torch.tensor([5, 6, 7, 5, 6, 7])
         options = options | {"temperature": 0.05}
-    for _ in range(4):
+    for _ in range(3):
         torch.manual_seed(5)
         output = TARGET.generate(
             **inputs, do_sample=True, max_new_tokens=40, return_dict_in_generate=True, pad_token_id=0, **options
         )
         texts.append(output.sequences.tolist())
         trees.append((output.speculation.num_drafts, output.speculation.num_draft_tokens))
-    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert texts[0] == texts[1] == texts[2]
     assert len(set(trees)) > 1  # not for want of other trees
 
 
