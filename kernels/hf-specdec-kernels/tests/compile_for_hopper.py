@@ -22,7 +22,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from hf_specdec_kernels import BudgetedLevel
+from hf_specdec_kernels import BudgetedLevel, triton_states
 from hf_specdec_kernels.budgets.triton import launch_share_out
 from hf_specdec_kernels.draft_losses import triton as draft_losses_launch
 from hf_specdec_kernels.draft_tokens import triton as draft_tokens_launch
@@ -36,7 +36,11 @@ from hf_specdec_kernels.rejection_sampling.triton import (
 )
 from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
+from hf_specdec_kernels.tree_conv import triton as tree_conv_launch
+from hf_specdec_kernels.tree_delta_rule import triton as delta_rule_launch
 from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_choose_nodes, launch_tree_ancestors
+from hf_specdec_kernels.tree_selective_scan import triton as scan_launch
+from hf_specdec_kernels.tree_ssd import triton as ssd_launch
 
 
 LARGEST_SHARED_MEMORY = 227 * 1024
@@ -217,6 +221,65 @@ def growth(nodes: int) -> None:
     launch_tree_ancestors(longs, 15, longs, torch.zeros(2, nodes + 1, nodes + 1, dtype=torch.bool))
 
 
+def rows_of(batch: int, nodes: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """A step's slots, turns, path and counts, and its ancestors."""
+    longs = torch.zeros(batch, 9, dtype=torch.long)
+    return (longs[:, 0], longs[:, 0], longs, longs[:, 0]), torch.zeros(1, nodes, 1, dtype=torch.long)
+
+
+def ssd(nodes: int, dtype: torch.dtype, batch: int = 1, state_size: int = 128) -> None:
+    rows, ancestors = rows_of(batch, nodes)
+    x, keys = torch.empty(batch, nodes, 64, 64, dtype=dtype), torch.empty(batch, nodes, 8, state_size, dtype=dtype)
+    kept = (
+        torch.empty(1, 64, 64, state_size),
+        torch.empty(2, 1, *keys.shape[1:], dtype=dtype),
+        torch.empty(1, *x.shape[1:]),
+        torch.empty(2, 1, nodes, 64),
+    )
+    dt, rates = x[..., 0], torch.empty(64)
+    options = (rates, rates, True, 0.0, 1.0)
+    ssd_launch.launch_tree_ssd(x, dt, rates, keys, keys, *kept, ancestors, *rows, *options, x)
+    ssd_launch.launch_commit_ssd(*kept, *rows)
+
+
+def scan(nodes: int, dtype: torch.dtype) -> None:
+    rows, ancestors = rows_of(1, nodes)
+    x, keys = torch.empty(1, nodes, 8192, dtype=dtype), torch.empty(1, nodes, 1, 16, dtype=dtype)
+    rates, kept = torch.empty(8192, 16), (torch.empty(1, 8192, 16), x, x.float(), torch.stack([keys] * 2))
+    scan_launch.launch_tree_selective_scan(
+        x, x, rates, keys, keys, *kept, ancestors, *rows, rates[:, 0], x, rates[:, 0], True, x
+    )
+    scan_launch.launch_commit_selective_scan(*kept, rates, *rows)
+
+
+def convolution(nodes: int, dtype: torch.dtype, batch: int = 1) -> None:
+    (slots, _, path, counts), _ = rows_of(batch, nodes)
+    x, table = torch.empty(batch, nodes, 8192, dtype=dtype), torch.zeros(1, nodes, 4, dtype=torch.long)
+    windows = torch.empty(1, 8192, 4, dtype=dtype)
+    weight = torch.empty(8192, 4, dtype=dtype)
+    tree_conv_launch.launch_tree_conv(x, weight, windows, x, table, slots, path, counts, weight[:, 0], True, x)
+    tree_conv_launch.launch_commit_conv(windows, x, slots, path, counts)
+
+
+def delta_rule(nodes: int, dtype: torch.dtype, batch: int = 1, dim: int = 128, channels: bool = False) -> None:
+    heads, key_heads = (32, 32) if channels else (32, 16)
+    query = torch.empty(batch, nodes, key_heads, dim, dtype=dtype)
+    value, decay = torch.empty(batch, nodes, heads, dim, dtype=dtype), torch.empty(batch, nodes, heads)
+    if channels:
+        decay = decay[..., None].repeat(1, 1, 1, dim)
+    kept = (
+        torch.empty(1, heads, dim, dim),
+        torch.empty(2, 1, nodes, key_heads, dim, dtype=dtype),
+        torch.empty(1, nodes, heads, dim),
+        torch.empty(2, 1, *decay.shape[1:]),
+    )
+    rows, ancestors = rows_of(batch, nodes)
+    delta_rule_launch.launch_tree_delta_rule(
+        query, query, value, decay, value[..., 0], *kept, ancestors, *rows, True, 1.0, value
+    )
+    delta_rule_launch.launch_commit_delta_rule(*kept, *rows, True)
+
+
 def compaction(page_size: int | None = None) -> None:
     cache = torch.empty(64, 8, 64, 128, dtype=torch.bfloat16)
     rows = torch.zeros(64, dtype=torch.long)
@@ -279,6 +342,23 @@ CASES = {
         for features in (576, 4096)
         for rows in (1, 33, 64)
     },
+    **{
+        f"delta rule, batch of {batch}, {nodes} nodes": lambda nodes=nodes, batch=batch: delta_rule(nodes, HALF, batch)
+        for nodes in (1, 32, 64)
+        for batch in (1, 16)
+    },
+    **{
+        f"{name}, {nodes} nodes": lambda call=call, nodes=nodes: call(nodes, HALF)
+        for name, call in (("SSD", ssd), ("scan", scan), ("convolution", convolution))
+        for nodes in (1, 32, 64)
+    },
+    "SSD, state of 256": lambda: ssd(64, HALF, 16, 256),
+    "SSD, float32": lambda: ssd(64, SINGLE),
+    "convolution, batch of 16": lambda: convolution(64, SINGLE, 16),
+    "delta rule, head dimension 256": lambda: delta_rule(64, HALF, 16, 256),
+    "delta rule, float32": lambda: delta_rule(64, SINGLE),
+    "delta rule, channels, 16 nodes": lambda: delta_rule(16, HALF, channels=True),
+    "delta rule, channels, 64 nodes": lambda: delta_rule(64, HALF, 16, channels=True),
     "compaction": compaction,
     "compaction of pages": lambda: compaction(64),
 }
@@ -305,7 +385,17 @@ def main(wanted: str) -> None:
     tree_attention_launch.shared_memory_limit = lambda device: LARGEST_SHARED_MEMORY
     tree_attention_launch.plan_launch = plan_and_note
     draft_tokens_launch.num_multiprocessors = tree_attention_launch.num_multiprocessors
-    for launches in (tree_attention_launch, merged_linear_launch):
+    triton_states.num_multiprocessors = tree_conv_launch.num_multiprocessors = (
+        tree_attention_launch.num_multiprocessors
+    )
+    for launches in (
+        tree_attention_launch,
+        merged_linear_launch,
+        delta_rule_launch,
+        ssd_launch,
+        scan_launch,
+        tree_conv_launch,
+    ):
         launches.can_overlap = lambda device: True
     print(f"triton {triton.__version__}")
     for name, launch in CASES.items():

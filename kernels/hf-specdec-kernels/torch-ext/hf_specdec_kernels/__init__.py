@@ -12,19 +12,32 @@ from .draft_tokens import Children, draft_tokens, draw_children
 from .kv_compaction import kv_compaction, pointer_table
 from .merged_linear import merged_linear
 from .overlaps import draft_overlaps
+from .pending import DeltaPending, PendingPath, ScanPending
 from .rejection_sampling import Walks, draft_columns, filter_logits, greedy_walk, rejection_walk, target_walk
 from .tree_attention import pack_ancestors, tree_attention
+from .tree_conv import commit_conv, conv_table, tree_conv
+from .tree_delta_rule import commit_delta_rule, tree_delta_rule
 from .tree_growth import ChosenNodes, best_paths, choose_nodes, tree_ancestors
+from .tree_selective_scan import commit_selective_scan, tree_selective_scan
+from .tree_ssd import commit_ssd, tree_ssd
 
 
 __all__ = [
     "BudgetedLevel",
     "Children",
     "ChosenNodes",
+    "DeltaPending",
     "DraftLosses",
+    "PendingPath",
+    "ScanPending",
     "Walks",
     "best_paths",
     "choose_nodes",
+    "commit_conv",
+    "commit_delta_rule",
+    "commit_selective_scan",
+    "commit_ssd",
+    "conv_table",
     "draft_columns",
     "draft_losses",
     "draft_overlaps",
@@ -41,4 +54,8 @@ __all__ = [
     "target_walk",
     "tree_ancestors",
     "tree_attention",
+    "tree_conv",
+    "tree_delta_rule",
+    "tree_selective_scan",
+    "tree_ssd",
 ]
