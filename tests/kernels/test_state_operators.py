@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 
+import hf_specdec_kernels
 from hf_specdec_kernels import (
     DeltaPending,
     PendingPath,
@@ -128,3 +132,73 @@ def test_conv(activation: str | None) -> None:
     torch.testing.assert_close(found, wanted)
     tree_conv(x[:, :1], weight, windows, pending, table[:, :1], all_nodes())
     torch.testing.assert_close(windows[FIRST.slots], expected)
+
+
+def step_of(name: str) -> dict[str, Any]:
+    """Arguments of a call, with nodes that are pending."""
+    rows, decay = all_nodes(), -random(4).abs()
+    pending = DeltaPending(torch.randn(2, ROWS, NODES, 2, 12), random(4, 10), torch.stack([decay, decay]))
+    states, rates = torch.randn(ROWS, 4, 12, 10), -torch.rand(10, 12)
+    scanned = ScanPending(random(10), random(10).abs(), torch.randn(2, ROWS, NODES, 1, 12))
+    tree = {"ancestors": CHAIN, "rows": rows}
+    delta = {"query": random(2, 12), "key": random(2, 12), "value": random(4, 10), "decay": decay, "beta": decay}
+    windows = {"windows": torch.randn(ROWS, 10, 4), "pending": random(10), "rows": rows}
+    spaces = {"dt": random(4).abs(), "A": rates[:4, 0].contiguous(), "B": random(2, 12), "C": random(2, 12)}
+    channels = {"A": rates, "states": rates.expand(ROWS, -1, -1).clone(), "pending": scanned, "rows": rows}
+    return {
+        "tree_delta_rule": {**delta, "states": states, "pending": pending, **tree},
+        "commit_delta_rule": {"states": states, "pending": pending, "rows": rows},
+        "tree_ssd": {"x": random(4, 10), **spaces, "states": states.mT.contiguous(), "pending": pending, **tree},
+        "commit_ssd": {"states": states.mT.contiguous(), "pending": pending, "rows": rows},
+        "tree_conv": {
+            "x": random(10),
+            "weight": torch.randn(10, 3),
+            "table": torch.zeros(1, NODES, 3).long(),
+            **windows,
+        },
+        "commit_conv": windows,
+        "tree_selective_scan": {
+            **{"x": random(10), "dt": random(10), "B": random(1, 12), "C": random(1, 12)},
+            **channels,
+            "ancestors": CHAIN,
+        },
+        "commit_selective_scan": channels,
+    }[name]
+
+
+LAYERS = ("delta_rule", "ssd", "conv", "selective_scan")
+OPERATORS = [f"{verb}_{layer}" for layer in LAYERS for verb in ("tree", "commit")]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_registered_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`opcheck` on the arguments that a call hands to its operator: schema, fake implementation, autograd."""
+    calls = []
+
+    class Recorder:
+        def __getattr__(self, other: str) -> Any:
+            return lambda *args: calls.append(args)
+
+    function = getattr(hf_specdec_kernels, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[function.__module__], "ops", Recorder())
+        function(**step_of(name))
+    operator = getattr(torch.ops.hf_specdec_kernels, name)
+    assert set(torch.library.opcheck(operator.default, calls[0]).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("name", OPERATORS[::2])
+def test_compiles_as_a_whole(name: str) -> None:
+    """With the states that it changes in place."""
+    function, state = getattr(hf_specdec_kernels, name), "windows" if name.endswith("conv") else "states"
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        arguments = step_of(name)
+        before = arguments[state].clone()
+        if compiled:
+            torch._dynamo.reset()
+            function = torch.compile(function, backend="aot_eager", fullgraph=True)
+        found.append((function(**arguments), arguments[state]))
+        assert not torch.equal(before, arguments[state])
+    torch.testing.assert_close(*found)
