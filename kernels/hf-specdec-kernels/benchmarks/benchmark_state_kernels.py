@@ -171,7 +171,7 @@ def timed(make: Callable[[], Call], replays: int = 30) -> tuple[Time, int]:
 def sweep(step: Step) -> None:
     """Times other tiles of the delta rule and prints the five fastest."""
     found: list[tuple[Time, Tiles]] = []
-    for tiles in itertools.starmap(Tiles, itertools.product((16, 32, 64, 128), (2,), (2, 4, 8))):
+    for tiles in itertools.starmap(Tiles, itertools.product((16, 32, 64, 128), (2,), (2, 4, 8), (None, 128))):
         time = attempt(
             str(tiles), lambda tiles=tiles: timed(lambda: delta_rule(step, 32, 16, 128, False, tiles), 10)[0]
         )

@@ -357,6 +357,8 @@ CASES = {
     "convolution, batch of 16": lambda: convolution(64, SINGLE, 16),
     "delta rule, head dimension 256": lambda: delta_rule(64, HALF, 16, 256),
     "delta rule, float32": lambda: delta_rule(64, SINGLE),
+    "delta rule, channels, head dimension 256": lambda: delta_rule(64, HALF, 16, 256, channels=True),
+    "delta rule, channels, float32": lambda: delta_rule(64, SINGLE, channels=True),
     "delta rule, channels, 16 nodes": lambda: delta_rule(16, HALF, channels=True),
     "delta rule, channels, 64 nodes": lambda: delta_rule(64, HALF, 16, channels=True),
     "compaction": compaction,

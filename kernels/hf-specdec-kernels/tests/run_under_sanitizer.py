@@ -23,6 +23,13 @@ from test_merged_linear import compare as check_linear  # noqa: E402
 from test_merged_linear import random as random_matrix  # noqa: E402
 from test_rejection_sampling import DRAFTED, FILTERED, arguments_of, room  # noqa: E402
 from test_tree_attention import SMALL, compare  # noqa: E402
+from test_tree_conv import test_against_naive as check_conv  # noqa: E402
+from test_tree_delta_rule import CASES as DELTA_RULES  # noqa: E402
+from test_tree_delta_rule import run as check_delta_rule  # noqa: E402
+from test_tree_selective_scan import CASES as SCANS  # noqa: E402
+from test_tree_selective_scan import run as check_scan  # noqa: E402
+from test_tree_ssd import CASES as SPACES  # noqa: E402
+from test_tree_ssd import run as check_ssd  # noqa: E402
 
 from hf_specdec_kernels import (  # noqa: E402
     best_paths,
@@ -49,6 +56,11 @@ def main() -> None:
         check_compaction(40, 37, 16, page_size, torch.bfloat16, device)
     print("compaction")
     linears_and_draft_tokens(device)
+    for check, cases in ((check_delta_rule, DELTA_RULES), (check_ssd, SPACES), (check_scan, SCANS)):
+        for name, case in cases.items():
+            check(case, device)
+            print(f"{check.__module__.removeprefix('test_')}: {name}")
+    check_conv(9, 4, (3, 0, -1), torch.bfloat16, 2, device)
     for name, case in (FILTERED | DRAFTED).items():
         arguments = arguments_of(case, device)
         of_target = {name: value for name, value in arguments.items() if not name.startswith("draft_")}

@@ -10,6 +10,8 @@ from hf_specdec_kernels import DeltaPending, PendingPath, pack_ancestors, tree_a
 
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+OF_STATES = {torch.float32: 2e-5, torch.float16: 1e-4, torch.bfloat16: 1e-4}
+"""Tolerances of outputs, and of states and pending updates, which are float32, by the dtype of activations."""
 NUM_SLOTS = 5
 
 

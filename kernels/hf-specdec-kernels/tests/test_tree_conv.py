@@ -11,16 +11,20 @@ from hf_specdec_kernels.tree_conv import commit_conv_naive, tree_conv_naive
 from hf_specdec_kernels.tree_conv.triton import launch_commit_conv, launch_tree_conv
 
 
-HALF = pytest.param(torch.bfloat16, 2, id="bfloat16")
-
-
-@pytest.mark.parametrize("dtype, spare", [(torch.float32, 1), HALF, (torch.float16, 0)])
-@pytest.mark.parametrize("nodes, taps, slots", [(9, 4, (3, 0, -1)), (1, 4, (1, 2)), (64, 3, (4,)), (3, 6, (2, 0))])
+@pytest.mark.parametrize(
+    "nodes, taps, slots, dtype, spare",
+    [
+        (9, 4, (3, 0, -1), torch.float32, 1),
+        (1, 4, (1,), torch.bfloat16, 2),
+        (64, 3, (4,), torch.float16, 0),
+        (3, 6, (2,), torch.bfloat16, 0),
+    ],
+)
 def test_against_naive(
     nodes: int, taps: int, slots: tuple[int, ...], dtype: torch.dtype, spare: int, device: torch.device
 ) -> None:
     """Steps with and without bias and activation, from windows that were written, and a commit."""
-    channels, tree = 70, None
+    channels, tree = 40, None
     windows = torch.randn(NUM_SLOTS, channels, taps - 1 + spare).to(device, dtype)
     pending = never_written(NUM_SLOTS, nodes + 2, channels, dtype=dtype, device=device)
     weight, bias = torch.randn(channels, taps).to(device, dtype), torch.randn(channels).to(device, dtype)
@@ -57,7 +61,7 @@ def test_a_chain_is_a_convolution(device: torch.device) -> None:
     windows, turns = torch.zeros(NUM_SLOTS, 8, 4, device=device), torch.zeros(NUM_SLOTS, dtype=torch.long)
     pending = never_written(NUM_SLOTS, 20, 8, dtype=torch.float32, device=device)
     found, before = [], None
-    for chunk in text.split([20, 1, 1, 2, 6], dim=1):
+    for chunk in text.split([20, 1, 1, 8], dim=1):
         rows = rows_of(before, (2,), (0 if before is None else before.nodes,), turns.to(device), width=20)
         before = Tree(1, chunk.shape[1], device, chain=True)
         table = conv_table(before.parents, before.depths, 4).to(device)

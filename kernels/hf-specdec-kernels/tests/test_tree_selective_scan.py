@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from state_cases import NUM_SLOTS, TOLERANCE, Tree, close, in_double, never_written, rows_of
+from state_cases import NUM_SLOTS, OF_STATES, TOLERANCE, Tree, close, in_double, never_written, rows_of
 
 from hf_specdec_kernels import ScanPending, tree_selective_scan
 from hf_specdec_kernels.tree_selective_scan import commit_selective_scan_naive, tree_selective_scan_naive
@@ -16,7 +16,7 @@ from hf_specdec_kernels.tree_selective_scan.triton import launch_commit_selectiv
 @dataclass(frozen=True)
 class Case:
     nodes: int = 7
-    slots: tuple[int, ...] = (3, 0)
+    slots: tuple[int, ...] = (3,)
     channels: int = 34
     state_size: int = 16
     groups: int = 1
@@ -48,7 +48,7 @@ class Case:
 
 
 CASES = {
-    "plain": Case(),
+    "plain": Case(slots=(3, 0), nodes=5),
     "one node": Case(nodes=1, options=False),
     "a chain": Case(nodes=12, chain=True, slots=(4,), channels=20),
     "groups": Case(groups=3, channels=48, state_size=12, dtype=torch.float16, slots=(-1, 2), nodes=4),
@@ -57,7 +57,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_against_naive(case: Case, device: torch.device) -> None:
-    """Three steps: from a state that was written, after a path of each row, after a longer one; then a commit."""
+    """Two steps: from a state that was written, and after a path of each row; then a commit."""
     run(case, device)
 
 
@@ -65,7 +65,7 @@ def run(case: Case, device: torch.device) -> None:
     states, pending = torch.randn(NUM_SLOTS, case.channels, case.state_size).to(device), case.pending(device)
     turns = torch.tensor([0, 1, 5, 2, 4]).to(device)
     expected, tree, rates = in_double((states, *pending)), None, None
-    for counts in ((0, 0), (2, 1), (6, 0)):
+    for counts in ((0, 0), (4, 1)):
         rows, inputs, constants = rows_of(tree, case.slots, counts, turns), case.inputs(device), case.constants(device)
         rates = inputs[2] = inputs[2] if rates is None else rates
         tree = Tree(len(case.slots), case.nodes, device, case.chain)
@@ -83,7 +83,7 @@ def run(case: Case, device: torch.device) -> None:
 
 def check(states: torch.Tensor, pending: tuple, expected: list[torch.Tensor]) -> None:
     for found, wanted in zip((states, *pending), expected, strict=True):
-        close(found, wanted, 2e-5)
+        close(found, wanted, OF_STATES[pending[0].dtype])
 
 
 def test_void_nodes_and_refusals(device: torch.device) -> None:

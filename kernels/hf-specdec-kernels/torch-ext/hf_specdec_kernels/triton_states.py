@@ -189,7 +189,7 @@ def launch_commit(
         HEADS=heads, GROUP=heads // keys.shape[3], KEY_DIM=key_dim, VALUE_DIM=value_dim,
         BLOCK_K=max(16, triton.next_power_of_2(key_dim)), BLOCK_V=block_v, CHANNELS=decays.dim() == 5,
         NORMALIZE=normalize, TRANSPOSED=transposed, PARTS=parts_of(keys.dtype) if parts is None else parts,
-        num_warps=4,
+        num_warps=4, num_stages=1,
     )  # fmt: skip
 
 

@@ -31,11 +31,17 @@ class Tiles(NamedTuple):
         block_v (`int`): values of a state that a program takes, a power of two from 16 on.
         parts (`int`): parts of float32 values in products with activations, see `product`; 0 multiplies as float32.
         num_warps (`int`): warps of a program.
+        registers (`int`, *optional*): most registers of a thread.
     """
 
     block_v: int
     parts: int
     num_warps: int = 4
+    registers: int | None = None
+
+    def limits(self) -> dict[str, int]:
+        """The launch's options for `registers`."""
+        return {} if self.registers is None else {"maxnreg": self.registers}
 
 
 @triton.jit(do_not_specialize=["nodes", "width"])
@@ -195,7 +201,7 @@ def launch_tree_delta_rule(
         BLOCK_N=max(16, triton.next_power_of_2(nodes)), BLOCK_K=max(16, triton.next_power_of_2(key_dim)),
         BLOCK_V=tiles.block_v, CHANNELS=decay.dim() == 4, NORMALIZE=normalize, PARTS=tiles.parts,
         COMMIT_PARTS=tiles.parts and tiles.parts + 1, OVERLAP=overlap,
-        num_warps=tiles.num_warps, **options_of_launch(overlap),
+        num_warps=tiles.num_warps, num_stages=1, **tiles.limits(), **options_of_launch(overlap),
     )  # fmt: skip
 
 
@@ -204,7 +210,7 @@ def choose_tiles(key, value) -> Tiles:
     batch, nodes, heads, value_dim = value.shape
     block_v = values_of_a_program(key.shape[3], value_dim, heads * batch, key.device)
     # Two parts suffice for outputs that are rounded to bfloat16.
-    return Tiles(block_v, min(parts_of(key.dtype), 2), 8 if nodes > 32 else 4)
+    return Tiles(block_v, min(parts_of(key.dtype), 2), 8 if nodes > 16 else 4)
 
 
 def launch_commit_delta_rule(states, keys, deltas, decays, slots, turns, path, counts, normalize) -> None:

@@ -132,7 +132,7 @@ def launch_tree_ssd(
         BLOCK_N=max(16, triton.next_power_of_2(nodes)), BLOCK_K=max(16, triton.next_power_of_2(key_dim)),
         BLOCK_V=block_v, SKIP=skip is not None, BIAS=dt_bias is not None, SOFTPLUS=dt_softplus, PARTS=parts,
         COMMIT_PARTS=parts and parts + 1, OVERLAP=overlap,
-        num_warps=8 if nodes > 32 else 4, **options_of_launch(overlap),
+        num_warps=8 if nodes > 16 else 4, num_stages=1, **options_of_launch(overlap),
     )  # fmt: skip
 
 
