@@ -74,11 +74,11 @@ def commit_delta_rule_naive(
     for row, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True)):
         if slot < 0:
             continue
-        half, before = int(turns[slot]) % 2, 0.0
+        half, before = int(turns[slot]) % 2, torch.zeros(())
         for node in path[row, : max(count, 0)].tolist():
             total = decays[half, slot, node].to(states).view(len(states[slot]), -1)
             own_key = normalized(keys[half, slot, node].to(states), normalize).repeat_interleave(group, dim=0)
-            states[slot] *= (total - before).exp()[..., None]
+            states[slot] *= (total - before.to(total)).exp()[..., None]
             states[slot] += own_key[..., None] * deltas[slot, node].to(states)[:, None]
             before = total
 
