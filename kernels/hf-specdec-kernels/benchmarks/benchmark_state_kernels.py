@@ -67,10 +67,9 @@ class Step:
 
 @dataclass
 class Call:
-    """A call with its own tensors; `bytes` counts what it must read and write."""
+    """A call with its own tensors; `bytes` is what it must read and write."""
 
     run: Callable[[], Any]
-    tensors: dict[str, torch.Tensor]
     bytes: int
 
 
@@ -99,7 +98,7 @@ def delta_rule(step: Step, heads: int, key_heads: int, dim: int, channels: bool 
         launch_tree_delta_rule(*arguments, *kept, step.ancestors, *step.pending, True, dim**-0.5, out, tiles)
         return out
 
-    return Call(run, {"states": states}, moved)
+    return Call(run, moved)
 
 
 def convolution(step: Step, channels: int, taps: int) -> Call:
@@ -108,7 +107,7 @@ def convolution(step: Step, channels: int, taps: int) -> Call:
     table = conv_table(step.parents, step.depths, taps)
     moved = 3 * size_of(x) + 2 * size_of(windows) + size_of(weight) + step.kept * size_of(x) // step.nodes
     run = lambda: tree_conv(x, weight, windows, kept, table, step.pending, activation="silu")  # noqa: E731
-    return Call(run, {"windows": windows}, moved)
+    return Call(run, moved)
 
 
 def ssd(step: Step, heads: int, groups: int, head_dim: int, state_size: int) -> Call:
@@ -121,7 +120,7 @@ def ssd(step: Step, heads: int, groups: int, head_dim: int, state_size: int) -> 
     run = lambda: tree_ssd(  # noqa: E731
         x, dt, rates, keys, queries, states, kept, step.ancestors, step.pending, dt_bias=rates, dt_softplus=True
     )
-    return Call(run, {"states": states}, moved)
+    return Call(run, moved)
 
 
 def scan(step: Step, channels: int, state_size: int) -> Call:
@@ -135,7 +134,7 @@ def scan(step: Step, channels: int, state_size: int) -> Call:
     run = lambda: tree_selective_scan(  # noqa: E731
         x, dt, rates, keys, queries, states, kept, step.ancestors, step.pending, z=gate, dt_softplus=True
     )
-    return Call(run, {"states": states}, moved)
+    return Call(run, moved)
 
 
 LAYERS: dict[str, Callable[[Step], Call]] = {
