@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     BartConfig,
-    Llama4TextConfig,
     OpenAIGPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -269,18 +268,6 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         RecurrentGemmaConfig(**_SMALL, intermediate_size=48, lru_width=32, num_key_value_heads=1),
         "recurrent",
     ),
-    "llama4": (
-        Llama4TextConfig(
-            **_SMALL,
-            intermediate_size=48,
-            intermediate_size_mlp=48,
-            num_key_value_heads=2,
-            head_dim=8,
-            num_local_experts=2,
-            attention_chunk_size=8,
-            layer_types=["chunked_attention", "full_attention"],
-        ),
-        "chunked",
     ),
     "roformer": (RoFormerConfig(**_SMALL, intermediate_size=48, is_decoder=True), "position_ids"),
     "bart's decoder": (

@@ -3,6 +3,7 @@ Attention over the nodes of a tree.
 
 - `context`: what the queries of a forward attend to.
 - `registered`: the attention and mask functions that transformers calls.
+- `selection`: layers that attend to chunks, or to keys that they select.
 - `switch`: switching a model to them during a call.
 - `kernel`: the Triton kernel, where it can run.
 - `grouped`: grouped-query attention with a mask, elsewhere.
@@ -15,6 +16,7 @@ from .switch import (
     implementation_of,
     is_exact,
     needs_context,
+    partial_kinds_of,
     supports_switching,
     switched_to_tree_attention,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "layer_window",
     "mask_values",
     "needs_context",
+    "partial_kinds_of",
     "register",
     "supports_switching",
     "switched_to_tree_attention",

@@ -25,8 +25,10 @@ class AttentionContext(Protocol):
     def kernel_inputs(self) -> KernelInputs | None:
         """The tree-attention kernel's arguments; None where layers attend with a mask."""
 
-    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
-        """The additive mask `[1 or batch, 1, queries, slots]`, of a layer with this sliding window."""
+    def mask(
+        self, dtype: torch.dtype, device: torch.device, window: int | None = None, chunk: int | None = None
+    ) -> torch.Tensor:
+        """The additive mask `[1 or batch, 1, queries, slots]`, of a layer with this sliding window or these chunks."""
 
     def model_mask(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The mask that the model itself is given."""
@@ -125,16 +127,20 @@ class TreeContext:
         shape = (len(self.lengths), 1, self.ancestors.shape[1], self.num_slots)
         return torch.zeros(1, 1, 1, 1, dtype=dtype, device=device).expand(shape)
 
-    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+    def mask(
+        self, dtype: torch.dtype, device: torch.device, window: int | None = None, chunk: int | None = None
+    ) -> torch.Tensor:
         """
         The additive mask `[1 or batch, 1, queries, slots]`: 0 where a query may attend, else the lowest value of
         `dtype`.
 
         Args:
             window (`int`, *optional*): a query attends to keys less than this many positions before it.
+            chunk (`int`, *optional*): a query attends to keys of its own chunk of so many positions, counted from the
+                first token of the row.
         """
-        key = (dtype, device, window)
-        if key not in self._masks and window is None and self._sees_all:
+        key = (dtype, device, window, chunk)
+        if key not in self._masks and window is None and chunk is None and self._sees_all:
             self._masks[key] = torch.zeros(1, 1, self.ancestors.shape[1], self.num_slots, dtype=dtype, device=device)
         elif key not in self._masks:
             allowed = self._allowed
@@ -143,8 +149,24 @@ class TreeContext:
                 allowed = allowed & in_window
             if window is not None and self.has_causal_windows:
                 allowed = allowed & (self._distances >= 0)
+            if chunk is not None:
+                queries = self.query_slots - self._num_pads[:, None]
+                keys = queries[:, :, None] - self._distances
+                allowed = allowed & (keys // chunk == queries[:, :, None] // chunk)
             self._masks[key] = torch.where(allowed[:, None], *mask_values(dtype, allowed.device)).to(device)
         return self._masks[key]
+
+    @cached_property
+    def query_slots(self) -> torch.Tensor:
+        """The slots that the queries take if they are accepted, `[batch, queries]` int64."""
+        return self._row_lengths[:, None] + self.query_depths
+
+    @cached_property
+    def _num_pads(self) -> torch.Tensor:
+        """Slots before the first token of every row, `[batch]` int64."""
+        if self.visible is None:
+            return torch.zeros_like(self._row_lengths)
+        return (self.visible.cumsum(dim=1) == 0).sum(dim=1)
 
     @property
     def _sees_all(self) -> bool:
@@ -180,10 +202,12 @@ class TreeContext:
     @cached_property
     def _nodes(self) -> torch.Tensor:
         """Index of the node in every slot, `[batch, slots]` int64; negative for committed slots."""
-        lengths = self.lengths_tensor
-        if lengths is None:
-            lengths = torch.tensor(self.lengths, device=self.device)
-        return torch.arange(self.num_slots, device=self.device) - lengths[:, None]
+        return torch.arange(self.num_slots, device=self.device) - self._row_lengths[:, None]
+
+    @cached_property
+    def _row_lengths(self) -> torch.Tensor:
+        """Number of committed slots of every row, `[batch]` int64."""
+        return torch.tensor(self.lengths, device=self.device) if self.lengths_tensor is None else self.lengths_tensor
 
     @cached_property
     def _distances(self) -> torch.Tensor:

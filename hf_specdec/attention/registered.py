@@ -17,6 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from .context import AttentionContext
 from .functions import attention_function, implementation_over_trees, kernel_options
 from .grouped import grouped_attention
+from .selection import chunk_of, query_at_its_slot, selects, with_selection
 from .switch import NAME, previous_implementation
 
 
@@ -45,6 +46,8 @@ def tree_attention(
     """
     implementation = previous_implementation(module.config)
     if tree_context is None:
+        if implementation in ("eager", "sdpa") and selects(kwargs):
+            attention_mask = with_selection(module, attention_mask, query, key, kwargs)
         function = attention_function(implementation, module)
         return function(_AsBefore(module, implementation), query, key, value, attention_mask, **kwargs)
     tree_context.was_used = True
@@ -52,8 +55,13 @@ def tree_attention(
     if tree_context.uses_kernel:
         options = kernel_options(implementation, kwargs)
         return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
-    attention_mask = tree_context.mask(query.dtype, query.device, window)
-    if implementation == "sdpa" and key.shape[1] < query.shape[1] and not module.training:
+    query = query_at_its_slot(module, query, tree_context)
+    chunk = chunk_of(module.config, getattr(module, "layer_idx", None))
+    attention_mask = tree_context.mask(query.dtype, query.device, window, chunk)
+    if selects(kwargs):
+        attention_mask = with_selection(module, attention_mask, query, key, kwargs, tree_context)
+    is_of_all_heads = attention_mask.shape[1] == 1
+    if implementation == "sdpa" and key.shape[1] < query.shape[1] and is_of_all_heads and not module.training:
         return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None
     function = attention_function(implementation, module)
     return function(module, query, key, value, attention_mask, **kwargs)

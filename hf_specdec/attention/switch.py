@@ -19,6 +19,9 @@ from ..models.modules import modules_of
 NAME = "tree_attention"
 """The name under which tree attention is registered with transformers."""
 
+PARTIAL_KINDS = frozenset({"chunked_attention", "indexed_attention"})
+"""Kinds of layers (`config.layer_types`) that attend to chunks, or to the keys that an indexer selects."""
+
 
 class SwitchedName(str):
     """
@@ -78,16 +81,24 @@ def supports_switching(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()
 
 
+def partial_kinds_of(model: PreTrainedModel) -> set[str]:
+    """Kinds of the model's layers that are among `PARTIAL_KINDS`."""
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    return set(kinds) & PARTIAL_KINDS
+
+
 def needs_context(model: PreTrainedModel) -> bool:
     """
-    Whether layers need the `TreeContext` because a dense mask is not enough: with sliding windows, and with
-    implementations that take no dense mask.
+    Whether layers need the `TreeContext` because a dense mask is not enough: with sliding windows, chunks or selected
+    keys, and with implementations that take no dense mask.
     """
     config = model.config.get_text_config(decoder=True)
     has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ()) or getattr(
         config, "sliding_window", None
     )
-    return bool(has_windows) or previous_implementation(config) not in ("eager", "sdpa")
+    return (
+        bool(has_windows) or bool(partial_kinds_of(model)) or previous_implementation(config) not in ("eager", "sdpa")
+    )
 
 
 @contextmanager

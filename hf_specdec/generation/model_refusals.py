@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
-from ..attention import implementation_of, is_exact, supports_switching
+from ..attention import implementation_of, is_exact, partial_kinds_of, supports_switching
 from ..compat import CACHE, NO_TREES, TREES_FROM, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
@@ -27,7 +27,17 @@ UNFOLLOWED_STATES = frozenset({"inkling_text", "inkling2_text", "inkling2_loop_t
 """Model types whose attention takes the distance of tokens from their places."""
 
 _PLAIN_LAYERS = frozenset(
-    {"full_attention", "sliding_attention", "attention", "moe", "mlp", "dense", "sparse", "dummy"}
+    {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "attention",
+        "moe",
+        "mlp",
+        "dense",
+        "sparse",
+        "dummy",
+    }
 )
 """Kinds of layers (`config.layer_types`) that are attention over earlier tokens, or hold no state at all."""
 
@@ -133,14 +143,14 @@ def _check_decoding(model: PreTrainedModel) -> None:
 
 
 def _check_attention(model: PreTrainedModel, role: str) -> None:
-    """Every layer must be attention over all earlier tokens, or over a sliding window of them."""
+    """Every layer must be attention over all earlier tokens, or over a part of them that can be told for a tree."""
     name = type(model).__name__
     text_config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(text_config, "layer_types", None) or ())
-    if "chunked_attention" in kinds or getattr(text_config, "attention_chunk_size", None):
+    if not kinds and getattr(text_config, "attention_chunk_size", None):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has chunked attention, which is not supported. Call `generate` "
-            "without `assistant_model`."
+            f"`assistant_model`: the {role} {name} has chunked attention, but its config does not tell in which "
+            "layers (`layer_types`). Call `generate` without `assistant_model`."
         )
     _check_kinds(model, role, kinds)
     if supports_switching(model) and not is_exact(implementation_of(model)):
@@ -169,11 +179,11 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
     has_windows = "sliding_attention" in kinds or any(
         getattr(text_config, option, None) for option in ("sliding_window", "window_size", "attention_types")
     )
-    needs_more = uses_alibi or has_windows
+    needs_more = uses_alibi or has_windows or bool(partial_kinds_of(model))
     if needs_more and not supports_switching(model):
         raise ValueError(
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
-            "needs more than a mask (ALiBi, or a sliding window). Call `generate` without `assistant_model`."
+            "needs more than a mask (ALiBi, a sliding window, or chunks). Call `generate` without `assistant_model`."
         )
     takes_positions = "position_ids" in parameters or is_attention_free(model)
     for argument, takes in (("position_ids", takes_positions), (CACHE, cache_argument(parameters))):

@@ -37,9 +37,11 @@ class StaticContext:
         self._masks: dict[Any, torch.Tensor] = {}
         self._placeholder: torch.Tensor | None = None
 
-    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+    def mask(
+        self, dtype: torch.dtype, device: torch.device, window: int | None = None, chunk: int | None = None
+    ) -> torch.Tensor:
         """Additive mask `[batch, 1, queries, capacity]` of the present step, see `TreeContext.mask`."""
-        key = (dtype, device, window)
+        key = (dtype, device, window, chunk)
         if key not in self._masks:
             mask = self._context.mask(*key)
             self._masks[key] = mask.expand(len(self._context.lengths), -1, -1, -1).contiguous()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from ..attention import implementation_of, supports_switching
+from ..attention import implementation_of, partial_kinds_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
 from ..states import layer_kinds_of
@@ -49,6 +49,9 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "does not attend through transformers' `AttentionInterface`"
     if layer_kinds_of(model) is not None:
         return "has recurrent or convolutional layers"
+    kinds = partial_kinds_of(model)
+    if kinds:
+        return f"attends to a part of the keys ({', '.join(sorted(kinds))}) that the tree-attention kernel cannot tell"
     if has_hooks_for_graphs(modules):
         return "has forward hooks, which a graph would pass by"
     return None

@@ -262,7 +262,9 @@ class PaddedContext:
         placeholder = torch.zeros(1, 1, 1, 1, dtype=dtype, device=kernel_inputs.lengths.device)
         self._mask = placeholder.expand(rows, 1, queries, num_slots)
 
-    def mask(self, dtype: torch.dtype, device: torch.device, window: int | None = None) -> torch.Tensor:
+    def mask(
+        self, dtype: torch.dtype, device: torch.device, window: int | None = None, chunk: int | None = None
+    ) -> torch.Tensor:
         """A mask of the right shape without content, which the kernel does not read."""
         return self._mask
 

@@ -155,6 +155,28 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families that cache a latent of keys and values: model type and config values."""
 
+PARTIAL: dict[str, tuple[str, dict[str, Any]]] = {
+    # Chunks shorter than the prompt; queries of layers without rotary embedding grow with the slot.
+    "llama4": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 2,
+            "attention_chunk_size": 8,
+            "floor_scale": 4,
+            "attn_scale": 2.0,
+        },
+    ),
+}
+"""Families that attend to chunks, or to keys that they select: model type and config values."""
+
+PARTS: dict[str, str] = {"llama4": "attention_chunk_size"}
+"""The config value that tells how large the part is."""
+
 # GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused
 # by new ones.
 _ATTENTION = {"gptj": ("default",), "gpt_oss": ("eager",), "gemma2": ("eager", "default")}

@@ -1,0 +1,76 @@
+"""
+Layers that attend to a part of the keys that neither a tree nor a sliding window tells: to a chunk of positions, or to
+keys that an indexer has selected for each query.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from .context import AttentionContext, TreeContext
+
+
+def chunk_of(config: PreTrainedConfig, layer: int | None) -> int | None:
+    """Positions of a chunk, outside of which a layer attends to nothing; None for a layer without chunks."""
+    types = getattr(config, "layer_types", None)
+    if types is None or layer is None or types[layer] != "chunked_attention":
+        return None
+    return config.attention_chunk_size
+
+
+def query_at_its_slot(module: Any, query: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    """
+    The queries `[batch, heads, queries, head_dim]` of a layer that scales them by their slot, as those of Llama 4
+    without rotary embedding do (arXiv 2501.19399). The layer counts slots from the length of the cache on; those of
+    nodes depend on row and depth.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return query
+    assert isinstance(context, TreeContext)  # such models are not captured
+    counted = torch.arange(query.shape[2], device=context.device) + max(context.lengths)
+
+    def scales(slots: torch.Tensor) -> torch.Tensor:
+        return torch.log1p(torch.floor((slots.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+
+    factors = scales(context.query_slots) / scales(counted)
+    return (query * factors[:, None, :, None].to(query.device)).to(query.dtype)
+
+
+def selects(options: dict[str, Any]) -> bool:
+    """Whether a layer's call of the attention function names the keys that an indexer has selected."""
+    return options.get("indices") is not None
+
+
+def with_selection(
+    module: torch.nn.Module,
+    mask: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    options: dict[str, Any],
+    context: AttentionContext | None = None,
+) -> torch.Tensor:
+    """
+    A mask that also hides what a layer's indexer has not selected, as the layer itself makes it for eager attention
+    and sdpa.
+
+    Args:
+        module (`nn.Module`): the attention layer.
+        mask (`torch.Tensor` of shape `[1 or batch, 1, queries, slots]`): an additive mask, or True where a query may
+            attend.
+        query, key (`torch.Tensor` of shape `[batch, heads, queries or slots, head_dim]`).
+        options (`dict`): the keyword arguments of the call, with `indices`, `[batch, queries, selected]` int32: the
+            slots that the indexer has selected.
+        context (`AttentionContext`, *optional*): that of a forward over a tree.
+
+    Returns:
+        `torch.Tensor` of shape `[batch, 1, queries, slots]`: the mask, of the same kind.
+    """
+    indices = options["indices"].long()
+    selected = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=indices.device)
+    selected = selected.scatter(-1, indices, True)[:, None]
+    if mask.dtype == torch.bool:
+        return mask & selected
+    return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)
