@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import transformers
 from packaging import version
 from transformers import cache_utils
@@ -89,12 +90,38 @@ NoCacheLayer: type = getattr(cache_utils, "DummyLayer", type("NoCacheLayer", (),
 REUSABLE_LAYERS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    cache_utils.DynamicIndexedLayer,
     cache_utils.LinearAttentionLayer,
     cache_utils.LinearAttentionAndFullAttentionLayer,
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
     NoCacheLayer,
 )
 """Layers of a `DynamicCache` that can be continued."""
+
+INDEXED = frozenset({"indexed_attention", "deepseek_sparse_attention"})
+"""Kinds of layers whose indexer selects keys; transformers 5.17 has the second name."""
+
+
+def index_keys_of(layer: Any) -> torch.Tensor | None:
+    """Keys of an indexer that a layer of a `DynamicCache` holds, `[batch, heads, slots, dim]`; None without any."""
+    if getattr(layer, "idx_keys", None) is not None:  # MiniMax-M3's own layer
+        return layer.idx_keys
+    keys = getattr(layer, "indexer_keys", None)
+    return None if keys is None else keys[:, None]
+
+
+def set_index_keys(layer: Any, index_keys: torch.Tensor) -> None:
+    """Gives a layer of a `DynamicCache` the keys of an indexer, `[batch, heads, slots, dim]`."""
+    if hasattr(layer, "idx_keys"):
+        layer.idx_keys = index_keys
+    else:
+        layer.lazy_initialization_indexer(index_keys)
+        layer.indexer_keys = index_keys[:, 0]
+
+
+def holds_index_keys(layer: Any) -> bool:
+    """Whether a layer of a `DynamicCache` has a place for the keys of an indexer."""
+    return hasattr(layer, "idx_keys") or hasattr(layer, "indexer_keys")
 
 
 def block_size_of(config: Any) -> int:

@@ -268,7 +268,6 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         RecurrentGemmaConfig(**_SMALL, intermediate_size=48, lru_width=32, num_key_value_heads=1),
         "recurrent",
     ),
-    ),
     "roformer": (RoFormerConfig(**_SMALL, intermediate_size=48, is_decoder=True), "position_ids"),
     "bart's decoder": (
         BartConfig(vocab_size=61, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),

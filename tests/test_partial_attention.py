@@ -1,4 +1,4 @@
-"""Layers that attend to a chunk, or to keys that they select: texts equal to plain `generate` in all kinds of calls."""
+"""Layers that attend to a chunk, or to keys that they select: texts equal to plain `generate` in every call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 import torch
 from support.batches import limits, ragged_prompts, text_alone
 from support.caches import assert_same_cache
+from support.exact import SIGNIFICANCE, enumerate_tokens, fit, sample_tokens
 from support.models import PARTIAL, PARTS, attention_of, noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from hf_specdec import DynamicTree, NgramDraft, TokenTree, last_metrics
+from hf_specdec import DynamicTree, NgramDraft, TokenTree, graphs, last_metrics
 from hf_specdec.compat import CACHE
+from hf_specdec.graphs import obstacle_to_graphs
 
 
 NEW_TOKENS = 22  # with prompts of 13 tokens, rows pass several chunks, and more tokens than are selected
@@ -124,3 +126,32 @@ def test_turns(family: str, batch_size: int) -> None:
     (ours, our_cache), (plain, plain_cache) = found[True], found[False]
     assert ours.tolist() == plain.tolist()
     assert_same_cache(our_cache, plain_cache, mask[:, : our_cache.get_seq_length()].bool(), rtol=1e-6, atol=1e-6)
+
+
+def test_sampled_texts_follow_their_distribution() -> None:
+    """Texts of 3 tokens of 8, longer than what is selected. A bias of 0.25 is found in 800 of them."""
+    target = target_of("deepseek_v32", vocab_size=8, sharpness=6.0, index_topk=3)
+    inputs = {"input_ids": torch.tensor([[5, 3, 7, 4, 6]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    law = enumerate_tokens(target, inputs, 3)
+    texts = sample_tokens(target, inputs, 800, 3, assistant_model=noisy_copy(target, 0.4), tree=IRREGULAR)
+    found = fit(texts[0], law)
+    assert found.p_value > SIGNIFICANCE and found.cells > 12, found
+    assert last_metrics().num_accepted_tokens > 0
+
+
+def test_a_cache_without_a_place_for_the_keys_of_indexers() -> None:
+    """Plain `generate` fails in its first forward."""
+    target, cache = target_of("deepseek_v32"), DynamicCache()
+    with pytest.raises(ValueError, match=r"no place for the keys of the indexers.*config=model.config"):
+        target.generate(**prompts(1, 5), max_new_tokens=3, assistant_model=NgramDraft(), **{CACHE: cache})
+    assert not cache.layers
+
+
+@pytest.mark.parametrize("family", PARTIAL)
+def test_models_that_attend_to_a_part_are_not_captured(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their obstacle has a name: the attention kernel has no mask of theirs."""
+    monkeypatch.setitem(graphs.RECORDERS, "cpu", lambda *args: None)
+    kinds = set(target_of(family).config.layer_types) - {"full_attention"}
+    assert obstacle_to_graphs(target_of(family), "auto").startswith(
+        f"attends to a part of the keys ({', '.join(kinds)})"
+    )

@@ -11,6 +11,7 @@ Attention over the nodes of a tree.
 
 from .context import AttentionContext, TreeContext, mask_values
 from .registered import layer_window, register, tree_attention, tree_attention_mask, window_of
+from .selection import names_selection
 from .switch import (
     NAME,
     implementation_of,
@@ -30,6 +31,7 @@ __all__ = [
     "is_exact",
     "layer_window",
     "mask_values",
+    "names_selection",
     "needs_context",
     "partial_kinds_of",
     "register",

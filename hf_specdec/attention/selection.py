@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..compat import INDEXED
+from ..models.probe import layers_of
 from .context import AttentionContext, TreeContext
+from .switch import supports_switching
 
 
 def chunk_of(config: PreTrainedConfig, layer: int | None) -> int | None:
@@ -42,6 +45,16 @@ def query_at_its_slot(module: Any, query: torch.Tensor, context: AttentionContex
 def selects(options: dict[str, Any]) -> bool:
     """Whether a layer's call of the attention function names the keys that an indexer has selected."""
     return options.get("indices") is not None
+
+
+def names_selection(model: PreTrainedModel) -> bool:
+    """Whether all layers of a model that select keys name them to the attention function, as one probe shows."""
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    number = sum(kind in INDEXED for kind in kinds)
+    if number == 0 or not supports_switching(model):
+        return False
+    layers = layers_of(model)
+    return layers is not None and sum(selects(call.options) for call in layers.calls) == number
 
 
 def with_selection(

@@ -12,6 +12,7 @@ import torch
 from packaging import version
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..compat import INDEXED
 from ..models.config_switch import ConfigSwitches
 from ..models.modules import modules_of
 
@@ -19,7 +20,7 @@ from ..models.modules import modules_of
 NAME = "tree_attention"
 """The name under which tree attention is registered with transformers."""
 
-PARTIAL_KINDS = frozenset({"chunked_attention", "indexed_attention"})
+PARTIAL_KINDS = INDEXED | {"chunked_attention"}
 """Kinds of layers (`config.layer_types`) that attend to chunks, or to the keys that an indexer selects."""
 
 

@@ -15,7 +15,8 @@ class Compaction:
     The kernel that moves K/V of accepted nodes right after the committed slots, for all K/V tensors of one layout.
 
     Args:
-        states (`list[torch.Tensor]`): keys and values of layers, of equal shape, strides, dtype and device.
+        states (`list[torch.Tensor]`): keys and values of layers, or keys of indexers, of equal shape, strides, dtype
+            and device.
         pointers (`torch.Tensor` of shape `[states]`, int64): device addresses of `states`.
     """
 
@@ -41,7 +42,7 @@ class Compaction:
 
         found: dict[Any, list[torch.Tensor]] = {}
         for layer in layers:
-            for states in (layer.keys, layer.values) if layer.is_initialized else ():
+            for states in layer.states if layer.is_initialized else ():
                 key = (states.shape, states.stride(), states.dtype, states.device)
                 found.setdefault(key, []).append(states)
         return [cls(group, pointer_table(group)) for group in found.values()]

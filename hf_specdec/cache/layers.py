@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
+from .index_keys import HoldsIndexKeys
+
 
 if TYPE_CHECKING:
     from .tree_cache import TreeCache
 
 
-class TreeLayer(CacheLayerMixin):
+class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
     """
     K/V of one attention layer, `[batch, kv_heads, capacity, head_dim]`. Sliding-window layers keep all slots, too: the
     mask decides what a query attends to.
@@ -76,15 +78,37 @@ class TreeLayer(CacheLayerMixin):
             self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
+        num_nodes, window = index_keys.shape[2], self.cache.write_window
+        self.hold_index(index_keys)
+        if window is None:
+            start, end = self.filled - num_nodes, self.filled
+        else:
+            start, end = window.start, window.end
+        if start is not None:
+            self.index_keys[:, :, start : start + num_nodes] = index_keys
+        else:
+            rows, slots = window.places_on(self.device)
+            self.index_keys[rows, :, slots] = index_keys.transpose(1, 2)
+        return self.index_keys[:, :, :end]
+
+    def hold_index(self, like: torch.Tensor) -> None:
+        """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""
+        if self.index_keys is None:
+            self.index_keys = like.new_zeros(*like.shape[:2], self.keys.shape[2], like.shape[3])
+
     def reserve(self, num_slots: int) -> None:
         """Grows the capacity to `num_slots`, at least doubling it, in memory of its own (not the storage's)."""
         if num_slots <= self.keys.shape[2]:
             return
         self.cache.storage = None
         self.cache.capacity = max(num_slots, self.cache.capacity, 2 * self.keys.shape[2])
-        old = self.keys, self.values
+        old, index_keys = self.states, self.index_keys
         self.lazy_initialization(self.keys, self.values)
-        for new, states in zip((self.keys, self.values), old, strict=True):
+        if index_keys is not None:
+            self.index_keys = None
+            self.hold_index(index_keys)
+        for new, states in zip(self.states, old, strict=True):
             new[:, :, : states.shape[2]] = states
 
     def move(self, sources: Any, targets: Any) -> None:
@@ -92,7 +116,7 @@ class TreeLayer(CacheLayerMixin):
         Copies slots `sources` to `targets`, in place: either a list and a slice for all rows, or two `[batch, slots]`
         int64 tensors on the layer's device.
         """
-        for states in (self.keys, self.values):
+        for states in self.states:
             if isinstance(targets, slice):
                 states[:, :, targets] = states[:, :, sources]
                 continue

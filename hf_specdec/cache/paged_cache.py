@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from . import TreeCache
 from .blocks import NUM_RESERVED, WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 from .compaction import Compaction
+from .index_keys import HoldsIndexKeys
 from .state_layers import StateLayer, new_layers, states_among
 
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ..states import LayerKinds
 
 
-class PagedLayer(CacheLayerMixin):
+class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
     """K/V of one attention layer, `[blocks, kv_heads, block_size, head_dim]`."""
 
     is_compileable = False
@@ -77,6 +78,20 @@ class PagedLayer(CacheLayerMixin):
             slots.index_copy_(0, index, states.reshape(-1, states.shape[3]))
         return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
+    def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
+        self.hold_index(index_keys)
+        num_heads, window = index_keys.shape[1], self.cache.write_window
+        index = window.slots_to_write(num_heads, self.device)
+        dim = index_keys.shape[3]
+        self.index_keys.view(-1, dim).index_copy_(0, index, index_keys.reshape(-1, dim))
+        return self.gather(self.index_keys.flatten(0, 1).flatten(1), num_heads)
+
+    def hold_index(self, like: torch.Tensor) -> None:
+        """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""
+        if self.index_keys is None:
+            self.index_keys = like.new_empty(*self.keys.shape[:1], like.shape[1], self.keys.shape[2], like.shape[3])
+            self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [self.index_keys])
+
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Copies the seated requests' slots into one row each, for attention that does not read block tables."""
         window = self.cache.write_window
@@ -89,13 +104,13 @@ class PagedLayer(CacheLayerMixin):
         self, blocks: torch.Tensor, offsets: torch.Tensor, new_blocks: torch.Tensor, new_offsets: torch.Tensor
     ) -> None:
         """Copies slots to other slots, given as block numbers and offsets in blocks, `[batch, slots]` int64 each."""
-        for states in (self.keys, self.values):
+        for states in self.states:
             states[new_blocks, :, new_offsets] = states[blocks, :, offsets]
 
-    def zero(self, blocks: list[int]) -> None:
-        """Sets K and V of blocks to zero."""
+    def zero(self, blocks: list[int], of: list[torch.Tensor] | None = None) -> None:
+        """Sets blocks to zero, in all that the layer holds or in some of it."""
         index = torch.tensor(blocks, device=self.device)
-        for states in (self.keys, self.values):
+        for states in self.states if of is None else of:
             states[index] = 0.0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -289,7 +304,7 @@ class PagedCache(TreeCache):
         first, offset = divmod(length, self.pool.block_size)
         for layer in self.layers:
             if layer.is_initialized and first < len(table.blocks):
-                for states in (layer.keys, layer.values):
+                for states in layer.states:
                     states[table.blocks[first], :, offset:] = 0.0
                 layer.zero([*table.blocks[first + 1 :], WASTE_BLOCK])
 
@@ -310,6 +325,9 @@ class PagedCache(TreeCache):
                 keys = like(1, key_heads, 1, key_dim, dtype=size.key_dtype)
                 values = like(1, value_heads, 1, value_dim, dtype=size.value_dtype)
                 self.layers[index].lazy_initialization(keys, values)
+                if size.index is not None:
+                    heads, dim = size.index
+                    self.layers[index].hold_index(like(1, heads, 1, dim, dtype=size.index_dtype))
 
     def copy_to(self, cache: TreeCache, tables: list[BlockTable], padding: list[int]) -> None:
         """
@@ -322,10 +340,12 @@ class PagedCache(TreeCache):
                 continue
             shape = (len(tables), -1, -1, -1)
             layer.lazy_initialization(source.keys[:1].expand(shape), source.values[:1].expand(shape))
+            if source.index_keys is not None:
+                layer.hold_index(source.index_keys[:1].expand(shape))
             layer.reserve(max(lengths))
             for row, (table, first) in enumerate(zip(tables, padding, strict=True)):
                 blocks = torch.tensor(table.blocks, device=source.device)
-                for own, states in ((layer.keys, source.keys), (layer.values, source.values)):
+                for own, states in zip(layer.states, source.states, strict=True):
                     of_row = states[blocks].transpose(0, 1).flatten(1, 2)[:, : lengths[row] - first]
                     own[row, :, first : lengths[row]] = of_row
         cache.set_lengths(lengths)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..compat import CACHE, REUSABLE_LAYERS
+from ..compat import CACHE, INDEXED, REUSABLE_LAYERS, holds_index_keys
 
 
-def check_reusable(cache: Cache) -> None:
+def check_reusable(cache: Cache, model: PreTrainedModel) -> None:
     """
     Checks that a user's cache can be continued by a `TreeCache`.
 
+    Args:
+        cache (`Cache`): the cache.
+        model (`PreTrainedModel`): the target.
+
     Raises:
-        ValueError: if it has layers that cannot be continued, or offloads them, or is no `Cache` of layers.
+        ValueError: if it has layers that cannot be continued, or offloads them, or is no `Cache` of layers, or has no
+            place for the keys of the target's indexers.
     """
     for index, layer in enumerate(getattr(cache, "layers", ())):
         if type(layer) not in REUSABLE_LAYERS:
@@ -24,4 +30,10 @@ def check_reusable(cache: Cache) -> None:
         raise ValueError(
             f"`{CACHE}` of type {type(cache).__name__} cannot be used for speculation. Pass a `DynamicCache` "
             "without offloading, or none."
+        )
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    if not INDEXED.isdisjoint(kinds) and not any(map(holds_index_keys, cache.layers)):
+        raise ValueError(
+            f"`{CACHE}` of type {type(cache).__name__} has no place for the keys of the indexers of "
+            f"{type(model).__name__}. Pass `DynamicCache(config=model.config)`, or none."
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
+from ..compat import index_keys_of, set_index_keys
 from ..states import LayerKinds, NodeTopology, Path
 from .layers import TreeLayer, WriteWindow
 from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers, states_among
@@ -198,7 +199,7 @@ class TreeCache(Cache):
         """Zeroes the K/V in all slots after the committed ones: NaN there would reach later forwards."""
         for layer in self.layers:
             for row, length in enumerate(self.lengths if layer.is_initialized else ()):
-                for states in (layer.keys, layer.values):
+                for states in layer.states:
                     states[row, :, length:] = 0.0
 
     def _move(self, kept: list[list[int]]) -> None:
@@ -244,6 +245,10 @@ class TreeCache(Cache):
             held = source.keys.shape[2]
             layer.keys[:, :, length - held : length] = source.keys
             layer.values[:, :, length - held : length] = source.values
+            index_keys = index_keys_of(source)
+            if index_keys is not None:
+                layer.hold_index(index_keys)
+                layer.index_keys[:, :, length - held : length] = index_keys
             layer.filled, layer.first = length, length - held
         self.set_lengths([length] * len(self.lengths))
 
@@ -266,3 +271,5 @@ class TreeCache(Cache):
                 target.lazy_initialization(layer.keys, layer.values)
             target.keys = layer.keys[:, :, start:length].clone()
             target.values = layer.values[:, :, start:length].clone()
+            if layer.index_keys is not None:
+                set_index_keys(target, layer.index_keys[:, :, :length].clone())

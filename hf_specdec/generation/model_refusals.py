@@ -6,8 +6,8 @@ from transformers import PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
-from ..attention import implementation_of, is_exact, partial_kinds_of, supports_switching
-from ..compat import CACHE, NO_TREES, TREES_FROM, cache_argument
+from ..attention import implementation_of, is_exact, names_selection, partial_kinds_of, supports_switching
+from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.vocabulary import SharedVocabulary
@@ -195,8 +195,12 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
 
 
 def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
-    """No layer may hold a state, or select by itself what it attends to. `kinds`: those of the layers, if known."""
-    others = sorted(kinds - _PLAIN_LAYERS)
+    """
+    No layer may hold a state by code of its own, or select what it attends to without telling. `kinds`: those of the
+    layers, if known.
+    """
+    told = INDEXED if names_selection(model) else frozenset()
+    others = sorted(kinds - _PLAIN_LAYERS - told)
     if layer_kinds_of(model) is not None:
         _check_states(model, role)
         others = sorted(set(others) - _STATE_LAYERS)

@@ -87,7 +87,7 @@ def check_inputs(
     """
     cache = model_kwargs.get(cache_name_of(model))
     if getattr(cache, "_is_user_defined", False):
-        check_reusable(cache)
+        check_reusable(cache, model)
         if is_attention_free(model):
             raise ValueError(
                 f"`{cache_name_of(model)}` with `assistant_model`: the states of {type(model).__name__} do not tell "

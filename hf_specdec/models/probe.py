@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class CachedLayer:
         key, value (`tuple[int, int]`): heads, and elements of a head, of one token.
         key_dtype, value_dtype (`torch.dtype`): their dtypes.
         device (`torch.device`): where they are computed.
+        index (`tuple[int, int]`, *optional*): heads, and elements of a head, of the keys of the layer's indexer.
+        index_dtype (`torch.dtype`, *optional*): their dtype.
     """
 
     key: tuple[int, int]
@@ -42,12 +44,17 @@ class CachedLayer:
     key_dtype: torch.dtype
     value_dtype: torch.dtype
     device: torch.device
+    index: tuple[int, int] | None = None
+    index_dtype: torch.dtype | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of one token."""
         key, value = (heads * size for heads, size in (self.key, self.value))
-        return key * self.key_dtype.itemsize + value * self.value_dtype.itemsize
+        num_bytes = key * self.key_dtype.itemsize + value * self.value_dtype.itemsize
+        if self.index is not None and self.index_dtype is not None:
+            num_bytes += self.index[0] * self.index[1] * self.index_dtype.itemsize
+        return num_bytes
 
 
 @dataclass(frozen=True)
@@ -174,12 +181,13 @@ class _ProbedCache(Cache):
     def __init__(self, model: PreTrainedModel, shadow: Shadow):
         kinds = layer_kinds_of(model) if isinstance(model, PreTrainedModel) else None
         if kinds is None:
-            super().__init__(layer_class_to_replicate=_ProbedLayer)
+            number = model.config.get_text_config(decoder=True).num_hidden_layers
+            super().__init__(layers=[_ProbedLayer(self, index) for index in range(number)])
         else:
             of_states = LayerKind.STATES, LayerKind.BOTH
             super().__init__(
                 layers=[
-                    _ProbedStates(self, index, number) if kind in of_states else _ProbedLayer()
+                    _ProbedStates(self, index, number) if kind in of_states else _ProbedLayer(self, index)
                     for index, (kind, number) in enumerate(kinds)
                 ]
             )
@@ -202,6 +210,16 @@ class _ProbedCache(Cache):
         """Takes note of a state of a layer, of this shape without the batch."""
         before = self.states[index].tensors if index in self.states else ()
         self.states[index] = CachedStates((*before, (shape, dtype)), self._device())
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        self.indexed(indexer_key_states[:, None], layer_idx)
+        return indexer_key_states
+
+    def indexed(self, index_keys: torch.Tensor, layer_idx: int) -> None:
+        """Takes note of the keys of an indexer, `[batch, heads, tokens, elements]`."""
+        self.cached[layer_idx] = replace(
+            self.cached[layer_idx], index=_heads_of(index_keys), index_dtype=index_keys.dtype
+        )
 
     def _device(self) -> torch.device:
         """Where the layer that is running has its weights, or where accelerate lets it run."""
@@ -234,6 +252,16 @@ def _heads_of(states: torch.Tensor) -> tuple[int, int]:
 
 class _ProbedLayer(CacheLayerMixin):
     is_compileable = is_croppable = is_sliding = False
+
+    def __init__(self, cache: _ProbedCache, index: int):
+        super().__init__()
+        self._cache, self._index = weakref.ref(cache), index
+
+    def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
+        cache = self._cache()
+        assert cache is not None
+        cache.indexed(index_keys, self._index)
+        return index_keys
 
     def lazy_initialization(self, *args: Any) -> None: ...
 

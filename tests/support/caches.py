@@ -5,17 +5,22 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import Cache
 
+from hf_specdec.compat import index_keys_of
+
 
 def assert_same_cache(ours: Cache, plain: Cache, visible: torch.Tensor | None = None, **tolerance: float) -> None:
-    """Equal lengths and K/V in every layer; where `visible` (`[batch, slots]`) is given, only there."""
+    """Equal lengths, K/V and keys of indexers in all layers; with `visible` (`[batch, slots]`), only there."""
     assert ours.get_seq_length() == plain.get_seq_length()
     assert len(ours.layers) == len(plain.layers)
     for mine, theirs in zip(ours.layers, plain.layers, strict=True):
         assert type(mine) is type(theirs)
         assert mine.get_seq_length() == theirs.get_seq_length()
         assert mine.get_mask_sizes(3) == theirs.get_mask_sizes(3)
-        for name in ("keys", "values"):
-            states = [getattr(layer, name).transpose(1, 2) for layer in (mine, theirs)]
+        for held_in in (lambda layer: layer.keys, lambda layer: layer.values, index_keys_of):
+            if held_in(theirs) is None:
+                assert held_in(mine) is None
+                continue
+            states = [held_in(layer).transpose(1, 2) for layer in (mine, theirs)]
             assert states[0].shape == states[1].shape
             if visible is not None:
                 states = [held[visible[:, visible.shape[1] - held.shape[1] :]] for held in states]

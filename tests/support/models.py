@@ -155,6 +155,12 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families that cache a latent of keys and values: model type and config values."""
 
+# Many heads, because scores that are zero in all of them are equal, and any of these may be selected.
+_SELECTED = (
+    _LATENT
+    | _EXPERTS_OF_DEEPSEEK
+    | {"index_topk": 6, "index_n_heads": 16, "index_head_dim": 8, "mlp_layer_types": ["dense", "sparse"]}
+)
 PARTIAL: dict[str, tuple[str, dict[str, Any]]] = {
     # Chunks shorter than the prompt; queries of layers without rotary embedding grow with the slot.
     "llama4": (
@@ -171,10 +177,14 @@ PARTIAL: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_scale": 2.0,
         },
     ),
+    "deepseek_v32": ("deepseek_v32", _SELECTED),
 }
 """Families that attend to chunks, or to keys that they select: model type and config values."""
 
-PARTS: dict[str, str] = {"llama4": "attention_chunk_size"}
+PARTS: dict[str, str] = {
+    "llama4": "attention_chunk_size",
+    "deepseek_v32": "index_topk",
+}
 """The config value that tells how large the part is."""
 
 # GPT-J and GPT-OSS have no sdpa; Gemma 2's, which drops the soft-capping, is the default of old versions and refused

@@ -41,6 +41,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"mm_tokens_per_image|num_query_tokens|num_image_tokens|latent_query_num", 4),
     (r"resampler_n_latents|resampler_num_latents", 4),
     (r"rotary_dim|floor_scale", 4),
+    (r"index_topk", 6),
     (r"base_channels", 32),
     (r"num_filters", 4),
     (r"(mamba_)?d_state|(ssm_)?state_size", 8),
