@@ -98,8 +98,10 @@ REUSABLE_LAYERS = (
 )
 """Layers of a `DynamicCache` that can be continued."""
 
-INDEXED = frozenset({"indexed_attention", "deepseek_sparse_attention"})
-"""Kinds of layers whose indexer selects keys; transformers 5.17 has the second name."""
+BLOCKS = "minimax_m3_sparse"
+"""The kind of layers whose indexer selects blocks of keys, and of the cache layers that hold its keys."""
+INDEXED = frozenset({"indexed_attention", "deepseek_sparse_attention", BLOCKS})
+"""Kinds of layers whose indexer selects keys; "deepseek_…" is the name in transformers 5.17."""
 
 
 def index_keys_of(layer: Any) -> torch.Tensor | None:
@@ -117,6 +119,12 @@ def set_index_keys(layer: Any, index_keys: torch.Tensor) -> None:
     else:
         layer.lazy_initialization_indexer(index_keys)
         layer.indexer_keys = index_keys[:, 0]
+
+
+def is_reusable(layer: Any) -> bool:
+    """Whether a layer of a user's cache can be continued."""
+    is_of_blocks = getattr(layer, "_layer_type", None) == BLOCKS and isinstance(layer, DynamicLayer)
+    return is_of_blocks or type(layer) in REUSABLE_LAYERS
 
 
 def holds_index_keys(layer: Any) -> bool:

@@ -150,9 +150,9 @@ class TreeContext:
             if window is not None and self.has_causal_windows:
                 allowed = allowed & (self._distances >= 0)
             if chunk is not None:
-                queries = self.query_slots - self._num_pads[:, None]
-                keys = queries[:, :, None] - self._distances
-                allowed = allowed & (keys // chunk == queries[:, :, None] // chunk)
+                pads = self._num_pads[:, None]
+                queries, keys = ((slots - pads) // chunk for slots in (self.query_slots, self.key_slots))
+                allowed = allowed & (keys[:, None] == queries[:, :, None])
             self._masks[key] = torch.where(allowed[:, None], *mask_values(dtype, allowed.device)).to(device)
         return self._masks[key]
 
@@ -160,6 +160,32 @@ class TreeContext:
     def query_slots(self) -> torch.Tensor:
         """The slots that the queries take if they are accepted, `[batch, queries]` int64."""
         return self._row_lengths[:, None] + self.query_depths
+
+    @cached_property
+    def key_slots(self) -> torch.Tensor:
+        """The slots that the keys have, or take if they are accepted, `[batch, slots]` int64."""
+        return self._row_lengths[:, None] + self._depths
+
+    @cached_property
+    def slots_of_paths(self) -> torch.Tensor | None:
+        """
+        The keys of every query in the order of its own text, `[batch, queries, slots]` int64: the slots of the
+        committed tokens, then those of the nodes above the query by their depth. Slots past the query's own are any.
+        None if the nodes lie in that order already, as those of a chain do.
+        """
+        num_nodes = self.node_depths.shape[1]
+        if bool((self.node_depths == torch.arange(num_nodes, device=self.device)).all()):
+            return None
+        depths = torch.arange(1 + int(self.node_depths.max()), device=self.device)
+        at_depth = self.node_depths[:, None, :, None] == depths
+        nodes = (self.ancestors[..., None] & at_depth).int().argmax(dim=2)  # [1 or batch, queries, depths]
+        lengths = self._row_lengths[:, None, None]
+        slots = torch.arange(max(self.lengths) + len(depths), device=self.device).expand(
+            len(self.lengths), nodes.shape[1], -1
+        )
+        above = (slots - lengths).clamp(0, len(depths) - 1)
+        nodes = nodes.expand(len(self.lengths), -1, -1).gather(2, above)
+        return torch.where(slots < lengths, slots, lengths + nodes)
 
     @cached_property
     def _num_pads(self) -> torch.Tensor:
@@ -212,9 +238,14 @@ class TreeContext:
     @cached_property
     def _distances(self) -> torch.Tensor:
         """Position of the query minus position of the key, `[batch, queries, slots]` int64."""
+        return self.query_depths[:, :, None] - self._depths[:, None]
+
+    @cached_property
+    def _depths(self) -> torch.Tensor:
+        """Position of the key after the committed slots, `[batch, slots]` int64; negative for committed slots."""
         rows = len(self.lengths)
         depths = self.node_depths.expand(rows, -1).gather(1, self._nodes.clamp(0, self.node_depths.shape[1] - 1))
-        return self.query_depths[:, :, None] - torch.where(self._nodes < 0, self._nodes, depths)[:, None]
+        return torch.where(self._nodes < 0, self._nodes, depths)
 
 
 @lru_cache(maxsize=16)

@@ -43,8 +43,8 @@ def query_at_its_slot(module: Any, query: torch.Tensor, context: AttentionContex
 
 
 def selects(options: dict[str, Any]) -> bool:
-    """Whether a layer's call of the attention function names the keys that an indexer has selected."""
-    return options.get("indices") is not None
+    """Whether a layer's call of the attention function names the keys, or blocks of them, that it has selected."""
+    return options.get("indices") is not None or options.get("block_indices") is not None
 
 
 def names_selection(model: PreTrainedModel) -> bool:
@@ -59,7 +59,7 @@ def names_selection(model: PreTrainedModel) -> bool:
 
 def with_selection(
     module: torch.nn.Module,
-    mask: torch.Tensor,
+    mask: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     options: dict[str, Any],
@@ -75,15 +75,41 @@ def with_selection(
             attend.
         query, key (`torch.Tensor` of shape `[batch, heads, queries or slots, head_dim]`).
         options (`dict`): the keyword arguments of the call, with `indices`, `[batch, queries, selected]` int32: the
-            slots that the indexer has selected.
+            slots that the indexer has selected; or with `block_indices`, `[batch, indexer_heads, queries, selected]`
+            int64: the blocks of keys, -1 for none.
         context (`AttentionContext`, *optional*): that of a forward over a tree.
 
     Returns:
-        `torch.Tensor` of shape `[batch, 1, queries, slots]`: the mask, of the same kind.
+        `torch.Tensor` of shape `[batch, 1 or heads, queries, slots]`: the mask.
     """
+    if options.get("block_indices") is not None:
+        return _with_blocks(module, mask, query, key, options, context)
     indices = options["indices"].long()
     selected = torch.zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool, device=indices.device)
     selected = selected.scatter(-1, indices, True)[:, None]
     if mask.dtype == torch.bool:
         return mask & selected
+    return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)
+
+
+def _with_blocks(
+    module: Any,
+    mask: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    options: dict[str, Any],
+    context: AttentionContext | None,
+) -> torch.Tensor:
+    """As `with_selection`, for blocks of MiniMax-M3. A node belongs to the block of the slot that it takes."""
+    indices = options["block_indices"]
+    if context is None:
+        positions = options["position_ids"]
+        return module.indexer.build_block_mask(indices, mask, key.shape[2], query.dtype, query.device, positions)
+    assert isinstance(context, TreeContext)  # such models are not captured
+    blocks = (context.key_slots // module.indexer.block_size).to(query.device)
+    num_blocks = 1 + max(int(blocks.max()), int(indices.max()))
+    chosen = torch.zeros(*indices.shape[:3], num_blocks + 1, dtype=torch.bool, device=query.device)
+    chosen.scatter_(-1, indices.masked_fill(indices < 0, num_blocks), True)
+    selected = chosen.gather(-1, blocks[:, None, None].expand(*indices.shape[:3], -1))
+    selected = selected.repeat_interleave(query.shape[1] // indices.shape[1], dim=1)
     return mask.masked_fill(~selected, torch.finfo(mask.dtype).min)

@@ -34,3 +34,7 @@ class HoldsIndexKeys:
         Returns those of all slots up to the last one written, `[batch, heads, slots, dim]`.
         """
         raise NotImplementedError
+
+    def read_index(self) -> torch.Tensor:
+        """The keys of the indexer in all slots up to the last one written, `[batch, heads, slots, dim]`."""
+        raise NotImplementedError

@@ -81,16 +81,17 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         num_nodes, window = index_keys.shape[2], self.cache.write_window
         self.hold_index(index_keys)
-        if window is None:
-            start, end = self.filled - num_nodes, self.filled
-        else:
-            start, end = window.start, window.end
+        start = self.filled - num_nodes if window is None else window.start
         if start is not None:
             self.index_keys[:, :, start : start + num_nodes] = index_keys
         else:
             rows, slots = window.places_on(self.device)
             self.index_keys[rows, :, slots] = index_keys.transpose(1, 2)
-        return self.index_keys[:, :, :end]
+        return self.read_index()
+
+    def read_index(self) -> torch.Tensor:
+        window = self.cache.write_window
+        return self.index_keys[:, :, : self.filled if window is None else window.end]
 
     def hold_index(self, like: torch.Tensor) -> None:
         """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""

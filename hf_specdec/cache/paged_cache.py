@@ -54,7 +54,7 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         """Makes these tensors, `[blocks, kv_heads, block_size, head_dim]` each, the layer's memory."""
         self.keys, self.values, self.dtype, self.device = keys, values, keys.dtype, keys.device
         # Two views of the memory: `_slots` for writes, `_blocks` for reads.
-        self._slots = [states.view(-1, states.shape[3]) for states in (keys, values)]
+        self._slots = [states.flatten(0, 2) for states in (keys, values)]
         self._blocks = [states.flatten(0, 1).flatten(1) for states in (keys, values)]
         self.is_initialized = True
 
@@ -75,16 +75,18 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
             return self.keys, self.values
         index = window.slots_to_write(num_heads, self.device)
         for slots, states in zip(self._slots, (key_states, value_states), strict=True):
-            slots.index_copy_(0, index, states.reshape(-1, states.shape[3]))
+            slots.index_copy_(0, index, states.flatten(0, 2))
         return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         self.hold_index(index_keys)
         num_heads, window = index_keys.shape[1], self.cache.write_window
         index = window.slots_to_write(num_heads, self.device)
-        dim = index_keys.shape[3]
-        self.index_keys.view(-1, dim).index_copy_(0, index, index_keys.reshape(-1, dim))
-        return self.gather(self.index_keys.flatten(0, 1).flatten(1), num_heads)
+        self.index_keys.flatten(0, 2).index_copy_(0, index, index_keys.flatten(0, 2))
+        return self.read_index()
+
+    def read_index(self) -> torch.Tensor:
+        return self.gather(self.index_keys.flatten(0, 1).flatten(1), self.index_keys.shape[1])
 
     def hold_index(self, like: torch.Tensor) -> None:
         """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""
@@ -97,7 +99,8 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         window = self.cache.write_window
         gathered = blocks.index_select(0, window.rows_to_read(num_heads, self.device))
         block_size = self.cache.pool.block_size
-        gathered = gathered.view(len(window.tables), num_heads, -1, blocks.shape[1] // block_size)
+        num_rows, num_blocks = window.tables.shape
+        gathered = gathered.view(num_rows, num_heads, num_blocks * block_size, blocks.shape[1] // block_size)
         return gathered[:, :, : window.end]
 
     def move(

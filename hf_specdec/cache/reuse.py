@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ..compat import CACHE, INDEXED, REUSABLE_LAYERS, holds_index_keys
+from ..compat import CACHE, INDEXED, holds_index_keys, is_reusable
 
 
 def check_reusable(cache: Cache, model: PreTrainedModel) -> None:
@@ -21,7 +21,7 @@ def check_reusable(cache: Cache, model: PreTrainedModel) -> None:
             place for the keys of the target's indexers.
     """
     for index, layer in enumerate(getattr(cache, "layers", ())):
-        if type(layer) not in REUSABLE_LAYERS:
+        if not is_reusable(layer):
             raise ValueError(
                 f"`{CACHE}` of type {type(cache).__name__} has a {type(layer).__name__} at layer {index}, "
                 "which cannot be used for speculation. Pass a `DynamicCache`, or none."

@@ -51,6 +51,8 @@ class TreeCache(Cache):
         self._has_memory = False
         self.set_lengths([0] * batch_size)
 
+    context: Any = None
+    """The `TreeContext` of the forward that runs, for layers that select keys."""
     is_paged = False
     """Whether K/V lie in blocks, found by `block_tables`."""
     lengths_are_on_device = False

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
 from ..states import layer_kinds_of, states_over_trees
+from .selecting import selecting_along_paths
 
 
 _lock = threading.Lock()
@@ -52,4 +53,5 @@ def over_trees(*models: PreTrainedModel) -> Iterator[None]:
                 stack.enter_context(switched_to_tree_attention(model))
             if layer_kinds_of(model) is not None:
                 stack.enter_context(states_over_trees(model))
+                stack.enter_context(selecting_along_paths(model))
         yield

@@ -191,6 +191,7 @@ class TreeForward:
 
     def run(self, nodes: NodeInputs, context: AttentionContext) -> ModelOutput:
         """Runs the model's forward without CUDA graphs, after `write_nodes` of the cache."""
+        self.cache.context = context
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
             inputs[name] = types.expand(nodes.tokens.shape)

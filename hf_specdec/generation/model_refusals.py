@@ -208,7 +208,9 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
             return
     if not others and (kinds or not model._is_stateful):  # the flag is that of a class, whose layers are chosen
         return
-    sparse = [kind for kind in others if kind.endswith("attention") and kind != "linear_attention"]
+    sparse = [
+        kind for kind in others if kind in INDEXED or (kind.endswith("attention") and kind != "linear_attention")
+    ]
     states = [kind for kind in others if kind not in sparse]
     parts = []
     if states or not sparse:

@@ -178,12 +178,30 @@ PARTIAL: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v32": ("deepseek_v32", _SELECTED),
+    # Blocks of 4 keys, of which each of two indexer heads selects two, besides the query's own.
+    "minimax_m3": (
+        "minimax_m3_vl_text",
+        {
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "dense_intermediate_size": 48,
+            "shared_intermediate_size": 16,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+            "index_block_size": 4,
+            "index_topk_blocks": 2,
+            "index_local_blocks": 1,
+        },
+    ),
 }
 """Families that attend to chunks, or to keys that they select: model type and config values."""
 
 PARTS: dict[str, str] = {
     "llama4": "attention_chunk_size",
     "deepseek_v32": "index_topk",
+    "minimax_m3": "index_topk_blocks",
 }
 """The config value that tells how large the part is."""
 

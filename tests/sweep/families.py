@@ -9,6 +9,11 @@ from transformers import SiglipVisionConfig
 
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _BY_LAYER_TYPE = {"full_attention": dict(_DEFAULT_ROPE), "sliding_attention": dict(_DEFAULT_ROPE)}
+_BLOCKS_OF_KEYS = {
+    "layer_types": ["full_attention", "minimax_m3_sparse"],
+    "index_block_size": 4,
+    "index_topk_blocks": 2,
+}
 _QSA = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
@@ -84,6 +89,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 32},
     "mamba": {"time_step_rank": 5},
     "mamba2": {"n_groups": 2, "chunk_size": 8},
+    "minimax_m3_vl": _within("text_config", _BLOCKS_OF_KEYS),
+    "minimax_m3_vl_text": _BLOCKS_OF_KEYS,
     "mistral4": {"head_dim": 32},
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
