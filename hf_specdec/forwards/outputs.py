@@ -51,7 +51,7 @@ def over_trees(*models: PreTrainedModel) -> Iterator[None]:
             stack.enter_context(returning_named_outputs(model))
             if supports_switching(model):
                 stack.enter_context(switched_to_tree_attention(model))
+                stack.enter_context(selecting_along_paths(model))
             if layer_kinds_of(model) is not None:
                 stack.enter_context(states_over_trees(model))
-                stack.enter_context(selecting_along_paths(model))
         yield

@@ -12,7 +12,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,14 +19,15 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..attention import supports_switching, switched_to_tree_attention
 from ..attention.kernel import NODES_PER_WORD
 from ..cache import TreeCache
 from ..cache.sizes import bytes_per_token
 from ..forwards.node_inputs import causal_chain
+from ..forwards.outputs import over_trees
 from ..forwards.tree_forward import TreeForward
 from ..graphs import GraphStore, obstacle_to_graphs
 from ..models.structure import execution_device
+from ..states import layer_kinds_of
 from .data import Text
 from .scripts import ScriptPart
 
@@ -97,6 +97,9 @@ class Writer:
         max_question (`int`, *optional*, defaults to 200): most tokens of a question.
         sampling (`Sampling`, *optional*): temperatures and min-p.
         seed (`int`, *optional*, defaults to 0): seed of temperatures and tokens.
+
+    Raises:
+        ValueError: for a target with recurrent or convolutional layers.
     """
 
     def __init__(
@@ -108,6 +111,11 @@ class Writer:
         sampling: Sampling | None = None,
         seed: int = 0,
     ):
+        if layer_kinds_of(target) is not None:
+            raise ValueError(
+                f"The target {type(target).__name__} has recurrent or convolutional layers; rows that begin a new text "
+                "in place cannot forget their states. Let it write by `generate_batch`, and give the texts with `data`."
+            )
         self.target = target.eval()
         self.max_length, self.batch_size, self.max_question = max_length, batch_size, max_question
         self.sampling = sampling or Sampling()
@@ -128,7 +136,7 @@ class Writer:
             `Text`: the text; without `spans` if no answer was written, and without tokens if the first part's given
                 tokens alone reach `max_length`.
         """
-        with switched_to_tree_attention(self.target) if supports_switching(self.target) else nullcontext():
+        with over_trees(self.target):
             yield from self._write(iter(jobs), should_stop)
 
     @torch.inference_mode()

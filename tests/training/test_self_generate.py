@@ -9,6 +9,7 @@ import torch
 from support.chat import chat_tokenizer
 from support.goldens import trained_prompts, trained_target
 from support.graphs import install_stand_in
+from support.hybrids import hybrid
 from support.models import tiny_model
 
 from hf_specdec.training.data import Text
@@ -51,6 +52,11 @@ def test_the_target_attends_as_before_afterwards() -> None:
     for texts in (list, next):  # to the end, and abandoned
         texts(Writer(target, 8, 2, sampling=GREEDY).write(iter(job)))
         assert target.config._attn_implementation == "sdpa"
+
+
+def test_targets_with_states_are_refused() -> None:
+    with pytest.raises(ValueError, match="recurrent or convolutional layers.*generate_batch.*`data`"):
+        Writer(hybrid("lfm2"), 8, 2)
 
 
 def test_sliding_windows() -> None:
