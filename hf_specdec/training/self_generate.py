@@ -113,8 +113,9 @@ class Writer:
     ):
         if layer_kinds_of(target) is not None:
             raise ValueError(
-                f"The target {type(target).__name__} has recurrent or convolutional layers; rows that begin a new text "
-                "in place cannot forget their states. Let it write by `generate_batch`, and give the texts with `data`."
+                f"The target {type(target).__name__} has recurrent or convolutional layers: rows that begin a new "
+                "text in place cannot forget their states. Let it write by `generate_batch`, and give what it wrote "
+                "with `data`."
             )
         self.target = target.eval()
         self.max_length, self.batch_size, self.max_question = max_length, batch_size, max_question
