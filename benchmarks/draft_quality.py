@@ -92,7 +92,9 @@ def fitting(trees: dict[str, Any], assistant: Any) -> dict[str, Any]:
     found = {}
     for name, tree in trees.items():
         if isinstance(tree, DynamicTree):
-            found[name] = replace(tree, depth=most if tree is TREE_60 else min(tree.depth, most))
+            depth = most if tree is TREE_60 else min(tree.depth, most)
+            candidates = tree.top_k + (depth - 1) * tree.top_k**2
+            found[name] = replace(tree, depth=depth, num_nodes=min(tree.num_nodes, candidates))
         elif tree.depth <= most:
             found[name] = tree
     return found

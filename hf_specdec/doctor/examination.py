@@ -70,7 +70,7 @@ def diagnose(
             template if it has one.
         max_new_tokens (`int`, *optional*, defaults to 96): most tokens of each answer.
         depth (`int`, *optional*): number of depths to examine, at most as many as a block head drafts. Defaults to 5,
-            of block heads to 8.
+            or 8 for block heads.
         report (callable, *optional*): receives a line for every answer and every reading, as soon as it is there.
             Defaults to the log.
         changes: fields of the head's config that override the checkpoint's, as in its `from_pretrained`.

@@ -48,6 +48,7 @@ class TreeChoices:
         self._auto: dict[Any, TreeChoice] = {}
         self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
         self._asked: dict[AutoTree, list[int]] = {}
+        self._share: int | None = None
         self._always: tuple[TokenTree | DynamicTree | None] | None = None
 
     @contextmanager
@@ -97,7 +98,7 @@ class TreeChoices:
                 self._asked.setdefault(tree, []).append(row)
         self._draws = any(requests[row].options.do_sample for rows in self._asked.values() for row in rows)
         longest = max((request.length for request in requests), default=0)
-        share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
+        share = self._share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
         for tree in self._asked:
             choice = self._auto_choice(tree)
             if isinstance(choice, MenuChoice):
@@ -134,11 +135,17 @@ class TreeChoices:
         return wanted if self._auto_choice(wanted).reads_confidence else None
 
     def refiner(self, tree: AutoTree, rows: list[int], most_nodes: int) -> Refine:
-        """Chooses the tree of these rows of the step again from what their draft tells; see `TreeChoice.refine`."""
+        """
+        Chooses the tree of these rows of the step again from what their draft tells, of at most `most_nodes` nodes
+        and the rows' share of `max_step_nodes`; see `TreeChoice.refine`.
+        """
         choice = self._auto_choice(tree)
+        most = most_nodes if self._share is None else min(most_nodes, self._share)
 
         def refine(told: Mapping[int, Sequence[float]]) -> TokenTree | DynamicTree | None:
-            return choice.refine({rows[place]: its for place, its in told.items()}, most_nodes)
+            refined = choice.refine({rows[place]: its for place, its in told.items()}, most)
+            # The choice may stay with its own tree, which is not cut to what the step has room for.
+            return None if refined is None else _within(refined, most)
 
         return refine
 
@@ -190,9 +197,11 @@ class TreeChoices:
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
         takes_few = self._takes_few()
-        kind = "in flight", self._batch_size, self._draws
+        kind, limits = ("in flight", self._batch_size, self._draws), replace(tree, takes_either=False)
+        if takes_few:  # trees of a graph are drawn in one way
+            tree = limits
         if (tree, kind, takes_few) not in self._auto:
-            key = tree, self._draws
+            key = limits, self._draws
             if key not in self._acceptance:
                 self._acceptance[key] = Acceptances(tree)
             if takes_few:

@@ -13,7 +13,7 @@ from ..block import BlockHead
 from ..block.anchored import blocks_after
 from ..kernels import DTYPES, kernels_are_installed
 from ..whole_texts import check_trainable
-from .loss_weights import DFLASH, DSPARK, LossWeights
+from .loss_weights import WEIGHTS, LossWeights
 from .losses import masked_mean, upcast
 from .metrics import counts_by_depth
 from .reading import TargetOutputs
@@ -22,8 +22,9 @@ from .vocabulary import draft_indices
 
 _LOGITS_AT_ONCE = 2**27
 """Logits of one part: some ten tensors of as many float32 values are held at a time."""
-_LOGITS_AT_ONCE_BY_KERNEL = 2**31
-"""The same for the kernel, beside which the logits and their gradient are held, in half precision."""
+_SHARE_OF_MEMORY = 32
+"""Of a GPU's memory, this part at most is for the logits of one part, where a kernel computes the losses; some four
+tensors of their size are held at a time."""
 _LEAST = 1e-6  # of the sum of weights: a batch without predictions has no loss
 
 
@@ -38,7 +39,8 @@ class BlockObjective(nn.Module):
     Args:
         head (`BlockHead`): a DFlash (or JetSpec) or DSpark head. Its token embeddings and lm_head, if it has any, are
             frozen.
-        weights (`LossWeights`, *optional*): defaults to those of the head's kind, `DFLASH` or `DSPARK`.
+        weights (`LossWeights`, *optional*): defaults to those of the head's kind, see `WEIGHTS`. A
+            confidence head without a weight is frozen.
         num_anchors (`int`, *optional*, defaults to 512): anchors of a row of texts, at most.
         gamma (`float`, *optional*): defaults to `default_gamma`.
 
@@ -62,7 +64,9 @@ class BlockObjective(nn.Module):
             if shared is not None:
                 shared.requires_grad_(False)
         self.model = head
-        self.weights = weights or (DSPARK if config.kind == "dspark" else DFLASH)
+        self.weights = weights or WEIGHTS[config.kind]
+        if head.confidence_head is not None and not self.weights.confidence:
+            head.confidence_head.requires_grad_(False)
         self.num_anchors = num_anchors
         self.gamma = default_gamma(config.block_size) if gamma is None else gamma
 
@@ -157,8 +161,7 @@ class BlockObjective(nn.Module):
         indices = draft_indices(head.target_ids, head.config.vocab_size, states.device)
         wanted = wanted if indices is None else indices[wanted]
         rows = torch.arange(batch, device=places.device)[:, None, None] * outputs.logits.shape[1] + places
-        most = _LOGITS_AT_ONCE_BY_KERNEL if _suits_the_kernel(outputs.logits) else _LOGITS_AT_ONCE
-        at_once = max(1, most // (drafts * outputs.logits.shape[-1]))
+        at_once = max(1, _logits_at_once(outputs.logits) // (drafts * outputs.logits.shape[-1]))
         columns = (of.flatten(0, 1).split(at_once) for of in (states, parents, wanted, rows))
         parts = list(zip(*columns, strict=True))
         found = []
@@ -195,6 +198,14 @@ class BlockObjective(nn.Module):
 
 def _suits_the_kernel(logits: torch.Tensor) -> bool:
     return logits.is_cuda and logits.dtype in DTYPES and kernels_are_installed()
+
+
+def _logits_at_once(logits: torch.Tensor) -> int:
+    """Logits of one part."""
+    if not (_suits_the_kernel(logits) and logits.is_cuda):
+        return _LOGITS_AT_ONCE
+    memory = torch.cuda.get_device_properties(logits.device).total_memory
+    return memory // (_SHARE_OF_MEMORY * logits.element_size())
 
 
 def _by_kernel(

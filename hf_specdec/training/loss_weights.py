@@ -36,11 +36,14 @@ class LossWeights:
         ```
 
         Raises:
-            ValueError: for an unknown name, a value that is no number or negative, and weights that are all 0.
+            ValueError: for an unknown name or one given twice, a value that is no number or negative, and weights that
+                leave nothing to learn from.
         """
-        names, weights = [field.name for field in fields(cls)], {}
+        names, weights = [field.name for field in fields(cls)], dict[str, float]()
         for part in text.split(","):
             name, _, value = (piece.strip() for piece in part.partition("="))
+            if name in weights:
+                raise ValueError(f"`loss_weights`={text!r} gives {name!r} twice: give it once.")
             try:
                 weights[name] = float(value)
             except ValueError:
@@ -51,9 +54,15 @@ class LossWeights:
                     "as 'divergence=1,distance=0.5,confidence=1'."
                 )
         if not any(weight for name, weight in weights.items() if name != "confidence"):
-            raise ValueError(f"`loss_weights`={text!r} leaves nothing to learn from: give a weight of more than 0.")
+            raise ValueError(
+                f"`loss_weights`={text!r} leaves nothing to learn from: give cross_entropy, divergence or distance a "
+                "weight of more than 0."
+            )
         return cls(**weights)
 
 
-DFLASH = LossWeights(cross_entropy=1.0)
-DSPARK = LossWeights(cross_entropy=0.1, distance=0.9, confidence=1.0)
+WEIGHTS = {
+    "dflash": LossWeights(cross_entropy=1.0),
+    "dspark": LossWeights(cross_entropy=0.1, distance=0.9, confidence=1.0),
+}
+"""The weights of each kind's publication."""

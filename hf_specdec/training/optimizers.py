@@ -11,14 +11,15 @@ from torch import nn
 
 _LARGEST_RATIO = 32
 """Matrices whose sides differ by more are tables or projections to a number or two: their rows are trained apart."""
+_HEAD = "lm_head"
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """
     Two optimizers as one: `torch.optim.Muon` (Keller Jordan, kellerjordan.github.io/posts/muon), whose updates are
     orthogonal matrices, for linear layers' weights, with the size of AdamW's updates ("match_rms_adamw", arXiv
-    2502.16982), so that one learning rate suits both; and `torch.optim.AdamW` for embeddings, norms, biases and the
-    narrow matrices of a Markov or confidence head.
+    2502.16982), so that one learning rate suits both; and `torch.optim.AdamW` for embeddings, an lm_head, norms,
+    biases and the narrow matrices of a Markov or confidence head.
 
     Args:
         model (`nn.Module`): what is trained; frozen parameters are left out.
@@ -28,7 +29,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, lr: float, betas: tuple[float, float], eps: float):
-        linears = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+        named = [(name.rpartition(".")[2], module) for name, module in model.named_modules()]
+        linears = {id(module.weight) for name, module in named if isinstance(module, nn.Linear) and name != _HEAD}
+        linears -= {id(module.weight) for _, module in named if isinstance(module, nn.Embedding)}  # tied
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         matrices = [one for one in trained if id(one) in linears and max(one.shape) <= _LARGEST_RATIO * min(one.shape)]
         chosen = set(map(id, matrices))

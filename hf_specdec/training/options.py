@@ -115,8 +115,8 @@ class TrainOptions:
         num_heads, num_kv_heads (`int`, *optional*): block heads: attention heads; default to the target's.
         loss_weights (`str`, *optional*): block heads: what is summed for a predicted token, such as
             "divergence=1,distance=0.5,confidence=1", see `LossWeights`; defaults to those of the kind's publication.
-        optimizer (`str`, *optional*, defaults to `"adamw"`): "adamw", or "muon", which learns faster, for the matrices
-            of the layers with AdamW for all else, see `make_optimizer`.
+        optimizer (`str`, *optional*, defaults to `"adamw"`): "adamw", or "muon" for the matrices of the layers with
+            AdamW for all else, see `MuonAndAdamW`.
         epochs (`float`, *optional*, defaults to 3.0): passes over the data.
         learning_rate (`float`, *optional*): defaults to 0.7 / H for EAGLE-3 (1.2e-3 for H = 576, 1.7e-4 for 4096),
             0.12 / H for EAGLE-1, and 0.5 / H for draft models, at most 2e-3; for block heads as for EAGLE-3, but at
@@ -266,8 +266,11 @@ class TrainOptions:
         self._check_blocks()
 
     def _check_blocks(self) -> None:
-        if self.loss_weights is not None:
-            LossWeights.parse(self.loss_weights)
+        if self.loss_weights is not None and LossWeights.parse(self.loss_weights).confidence and self.kind != "dspark":
+            raise ValueError(
+                f"`loss_weights`={self.loss_weights!r}: heads of `kind={self.kind!r}` have no confidence to train. "
+                "Leave it out, or use `kind='dspark'`."
+            )
         if self.block_size is not None and not 2 <= self.block_size < self.max_length:
             raise ValueError(
                 f"`block_size`={self.block_size}: choose 2 … {self.max_length - 1}. A block of one row has no masks, "

@@ -25,6 +25,7 @@ from ..cache.sizes import bytes_per_token
 from ..forwards.node_inputs import causal_chain
 from ..forwards.outputs import over_trees
 from ..forwards.tree_forward import TreeForward
+from ..generation.model_refusals import check_target
 from ..graphs import GraphStore, obstacle_to_graphs
 from ..models.structure import execution_device
 from ..states import layer_kinds_of
@@ -99,7 +100,7 @@ class Writer:
         seed (`int`, *optional*, defaults to 0): seed of temperatures and tokens.
 
     Raises:
-        ValueError: for a target with recurrent or convolutional layers.
+        ValueError: for a target whose forwards cannot run over trees, or one with recurrent or convolutional layers.
     """
 
     def __init__(
@@ -111,6 +112,13 @@ class Writer:
         sampling: Sampling | None = None,
         seed: int = 0,
     ):
+        try:
+            check_target(target)
+        except ValueError as error:
+            raise ValueError(
+                f"The target {type(target).__name__} cannot write texts here: {error} Let it write by `generate`, and "
+                "give what it wrote with `data`."
+            ) from error
         if layer_kinds_of(target) is not None:
             raise ValueError(
                 f"The target {type(target).__name__} has recurrent or convolutional layers: rows that begin a new "

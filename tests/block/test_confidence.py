@@ -16,6 +16,7 @@ from support.sampling import fit_samples, the_target
 from transformers import PreTrainedModel
 
 from hf_specdec import BlockHead, DynamicTree, SpeculativeConfig, TokenTree
+from hf_specdec.engine.host_step import RequestStep
 from hf_specdec.metrics import metrics_of_last_call
 from hf_specdec.trees.auto_choice import AutoChoice
 
@@ -110,6 +111,35 @@ def test_requests(kind: str, told: list[Any]) -> None:
     assert len(told) > 4
     for prompt, output in zip(batch, outputs.values(), strict=True):
         assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+
+
+def test_a_chosen_tree_stays_within_the_limit_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K/V of nodes beyond the blocks of a request would be lost. Every step is a trial of the head's own tree."""
+    target, batch = a_target(), ragged_prompts((5, 9, 2, 3, 7, 12))
+    head = tiny_block_head(target, anchor_first=True, has_confidence_head=True)
+    head.config.default_tree = {"depth": 4, "top_k": 16, "num_nodes": 60}
+
+    def chosen(choice: AutoChoice) -> Any:
+        choice._is_trial = True
+        return choice.limits.first
+
+    sizes = []
+    propose = RequestStep.propose
+
+    def proposed(step: RequestStep) -> Any:
+        draft = propose(step)
+        sizes.append(draft.num_nodes)
+        return draft
+
+    monkeypatch.setattr(AutoChoice, "_chosen", chosen)
+    monkeypatch.setattr(RequestStep, "propose", proposed)
+    config = SpeculativeConfig(tree="auto", max_step_nodes=12)
+    outputs = target.generate_batch(
+        batch, max_new_tokens=60, do_sample=False, assistant_model=head, speculative_config=config
+    )
+    assert 0 < max(sizes) <= 12
+    for prompt, output in zip(batch, outputs.values(), strict=True):
+        assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=60)
 
 
 @pytest.mark.parametrize("verification", ["auto", "rejection"])

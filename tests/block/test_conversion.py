@@ -142,6 +142,14 @@ def test_what_a_format_cannot_say(format, fields, layers, message, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_target_of_another_depth(tmp_path):
+    depth = TARGET.num_layers
+    head = new_head(num_target_layers=depth + 1)
+    with pytest.raises(ValueError, match=f"has {depth} layers, but the head was trained for a target of {depth + 1}"):
+        write_block(head, tmp_path / "zlab", "zlab", TARGET)
+    assert not list(tmp_path.iterdir())
+
+
 def test_unknown_formats(tmp_path):
     with pytest.raises(ValueError, match="`format` must be one of 'zlab', 'deepspec', 'speculators', but is 'vllm'"):
         write_block(new_head(), tmp_path, "vllm")

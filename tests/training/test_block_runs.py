@@ -152,6 +152,7 @@ def test_a_published_head_is_trained_further(tmp_path: Path, data: Path) -> None
         ({"gamma": 0.0}, "`gamma`=0.0"),
         ({"optimizer": "sgd"}, "`optimizer`='sgd' is not one of 'adamw', 'muon'"),
         ({"loss_weights": "kl=1"}, "`loss_weights`='kl=1'"),
+        ({"loss_weights": "divergence=1,confidence=1"}, "`kind='dflash'` have no confidence"),
         ({"kind": "eagle3", "loss_weights": "divergence=1"}, "`loss_weights` is for"),
         ({"markov_rank": 8}, "`markov_rank` is for `kind='dspark'` alone, not for 'dflash'"),
         ({"kind": "eagle3", "causal": True}, "`causal` is for `kind='dflash'` and `kind='dspark'` alone"),

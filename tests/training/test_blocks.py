@@ -15,9 +15,9 @@ from support.random_blocks import HEADS, drafted, random_block_head
 
 from hf_specdec import BlockHead
 from hf_specdec.training import blocks
-from hf_specdec.training.blocks import DFLASH, DSPARK, BlockObjective, default_gamma
+from hf_specdec.training.blocks import BlockObjective, default_gamma
 from hf_specdec.training.data import Text
-from hf_specdec.training.loss_weights import LossWeights
+from hf_specdec.training.loss_weights import WEIGHTS, LossWeights
 from hf_specdec.training.packing import Collator, Rows
 from hf_specdec.training.reading import TargetReader
 from hf_specdec.training.vocabulary import draft_indices
@@ -138,7 +138,8 @@ def test_divergence_is_the_mean_cross_entropy_over_what_the_target_may_write(bat
         ("divergence", "'divergence' is not one of"),
         ("divergence=-1", "'divergence=-1' is not"),
         ("distance=nan", "'distance=nan' is not"),
-        ("confidence=1", "leaves nothing to learn from"),
+        ("confidence=1", "leaves nothing to learn from: give cross_entropy, divergence or distance"),
+        ("distance=1,distance=2", "gives 'distance' twice"),
     ],
 )
 def test_weights_that_cannot_be_read(text: str, message: str) -> None:
@@ -146,9 +147,18 @@ def test_weights_that_cannot_be_read(text: str, message: str) -> None:
         LossWeights.parse(text)
 
 
+def test_a_confidence_head_without_a_weight_is_frozen(batch: dict[str, torch.Tensor]) -> None:
+    """Processes that average their gradients wait for those of every parameter that is trained."""
+    head = random_block_head(**TRAINED["vanilla"])
+    BlockObjective(head, LossWeights(divergence=1.0))(read(head, batch), **batch)["loss"].backward()
+    trained = {name for name, one in head.named_parameters() if one.requires_grad}
+    assert trained == {name for name, one in head.named_parameters() if one.grad is not None}
+    assert not any("confidence" in name for name in trained)
+
+
 def test_the_kind_says_what_is_summed() -> None:
-    assert BlockObjective(random_block_head(**HEADS["vanilla"])).weights == DSPARK
-    assert BlockObjective(random_block_head()).weights == DFLASH
+    assert BlockObjective(random_block_head(**HEADS["vanilla"])).weights == WEIGHTS["dspark"]
+    assert BlockObjective(random_block_head()).weights == WEIGHTS["dflash"]
 
 
 @pytest.mark.parametrize("kind", TRAINED)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.models import tiny_model
 from support.random_blocks import HEADS, random_block_head
 from torch import nn
 
@@ -38,6 +39,14 @@ def test_muon_trains_the_matrices_of_layers() -> None:
     assert "fc.weight" in by_muon and "layers.0.mlp.down_proj.weight" in by_muon
     assert all("proj" in name or name == "fc.weight" for name in by_muon)
     assert {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "norm.weight"} <= by_adamw
+
+
+def test_adamw_trains_embeddings_and_lm_head() -> None:
+    for tied in (True, False):
+        model = tiny_model("llama", tie_word_embeddings=tied)
+        muon = {id(one) for group in made(model).parts[0].param_groups for one in group["params"]}
+        assert id(model.lm_head.weight) not in muon and id(model.model.embed_tokens.weight) not in muon
+        assert id(model.model.layers[0].mlp.up_proj.weight) in muon
 
 
 def test_a_schedule_reaches_both() -> None:

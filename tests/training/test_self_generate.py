@@ -54,9 +54,11 @@ def test_the_target_attends_as_before_afterwards() -> None:
         assert target.config._attn_implementation == "sdpa"
 
 
-def test_targets_with_states_are_refused() -> None:
+def test_targets_that_cannot_write_are_refused() -> None:
     with pytest.raises(ValueError, match="recurrent or convolutional layers.*generate_batch.*`data`"):
         Writer(hybrid("lfm2"), 8, 2)
+    with pytest.raises(ValueError, match="BloomForCausalLM cannot write texts here: .*`data`"):
+        Writer(tiny_model("bloom"), 8, 2)
 
 
 def test_sliding_windows() -> None:

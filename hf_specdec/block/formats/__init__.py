@@ -67,10 +67,18 @@ def write_block(head: BlockHead, folder: str | Path, format: str, target: Target
         `Path`: the file with the weights.
 
     Raises:
-        ValueError: if the format is unknown, cannot hold the head, or needs the target; nothing is written then.
+        ValueError: if the format is unknown, cannot hold the head, or needs the target, or if the head was trained for
+            a target of another depth; nothing is written then.
     """
     if format not in WRITERS:
         raise ValueError(f"`format` must be one of {', '.join(map(repr, WRITERS))}, but is {format!r}.")
+    depth = head.config.num_target_layers
+    if target is not None and depth is not None and depth != target.num_layers:
+        raise ValueError(
+            f"`target`={target.name!r} has {target.num_layers} layers, but the head was trained for a target of "
+            f"{depth} (`num_target_layers`). Name the head's own target; if its config.json is wrong, load the head "
+            "with num_target_layers=None."
+        )
     writing = WRITERS[format].write(head, target)
     writing.config |= carried_fields(head.config, None if target is None else target.name)
     check_round_trip(head.config, read_block(writing.as_checkpoint()).config, format, target, compared_with)

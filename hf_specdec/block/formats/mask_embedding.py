@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...checkpoints.published import section
 from ...checkpoints.reading import Checkpoint, HubOptions, load_pickle
 
 
@@ -52,7 +53,7 @@ def _check_token(content: Any, checkpoint: Checkpoint, path: Path) -> None:
     """Refuses a file that was made for another mask token than the config's."""
     token = content.get("mask_token_id") if isinstance(content, dict) else None
     config = checkpoint.config
-    said = (config.get("dflash_config") or {}).get("mask_token_id", config.get("mask_token_id"))
+    said = section(config, "dflash_config", checkpoint.name).get("mask_token_id", config.get("mask_token_id"))
     if token is not None and said is not None and token != said:
         raise ValueError(
             f"{path}: `mask_token_id`={token!r}, but config.json says {said!r}: the file is of another head. Download "

@@ -15,7 +15,7 @@ from ...models.structure import num_logits_of
 from ..blocks import BlockObjective
 from ..data import Text
 from ..heads import begun_from, layers_like
-from ..loss_weights import LossWeights
+from ..loss_weights import WEIGHTS, LossWeights
 from ..packing import ids_and_masks
 from ..vocabulary import count_tokens
 from .base import Kind
@@ -77,18 +77,20 @@ class Block(Kind):
             remedy = f"use `kind={head.config.kind!r}`" if known else "'dflash' and 'dspark' are trained"
             raise ValueError(f"`start_from`={name!r} is a head of kind {head.config.kind!r}: {remedy}.")
         self.check_head(name, head)
-        head.config.target_name = self.target_name  # it may name another target
+        # It may name another target.
+        head.config.target_name, head.config.num_target_layers = self.target_name, self.num_layers_of_target
         head = head.to(self.target.device)
         return head, head.target_ids
 
     def objective(self, model: Any, packed: bool) -> nn.Module:
-        weights = self.options.loss_weights
-        return BlockObjective(
-            model,
-            weights=None if weights is None else LossWeights.parse(weights),
-            num_anchors=self.options.num_anchors,
-            gamma=self.options.gamma,
-        )
+        options = self.options
+        return BlockObjective(model, self.weights, num_anchors=options.num_anchors, gamma=options.gamma)
+
+    @property
+    def weights(self) -> LossWeights:
+        """Weights of the loss, as asked for or the kind's own."""
+        given = self.options.loss_weights
+        return WEIGHTS[self.kind] if given is None else LossWeights.parse(given)
 
     def learning_rate(self, model: Any) -> float:
         return max(super().learning_rate(model), _RATE)
@@ -121,11 +123,12 @@ class DSpark(Block):
 
     @property
     def fields(self) -> dict[str, Any]:
+        has_confidence_head = self.weights.confidence > 0
         return {
             "anchor_first": True,
             "markov_rank": self.options.markov_rank or 64,
-            "has_confidence_head": True,
-            "confidence_with_markov": True,
+            "has_confidence_head": has_confidence_head,
+            "confidence_with_markov": has_confidence_head,
         }
 
 
@@ -181,6 +184,7 @@ def new_block_config(
         block_size=block_size,
         mask_token_id=mask_token_id,
         target_hidden_size=source.hidden_size,
+        num_target_layers=whole,
         aux_layer_ids=sorted(aux_layer_ids),
         final_logit_softcapping=getattr(source, "final_logit_softcapping", None),
         **fields,
