@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ..compat import CACHE
+from ..compat import cache_name_of
 from ..models.probe import layers_of
 from ..states import LayerKind, layer_kinds_of
 from .arguments import CallArguments
@@ -33,7 +33,7 @@ def check_states(call: CallArguments) -> None:
         raise ValueError(
             f"`stopping_criteria`: {type(others[0]).__name__} may end a row after another has gone further, and the "
             f"states of {type(call.model).__name__} in the cache that is returned cannot be taken back. Generate for "
-            f"one row at a time, or leave out `return_dict_in_generate` and `{CACHE}`."
+            f"one row at a time, or leave out `return_dict_in_generate` and `{cache_name_of(call.model)}`."
         )
 
 
@@ -41,6 +41,7 @@ def _check_cache(model: PreTrainedModel, cache: Any) -> None:
     """The layers must have what the target's layers keep, in the dtypes in which it keeps it."""
     kinds, probed = layer_kinds_of(model), layers_of(model)
     assert kinds is not None
+    name = cache_name_of(model)
     for index, layer in enumerate(cache.layers):
         kind = kinds[index][0] if index < len(kinds) else LayerKind.NOTHING
         has_states = isinstance(layer, LinearAttentionCacheLayerMixin)
@@ -50,7 +51,7 @@ def _check_cache(model: PreTrainedModel, cache: Any) -> None:
             kind in (LayerKind.ATTENTION, LayerKind.BOTH),
         ):
             raise ValueError(
-                f"`{CACHE}` has a {type(layer).__name__} at layer {index}, where {type(model).__name__} keeps "
+                f"`{name}` has a {type(layer).__name__} at layer {index}, where {type(model).__name__} keeps "
                 f"{kind.value}. Pass `DynamicCache(config=model.config)`, or none."
             )
         if has_states and probed is not None and index in probed.states:
@@ -59,9 +60,14 @@ def _check_cache(model: PreTrainedModel, cache: Any) -> None:
             wanted = list(probed.states[index].tensors)
             if found and sorted(map(str, found)) != sorted(map(str, wanted)):
                 raise ValueError(
-                    f"`{CACHE}` has states {found} at layer {index}, but {type(model).__name__} keeps {wanted}. Pass "
+                    f"`{name}` has states {found} at layer {index}, but {type(model).__name__} keeps {wanted}. Pass "
                     "a cache that this model has filled, or none."
                 )
+    if len(cache.layers) < len(kinds):
+        raise ValueError(
+            f"`{name}` has {len(cache.layers)} layers, and {type(model).__name__} has {len(kinds)}, some of which "
+            "keep states. Pass `DynamicCache(config=model.config)`, or none."
+        )
 
 
 def _check_padding(call: CallArguments) -> None:
@@ -73,6 +79,7 @@ def _check_padding(call: CallArguments) -> None:
     past = cache.get_seq_length()
     if past and not bool(torch.all(mask[:, past:] == 1)):
         raise ValueError(
-            f"`attention_mask` with a filled `{CACHE}`: padding behind its {past} tokens enters the states of "
-            f"{type(call.model).__name__}, in plain `generate`, too. Pass new tokens of equal length, or no cache."
+            f"`attention_mask` with a filled `{cache_name_of(call.model)}`: padding behind its {past} tokens enters "
+            f"the states of {type(call.model).__name__}, in plain `generate`, too. Pass new tokens of equal length, "
+            "or no cache."
         )

@@ -33,11 +33,18 @@ def assert_same_states(ours: Any, plain: Any) -> None:
             torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
-def converse(model: PreTrainedModel, batch_size: int, drafts: Any, **options: Any) -> tuple[list[list[int]], Any]:
-    """Two turns on one cache; `drafts` makes the draft of a turn from the tokens so far."""
+def converse(
+    model: PreTrainedModel, batch_size: int, drafts: Any, rereads: bool = False, **options: Any
+) -> tuple[list[list[int]], Any]:
+    """
+    Two turns on one cache, or each on a new one that reads the whole text (`rereads`); `drafts` makes the draft of a
+    turn.
+    """
     inputs = padded(batch_size, seed=2)
     ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], DynamicCache(config=model.config)
     for turn in range(2):
+        if rereads:
+            cache = DynamicCache(config=model.config)
         held = {CACHE: cache, "attention_mask": mask, **drafts(turn)}
         ids = model.generate(ids, max_new_tokens=10, do_sample=False, **held, **options)
         if turn == 0:
@@ -52,7 +59,8 @@ def converse(model: PreTrainedModel, batch_size: int, drafts: Any, **options: An
 @pytest.mark.parametrize("family", ONE_OF_EACH)
 def test_turns_on_one_cache(family: str, batch_size: int) -> None:
     model = hybrid(family)
-    texts, plain = converse(model, batch_size, lambda turn: {})
+    # Plain forwards of several tokens behind a filled cache forget the states of Mamba-1.
+    texts, plain = converse(model, batch_size, lambda turn: {}, rereads=family == "zamba")
     found, ours = converse(model, batch_size, lambda turn: {"assistant_model": Oracle(texts, turn, rests=0.1)})
     assert found == texts
     assert_same_states(ours, plain)
@@ -148,6 +156,8 @@ def test_caches_of_other_models_are_refused() -> None:
     other = DynamicCache(config=tiny_model("llama").config)
     with pytest.raises(ValueError, match=f"`{CACHE}` has a DynamicLayer at layer 0.*keeps states"):
         model.generate(**inputs, **options, **{CACHE: other})
+    with pytest.raises(ValueError, match=f"`{CACHE}` has 0 layers.*4.*DynamicCache\\(config=model.config\\)"):
+        model.generate(**inputs, **options, **{CACHE: DynamicCache()})
     filled = model.generate(**inputs, max_new_tokens=4, return_dict_in_generate=True)[CACHE]
     for layer in filled.layers:
         if hasattr(layer, "recurrent_states"):
