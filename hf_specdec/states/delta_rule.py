@@ -101,7 +101,7 @@ class KimiDeltaAttention(DeltaRule):
     """The gated delta rule with a decay per key channel."""
 
     functions = ("chunk_kimi_delta_attention",)
-    kernel = "tree_kimi_delta_attention"
+    kernel = "tree_delta_rule"
     block = 16  # the products of a block are taken channel by channel
 
 

@@ -40,8 +40,8 @@ class _Running(threading.local):
 
 _running = _Running()
 _lock = threading.Lock()
-_replaced: dict[str, tuple[dict[str, Callable], int]] = {}
-"""By file (a module's name): the functions that were replaced, and how many calls need the replacements."""
+_replaced: dict[str, tuple[dict[str, Callable], set[object]]] = {}
+"""By file (a module's name): the functions that are replaced, and the calls that need the replacements."""
 
 
 @contextmanager
@@ -139,30 +139,29 @@ def _functions_of(name: str) -> dict[str, Callable]:
 @contextmanager
 def states_over_trees(model: nn.Module) -> Iterator[None]:
     """
-    A context for forwards of a model over trees: replaces the functions in its files. Calls of several threads are
-    counted: the first one replaces them, the last one restores them.
+    A context for forwards of a model over trees: replaces the functions in its files. Of the
+    calls of several threads, the first one replaces them, and the last one restores them.
     """
-    files = files_with_mixers(model)
-    with _lock:
-        for name in files:
-            originals, calls = _replaced.get(name, ({}, 0))
-            if calls == 0:
-                originals = _functions_of(name)
-                for function, original in originals.items():
-                    setattr(sys.modules[name], function, _replacements[function](original))
-            _replaced[name] = originals, calls + 1
+    files, call = files_with_mixers(model), object()
     try:
-        yield
-    finally:
         with _lock:
             for name in files:
-                originals, calls = _replaced[name]
-                if calls > 1:
-                    _replaced[name] = originals, calls - 1
+                originals, calls = _replaced.setdefault(name, (_functions_of(name), set()))
+                calls.add(call)
+                for function, original in originals.items():
+                    if vars(sys.modules[name])[function] is original:
+                        setattr(sys.modules[name], function, _replacements[function](original))
+        yield
+    finally:  # of an interrupt while functions are replaced, too
+        with _lock:
+            for name in files:
+                originals, calls = _replaced.get(name, ({}, set()))
+                calls.discard(call)
+                if calls:
                     continue
-                del _replaced[name]
                 for function, original in originals.items():
                     setattr(sys.modules[name], function, original)
+                _replaced.pop(name, None)
 
 
 def _convolving(original: Callable) -> Callable:

@@ -23,7 +23,7 @@ class Mamba2(Recurrence):
     """
 
     functions = ("mamba2_chunk_scan",)
-    kernel = "tree_state_space"
+    kernel = "tree_ssd"
     constants = ("A", "D", "limits")
 
     def inputs(

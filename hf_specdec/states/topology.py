@@ -93,7 +93,9 @@ class Path:
         most = max(map(len, paths))
         nodes = [path + [0] * (most - len(path)) for path in paths]
         is_on = [[True] * len(path) + [False] * (most - len(path)) for path in paths]
-        return cls(torch.tensor(nodes, device=device), torch.tensor(is_on, device=device))
+        return cls(
+            torch.tensor(nodes, dtype=torch.long, device=device), torch.tensor(is_on, dtype=torch.bool, device=device)
+        )
 
     def to(self, device: torch.device) -> Path:
         """The path on a layer's device."""
