@@ -20,7 +20,7 @@ from ..graphs.paged import PagedGraphs
 from ..models.positions import num_positions, said_positions
 from ..models.structure import execution_device, keeping_one_logit
 from ..sequences import Rows, Sequences, StepRows
-from ..states import layer_kinds_of
+from ..states import is_attention_free, layer_kinds_of, running_over
 from ..trees import DraftTree, TokenTree
 from .base import Drafter, DraftRequest
 from .captured import GrowingDraft
@@ -113,7 +113,8 @@ class DraftModelDrafter(Drafter):
             positions = (visible.long().cumsum(dim=1) - 1).clamp(min=0)
         if self.forward.max_position is not None:
             positions = positions.clamp(max=self.forward.max_position)
-        chunk = self.request.prefill_chunk_size or length
+        # A model without attention reads one mask with all tokens, and counts no chunk of one token.
+        chunk = (None if is_attention_free(self.model) else self.request.prefill_chunk_size) or length
         fewest_outputs = keeping_one_logit(self.model) | self.forward.without_router_logits
         for start in range(0, length, chunk):
             end = min(start + chunk, length)
@@ -123,7 +124,8 @@ class DraftModelDrafter(Drafter):
                 inputs["position_ids"] = positions[:, start:end]
             if visible is not None:
                 inputs["attention_mask"] = visible[:, :end].long()
-            self.model(**inputs, return_dict=True)
+            with running_over(self.cache):
+                self.model(**inputs, return_dict=True)
         self.cache.adopt_prefill()
 
     def wipe(self) -> None:

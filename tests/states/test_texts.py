@@ -81,6 +81,18 @@ def test_drafts_with_states(family: str, batch_size: int) -> None:
                 assert found[: len(wanted)] == wanted
 
 
+@pytest.mark.parametrize("family", ("qwen3_5_text", "zamba", "jamba", "mamba"))
+def test_drafts_that_read_prompts_in_chunks(family: str) -> None:
+    """They accept what they accept without chunks, of which the last has one token."""
+    model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
+    inputs, found = padded(3, length=13, seed=1), []
+    for chunk_size in (None, 4):
+        options = {"max_new_tokens": 16, "tree": "[(0,), (1,), (0, 0)]", "prefill_chunk_size": chunk_size}
+        text = model.generate(**inputs, do_sample=False, assistant_model=draft, **options).tolist()
+        found.append((text, hf_specdec.last_metrics().accepted_per_step))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("family", ONE_OF_EACH)
 def test_drafts_with_states_in_flight(family: str) -> None:
     model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
