@@ -52,7 +52,7 @@ class TreeCache(Cache):
         self.set_lengths([0] * batch_size)
 
     context: Any = None
-    """The `TreeContext` of the forward that runs, for layers that select keys."""
+    """The `TreeContext` of the forward that runs, for layers that select keys; None outside of it."""
     is_paged = False
     """Whether K/V lie in blocks, found by `block_tables`."""
     lengths_are_on_device = False

@@ -38,7 +38,7 @@ def _select_along_paths(indexer: Any, args: tuple[Any, ...], selected: torch.Ten
     runs once more, with every node as a row of its own. None, where its own forward was right.
     """
     states, (cos, sin), cache, positions = args
-    if not isinstance(cache, TreeCache) or cache.write_window is None or cache.context.slots_of_paths is None:
+    if not isinstance(cache, TreeCache) or cache.context is None or cache.context.slots_of_paths is None:
         return None
     keys, slots = cache.layers[indexer.layer_idx].read_index()[:, 0], cache.context.slots_of_paths
     batch, queries, num_slots = slots.shape

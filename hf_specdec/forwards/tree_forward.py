@@ -191,7 +191,6 @@ class TreeForward:
 
     def run(self, nodes: NodeInputs, context: AttentionContext) -> ModelOutput:
         """Runs the model's forward without CUDA graphs, after `write_nodes` of the cache."""
-        self.cache.context = context
         inputs = dict(self.model_kwargs)
         for name, types in self.token_types.items():
             inputs[name] = types.expand(nodes.tokens.shape)
@@ -224,8 +223,12 @@ class TreeForward:
                 running = compiled_layers(self.model, self.cache)
             else:
                 model = compiled_whole(self.model)
-        with running:
-            outputs = model(**inputs, return_dict=True)
+        self.cache.context = context
+        try:
+            with running:
+                outputs = model(**inputs, return_dict=True)
+        finally:
+            self.cache.context = None  # it holds masks of the whole cache
         is_for_cache = not outputs  # a head that only fills its cache need not attend
         if self.needs_context and not is_for_cache and not context.was_used:
             raise ValueError(
