@@ -41,7 +41,7 @@ def forward_after(
     nodes = topology.num_nodes + 1
     pool, table = BlockPool(-(-(length + nodes) // BLOCK_SIZE), BLOCK_SIZE), BlockTable()
     pool.reserve(table, length + nodes)
-    target = InFlightTarget(model, pool, cuda_graphs="auto")
+    target = InFlightTarget(model, pool, max_requests=1, cuda_graphs="auto")
     tokens = torch.randint(model.config.vocab_size, (1, nodes), device=model.device)
     with (
         torch.no_grad(),

@@ -201,6 +201,7 @@ class PagedCache(TreeCache):
         device (`torch.device`): device of lengths and block tables; K/V are on the devices of the model's layers.
         graphs (`PagedGraphs`, *optional*): CUDA graphs of forwards that read K/V by the block tables.
         kinds (`LayerKinds`, *optional*): what each layer caches, if some have states (`layer_kinds_of`).
+        max_requests (`int`, *optional*): most requests that run at once, for which memory of states is taken.
     """
 
     is_paged = lengths_are_on_device = True
@@ -212,7 +213,10 @@ class PagedCache(TreeCache):
         device: torch.device,
         graphs: PagedGraphs | None = None,
         kinds: LayerKinds | None = None,
+        max_requests: int | None = None,
     ):
+        # Each has one block at least, as `Limits.blocks` counts.
+        self._most_states = pool.num_blocks if max_requests is None else min(max_requests, pool.num_blocks)
         layers = new_layers(self, num_layers, kinds, lambda index: PagedLayer(self), PagedHybridLayer)
         Cache.__init__(self, layers=layers)
         self.state_layers = states_among(layers)
@@ -252,7 +256,7 @@ class PagedCache(TreeCache):
         taken = set(self._states_of.values())
         missing = len(new) + len(taken)
         if self.num_states is None or missing > self.num_states:
-            self.num_states = max(missing, 8, 2 * (self.num_states or 0))
+            self.num_states = max(missing, min(max(8, 2 * (self.num_states or 0)), self._most_states))
         free = (row for row in range(missing) if row not in taken)
         self._states_of |= dict(zip(new, free, strict=False))
         for layer in self.state_layers:

@@ -105,7 +105,7 @@ def drafting_of(
         ValueError: for a drafter of a user's own that watches the target's forwards.
     """
     if isinstance(drafter, DraftModelDrafter):
-        return DraftModelDrafting(drafter.for_call(target), pool, cuda_graphs, graph_pool)
+        return DraftModelDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, FeatureDrafter):
         return FeatureDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, MedusaDrafter):

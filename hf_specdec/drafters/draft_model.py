@@ -232,12 +232,13 @@ class DraftModelDrafting(CachedDrafting):
         self,
         drafter: DraftModelDrafter,
         pool: BlockPool,
+        max_requests: int,
         cuda_graphs: bool | Literal["auto"] = False,
         graph_pool: GraphPool | None = None,
     ):
         graphs = PagedGraphs.of(drafter.model, cuda_graphs, graph_pool)
         device, kinds = execution_device(drafter.model), layer_kinds_of(drafter.model)
-        self._cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs, kinds)
+        self._cache = PagedCache(num_cached_layers(drafter.model), pool, device, graphs, kinds, max_requests)
         self.attach(drafter)
 
     def _begin(self, drafter: Any) -> None:

@@ -72,7 +72,7 @@ class Engine:
         self.model, self.pool, self.policy, self._chunk_size = model, pool, policy, chunk_size
         self.ranks = Ranks.of(model)
         graph_pool = GraphPool()
-        self.target = InFlightTarget(model, pool, cuda_graphs, graph_pool)
+        self.target = InFlightTarget(model, pool, max_requests, cuda_graphs, graph_pool)
         self.drafting = drafting_of(drafter, model, pool, max_requests, cuda_graphs, graph_pool)
         self.device_steps = DeviceSteps(
             self.target, self.drafting, cuda_graphs, graph_pool, compiles, compiles_whole, fewest_blocks

@@ -36,6 +36,7 @@ class InFlightTarget(TreeTarget):
     Args:
         model (`PreTrainedModel`): the target.
         pool (`BlockPool`): the blocks of its K/V.
+        max_requests (`int`): most requests that run at once.
         cuda_graphs (`bool` or `"auto"`): see `SpeculativeConfig`.
         graph_pool (`GraphPool`, *optional*): memory shared with the CUDA graphs of other models.
     """
@@ -44,13 +45,14 @@ class InFlightTarget(TreeTarget):
         self,
         model: PreTrainedModel,
         pool: BlockPool,
+        max_requests: int,
         cuda_graphs: bool | Literal["auto"] = False,
         graph_pool: GraphPool | None = None,
     ):
         super().__init__(model)
         self.device = execution_device(model)
-        graphs = PagedGraphs.of(model, cuda_graphs, graph_pool)
-        self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs, layer_kinds_of(model))
+        graphs, kinds = PagedGraphs.of(model, cuda_graphs, graph_pool), layer_kinds_of(model)
+        self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs, kinds, max_requests)
         shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
 
