@@ -143,7 +143,9 @@ class WithDraftVocabulary:
 
     def _register_offsets(self, draft_vocab_size: int | None) -> None:
         """Makes the buffer `d2t`, None without a draft vocabulary."""
-        offsets = None if draft_vocab_size is None else torch.zeros(draft_vocab_size, dtype=torch.long)
+        offsets = None
+        if draft_vocab_size is not None:  # where the head's parameters are made
+            offsets = torch.zeros(draft_vocab_size, dtype=torch.long, device=torch.get_default_device())
         self.register_buffer("d2t", offsets)
 
     @property

@@ -178,8 +178,9 @@ def test_lora_target(target: PreTrainedModel, draft: PreTrainedModel, batch_size
     expected = plain_text(adapted, inputs, max_new_tokens=NEW_TOKENS)
     assert expected.tolist() != plain_text(target, inputs, max_new_tokens=NEW_TOKENS).tolist()
     assert_same_text(adapted, inputs, draft, expected=expected, max_new_tokens=NEW_TOKENS)
+    expected = plain_text(target, inputs, max_new_tokens=NEW_TOKENS)
     with adapted.disable_adapter():
-        assert_same_text(adapted, inputs, draft, max_new_tokens=NEW_TOKENS)
+        assert_same_text(adapted, inputs, draft, expected=expected, max_new_tokens=NEW_TOKENS)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

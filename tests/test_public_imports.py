@@ -48,11 +48,22 @@ NAMES = {
     "hf_specdec.loading": ("DTYPES", "default_device", "load_draft_to", "load_target", "load_tokenizer"),
     "hf_specdec.serving.text_pieces": ("TextPieces",),
     "hf_specdec.smollm2": ("SMOLLM2_HUB_ID", "smollm2_folder"),
+    "hf_specdec.states": ("NodeTopology", "Path", "Recurrence"),
     "hf_specdec.training": ("TrainOptions", "train"),
     "hf_specdec.trees.text": ("parse_tree",),
     "hf_specdec.verification": ("Verifier",),
     "hf_specdec.verification.walk": ("Walk",),
-    "hf_specdec_kernels": ("kv_compaction", "pack_ancestors", "pointer_table", "rejection_walk", "tree_attention"),
+    "hf_specdec_kernels": (
+        "DeltaPending",
+        "PendingPath",
+        "commit_delta_rule",
+        "kv_compaction",
+        "pack_ancestors",
+        "pointer_table",
+        "rejection_walk",
+        "tree_attention",
+        "tree_delta_rule",
+    ),
 }
 """What the package promises, and what README, docs, examples and cards import. Who renames one breaks users' code."""
 PATHS = [(module, name) for module, names in NAMES.items() for name in names]

@@ -139,7 +139,7 @@ class PagedHybridLayer(StateLayer, PagedLayer):
         StateLayer.__init__(self, cache, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Of keys and values: states are held as they come."""
+        """Allocates keys and values; states are held as they come."""
         PagedLayer.lazy_initialization(self, *args, **kwargs)
 
 

@@ -263,7 +263,7 @@ class HybridLayer(StateLayer, TreeLayer):
         StateLayer.__init__(self, cache, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Of keys and values, which are positional, or of a state."""
+        """Dispatches on the arguments: keys and values are positional, a state is not."""
         if args:
             TreeLayer.lazy_initialization(self, *args)
         else:
@@ -303,7 +303,7 @@ def new_layers(
 
 
 def states_among(layers: list[Any]) -> list[StateLayer]:
-    """Those of the layers that have states."""
+    """The layers that have states."""
     return [layer for layer in layers if isinstance(layer, StateLayer)]
 
 

@@ -16,7 +16,7 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.utils import logging
 
 from ..compat import CACHE, cache_argument
-from ..states.layer_kinds import LayerKind, is_attention_free, layer_kinds_of
+from .layer_kinds import LayerKind, is_attention_free, layer_kinds_of
 from .shadow import Shadow
 from .structure import execution_device, forward_parameters
 

@@ -8,13 +8,12 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 - `texts`: a text is read block by block, as a chain.
 - `topology`: which nodes follow which, as layers read it.
 - `hook`: the functions of transformers' model files that run over a tree meanwhile.
-- `layer_kinds`: which layers of a model have states.
 
-`cache/state_layers.py` holds the states of a layer.
+`models/layer_kinds.py` says which layers of a model have states; `cache/state_layers.py` holds the states of a layer.
 """
 
+from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .hook import running_over, states_over_trees, unfollowed_mixers
-from .layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path

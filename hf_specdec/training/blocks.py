@@ -23,7 +23,7 @@ from .vocabulary import draft_indices
 _LOGITS_AT_ONCE = 2**27
 """Logits of one part: some ten tensors of as many float32 values are held at a time."""
 _SHARE_OF_MEMORY = 32
-"""Of a GPU's memory, this part at most is for the logits of one part, where a kernel computes the losses; some four
+"""Where a kernel computes the losses, the logits of one part take at most a GPU's memory divided by this; some four
 tensors of their size are held at a time."""
 _LEAST = 1e-6  # of the sum of weights: a batch without predictions has no loss
 

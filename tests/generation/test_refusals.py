@@ -323,10 +323,6 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size"
 UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "recurrent_gemma": (lambda: model_of("recurrent_gemma", **HEADS, lru_width=32), "recurrent or convolutional"),
     "rwkv": (lambda: model_of("rwkv", attention_hidden_size=32), "recurrent or convolutional"),
-    "llama4": (
-        lambda: model_of("llama4_text", **HEADS, num_local_experts=2, intermediate_size_mlp=48, head_dim=8),
-        "chunked attention",
-    ),
     "bloom": (lambda: model_of("bloom", n_head=4, n_layer=2), "ALiBi"),
     "mpt": (lambda: model_of("mpt", d_model=32, n_heads=4, n_layers=2), "ALiBi"),
     "falcon_alibi": (

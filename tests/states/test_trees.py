@@ -70,12 +70,12 @@ class Trees:
         return found
 
 
-def states_after(model: PreTrainedModel, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """The states that transformers has after a text, read token by token."""
+def states_after(model: PreTrainedModel, tokens: torch.Tensor, prompt: int) -> list[torch.Tensor]:
+    """The states that transformers has after a text: a prompt at once (some bound dt there), the rest one by one."""
     held = DynamicCache(config=model.config)
     with torch.no_grad():
-        for place in range(tokens.shape[1]):
-            model(input_ids=tokens[:, place : place + 1], use_cache=True, **{CACHE: held})
+        for some in tokens.split([prompt, *[1] * (tokens.shape[1] - prompt)], dim=1):
+            model(input_ids=some, use_cache=True, **{CACHE: held})
     found = []
     for layer in held.layers:
         if hasattr(layer, "conv_states"):
@@ -130,14 +130,16 @@ def test_rows_that_keep_different_paths(family: str) -> None:
     trees.run(tokens, PARENTS)
     for layer in trees.cache.state_layers:  # of a node that no row keeps, and of a row that keeps none
         for pending in layer.pending.values():
-            for values in [pending.conv_inputs.transpose(1, 2), *(pending.kept or {}).values()]:
-                values[:, 5] = values[2] = torch.nan
+            kept = [values for scan in pending.kept or () for values in scan.values()]
+            for values in [pending.conv_inputs.transpose(1, 2), *kept]:
+                if values.is_floating_point():
+                    values[:, 5] = values[2] = torch.nan
     trees.cache.keep([[1, 3, 6], [], None])
     trees.cache.settle()
     text = torch.cat([prompt[:1], tokens[:1, [0, 1, 3, 6]]], dim=1)
-    assert_states([states[:1] for states in trees.states()], states_after(model, text))
+    assert_states([states[:1] for states in trees.states()], states_after(model, text, 7))
     text = torch.cat([prompt[1:2], tokens[1:2, :1]], dim=1)
-    assert_states([states[1:2] for states in trees.states()], states_after(model, text))
+    assert_states([states[1:2] for states in trees.states()], states_after(model, text, 7))
     for state, old in zip(trees.states(), before, strict=True):
         assert torch.equal(state[2], old[2])
 
@@ -148,12 +150,12 @@ def test_texts_of_different_lengths(family: str) -> None:
     model, generator = hybrid(family), torch.Generator().manual_seed(3)
     prompt, tokens = (torch.randint(3, 60, (3, length), generator=generator) for length in (4, 70))
     trees, counts = Trees(model, prompt), [70, 17, 0]
-    trees.run(tokens, list(range(-1, 69)), counts=counts)
+    trees.run(tokens, list(range(-1, 69)), counts=counts, prompt_counts=[0, 0, 0])
     trees.cache.keep_text(counts)
     assert trees.cache.lengths == [74, 21, 4]
     for row, count in enumerate(counts):
         text = torch.cat([prompt[row : row + 1], tokens[row : row + 1, :count]], dim=1)
-        assert_states([states[row : row + 1] for states in trees.states()], states_after(model, text))
+        assert_states([states[row : row + 1] for states in trees.states()], states_after(model, text, 4))
 
 
 @pytest.mark.parametrize("most", [9, 8, 7])
@@ -166,4 +168,4 @@ def test_paths_that_are_cut_where_the_text_ends(most: int) -> None:
     assert trees.cache.lengths == [10]
     trees.cache.settle([most])
     text = torch.cat([prompt, tokens[:, [0, 1, 3]]], dim=1)[:, :most]
-    assert_states(trees.states(), states_after(model, text))
+    assert_states(trees.states(), states_after(model, text, 7))

@@ -98,7 +98,7 @@ def test_no_tree_may_be_taken_once_a_draft_has_told() -> None:
         for _ in range(3):
             times.add(None if nodes == 0 else TokenTree.chain(nodes), nodes, nodes, 4.0 if nodes else 0.0, seconds)
     choice = AutoChoice(times, LIMITS)
-    choice._trials, choice._trust._log_odds, choice.losses.lost = [], 4.0, -3.0
+    choice._trials, choice._way.trust._log_odds, choice.losses.lost = [], 4.0, -3.0
     assert choice.begin_step(10) is not None
     assert choice.refine({0: [0.0, 0.0, 0.0]}) is None
     choice.end_step(DraftTree.empty(1, CPU), [[]], 4.0, 42.0)

@@ -18,7 +18,7 @@ _NUM_VALUES, _NUM_LOSSES = 7, 3
 
 
 class DraftLosses(NamedTuple):
-    """Of each prediction, with q the draft's distribution and p the target's, `[n]` each."""
+    """Losses of each prediction, with q the draft's distribution and p the target's, `[n]` each."""
 
     cross_entropy: torch.Tensor
     """−log q of the wanted token, float32; 0 where there is none."""

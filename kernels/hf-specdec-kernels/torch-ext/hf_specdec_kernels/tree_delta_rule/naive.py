@@ -8,7 +8,7 @@ from ..pending import parents_of
 
 
 EPSILON = 1e-6
-"""Of the L2 norm of queries and keys."""
+"""Added under the root of the L2 norm of queries and keys."""
 
 
 def tree_delta_rule_naive(
