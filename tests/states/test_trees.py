@@ -72,10 +72,11 @@ class Trees:
 
 def states_after(model: PreTrainedModel, tokens: torch.Tensor, prompt: int) -> list[torch.Tensor]:
     """The states that transformers has after a text: a prompt at once (some bound dt there), the rest one by one."""
-    held = DynamicCache(config=model.config)
+    held, sizes = DynamicCache(config=model.config), [prompt, *[1] * (tokens.shape[1] - prompt)]
+    positions = torch.arange(tokens.shape[1])[None]
     with torch.no_grad():
-        for some in tokens.split([prompt, *[1] * (tokens.shape[1] - prompt)], dim=1):
-            model(input_ids=some, use_cache=True, **{CACHE: held})
+        for some, places in zip(tokens.split(sizes, dim=1), positions.split(sizes, dim=1), strict=True):
+            model(input_ids=some, position_ids=places, use_cache=True, **{CACHE: held})
     found = []
     for layer in held.layers:
         if hasattr(layer, "conv_states"):
