@@ -18,6 +18,10 @@ from hf_specdec import NgramDraft
 from hf_specdec.compat import CACHE
 
 
+TREE = {"tree": Oracle.default_tree}
+"""Asked for, so that no step times decide what is drafted."""
+
+
 def assert_same_states(ours: Any, plain: Any) -> None:
     """Equal states, keys and values in all layers, up to rounding."""
     assert len(ours.layers) == len(plain.layers)
@@ -61,7 +65,7 @@ def test_turns_on_one_cache(family: str, batch_size: int) -> None:
     model = hybrid(family)
     # Plain forwards of several tokens behind a filled cache forget the states of Mamba-1.
     texts, plain = converse(model, batch_size, lambda turn: {}, rereads=family == "zamba")
-    found, ours = converse(model, batch_size, lambda turn: {"assistant_model": Oracle(texts, turn, rests=0.1)})
+    found, ours = converse(model, batch_size, lambda turn: {"assistant_model": Oracle(texts, turn, rests=0.1), **TREE})
     assert found == texts
     assert_same_states(ours, plain)
 
@@ -74,7 +78,7 @@ def test_rows_that_end_early(family: str) -> None:
     ends = [int(text[0, 17]), int(text[1, 22])]
     options = {"eos_token_id": ends, "max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
     plain = model.generate(**inputs, **options)
-    ours = model.generate(**inputs, **options, assistant_model=Oracle(text.tolist(), 2, rests=0.1))
+    ours = model.generate(**inputs, **options, assistant_model=Oracle(text.tolist(), 2, rests=0.1), **TREE)
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert_same_states(ours[CACHE], plain[CACHE])
 
@@ -86,7 +90,9 @@ def test_a_criterion_that_ends_within_a_path() -> None:
         stop = StoppingCriteriaList([Custom(lambda ids, scores, call, end=count: ids.shape[1] >= end)])
         options = {"stopping_criteria": stop, "max_new_tokens": 20, "return_dict_in_generate": True}
         plain = model.generate(**inputs, do_sample=False, **options)
-        ours = model.generate(**inputs, do_sample=False, assistant_model=Oracle(text.tolist(), 1, 0.0), **options)
+        ours = model.generate(
+            **inputs, do_sample=False, assistant_model=Oracle(text.tolist(), 1, 0.0), **TREE, **options
+        )
         assert ours.sequences.tolist() == plain.sequences.tolist()
         assert_same_states(ours[CACHE], plain[CACHE])
 
@@ -99,7 +105,9 @@ def test_nodes_that_are_not_numbers() -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight[spoilt] = torch.nan
     wrong = [row[:16] + [spoilt] * 12 for row in text]
-    found = model.generate(**inputs, do_sample=False, max_new_tokens=16, assistant_model=Oracle(wrong + text, 1, 0.0))
+    found = model.generate(
+        **inputs, do_sample=False, max_new_tokens=16, assistant_model=Oracle(wrong + text, 1, 0.0), **TREE
+    )
     assert found.tolist() == text
 
 
@@ -129,7 +137,9 @@ def test_plain_calls_beside_speculative_ones() -> None:
     ]
     for thread in threads:
         thread.start()
-    found = model.generate(**inputs, do_sample=False, max_new_tokens=24, assistant_model=Oracle(text, 1)).tolist()
+    found = model.generate(
+        **inputs, do_sample=False, max_new_tokens=24, assistant_model=Oracle(text, 1), **TREE
+    ).tolist()
     for thread in threads:
         thread.join()
     assert [found, *plain] == [text] * 3

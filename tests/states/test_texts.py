@@ -26,7 +26,11 @@ def assert_exact(model: PreTrainedModel, batch_size: int, seed: int, **options: 
     inputs = padded(batch_size, seed=seed)
     expected = texts_of(model, inputs, 24)
     outputs = model.generate(
-        **inputs, do_sample=False, max_new_tokens=24, assistant_model=Oracle(expected, seed), **options
+        **inputs,
+        do_sample=False,
+        max_new_tokens=24,
+        assistant_model=Oracle(expected, seed),
+        **{"tree": Oracle.default_tree, **options},
     )
     assert outputs.tolist() == expected
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
@@ -55,6 +59,7 @@ def test_requests_in_flight(family: str) -> None:
         outputs = model.generate_batch(
             prompts,
             assistant_model=Oracle(whole, 1),
+            tree=Oracle.default_tree,
             max_new_tokens=16,
             continuous_batching_config=Limits(**limits),
         )
