@@ -33,8 +33,8 @@ class HoldsIndexKeys:
         Writes the keys of an indexer, `[batch, heads, nodes, dim]`, to the slots of the K/V that were written last.
         Returns those of all slots up to the last one written, `[batch, heads, slots, dim]`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must implement `update_index`.")
 
     def read_index(self) -> torch.Tensor:
         """The keys of the indexer in all slots up to the last one written, `[batch, heads, slots, dim]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must implement `read_index`.")
