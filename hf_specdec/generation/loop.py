@@ -144,8 +144,7 @@ class SpeculativeCall:
         if self._is_spoiled:
             self._refuse(draft)
         self.judge.advance()
-        if not self.judge.all_finished:  # else `hand_back` knows where the text ends
-            self.target.settle()
+        self.target.settle(self.judge.judged if self.judge.all_finished else None)
 
     def learn(self, draft: DraftTree, walk: Walk, propose: float, rest: float) -> None:
         if self._may_speculate:

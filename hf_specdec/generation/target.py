@@ -237,9 +237,18 @@ class Target(TreeTarget):
                 position_depths=self.slots_before + length - 1 - ends,
             )
 
-    def settle(self) -> None:
-        """Applies what a step has committed to the states of layers, as far as the rows go on."""
-        self.cache.settle([self.slots_before + end for end in self.sequences.lengths])
+    def settle(self, length: int | None = None) -> None:
+        """
+        Applies what a step has committed to the states of layers, but for the last token of every row: an end token
+        may have been accepted as a draft, and plain `generate` forwards it only if other rows go on. `length` is that
+        of the whole text, once it is known.
+        """
+        self.cache.settle(self._committed(length))
+
+    def _committed(self, length: int | None) -> list[int]:
+        """Slots of every row without its last token, of at most `length` tokens."""
+        ends = self.sequences.lengths
+        return [self.slots_before + (end if length is None else min(end, length)) - 1 for end in ends]
 
     # -------------------------------------------------------------------------------------------- the cache at the end
 
@@ -258,10 +267,8 @@ class Target(TreeTarget):
         is False: other ranks would not join that forward.
         """
         wanted = self.slots_before + length - 1
-        # K/V past the end of a finished row belong to tokens that were dropped.
-        ends = [self.slots_before + end for end in self.sequences.lengths]
-        lengths = [min(cached, end, wanted) for cached, end in zip(self.cache.lengths, ends, strict=True)]
-        self.cache.settle(lengths)
+        # K/V past the end of a finished row belong to tokens that were dropped, and states are without its last one.
+        lengths = list(map(min, self.cache.lengths, self._committed(length)))
         if min(lengths) < wanted and may_forward:
             self._forward_padding(lengths, length)
         self.cache.set_lengths([wanted] * len(lengths))
