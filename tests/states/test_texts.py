@@ -59,7 +59,6 @@ def test_requests_in_flight(family: str) -> None:
         outputs = model.generate_batch(
             prompts,
             assistant_model=Oracle(whole, 1),
-            tree=Oracle.default_tree,
             max_new_tokens=16,
             continuous_batching_config=Limits(**limits),
         )
