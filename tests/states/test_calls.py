@@ -30,7 +30,7 @@ def assert_same_states(ours: Any, plain: Any) -> None:
             found += [(one, getattr(theirs, name)[number]) for number, one in pairs if one is not None]
         assert found
         for one, other in found:
-            torch.testing.assert_close(one, other, atol=2e-4 * max(1.0, float(other.abs().max())), rtol=0.0)
+            torch.testing.assert_close(one, other, atol=5e-4 * max(1.0, float(other.abs().max())), rtol=0.0)
 
 
 def converse(
