@@ -85,10 +85,12 @@ class Admission:
         """
         before, self._defaults = self._defaults, BaseConfig.of(generation_config)
         try:  # stop strings need a tokenizer, which only requests have
-            self.request("check", [0], {"max_new_tokens": 1, "stop_strings": []})
+            plan = self.request("check", [0], {"max_new_tokens": 1, "stop_strings": []}).options.plan
         except BaseException:
             self._defaults = before
             raise
+        self.most_nodes = 0 if plan is None else min(plan.tree.num_nodes, self.config.max_step_nodes or sys.maxsize)
+        """Most draft nodes of a request with the default options in a step."""
 
     @property
     def most_tokens(self) -> int:

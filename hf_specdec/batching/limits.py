@@ -11,7 +11,7 @@ from transformers import ContinuousBatchingConfig, PreTrainedModel
 from ..cache.blocks import NUM_RESERVED
 from ..compat import block_size_of
 from ..forwards.chunks import chunk_size_for
-from .memory import DEFAULT_SHARES, TOKEN_WITHOUT_KV, bytes_per_request, bytes_per_token, free_memory
+from .memory import DEFAULT_SHARES, TOKEN_WITHOUT_KV, bytes_of_scans, bytes_per_request, bytes_per_token, free_memory
 
 
 _KEPT = frozenset(
@@ -109,14 +109,19 @@ class Limits:
             max_queue_size=config.max_queue_size,
         )
 
-    def blocks(self, models: list[PreTrainedModel]) -> int:
-        """Number of K/V blocks to allocate: `num_blocks` if given, else what fits on the device with least room."""
+    def blocks(self, models: list[PreTrainedModel], num_nodes: int) -> int:
+        """
+        Number of K/V blocks to allocate: `num_blocks` if given, else what fits on the device with least room, in steps
+        of up to `num_nodes` draft nodes per request.
+        """
         if self.num_blocks is not None:
             return self.num_blocks
         features = bytes_per_request(models, self.max_requests)
+        scans = bytes_of_scans(models, self.max_requests, self.chunk_size, num_nodes + 1)
         fitting = (
             self._fitting(
-                free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8)),
+                free_memory(device) * (self.memory_share or DEFAULT_SHARES.get(device.type, 0.8))
+                - scans.get(device, 0),
                 per_token * self.block_size,
                 features.get(device, 0),
             )

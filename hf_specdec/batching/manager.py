@@ -76,7 +76,7 @@ class SpeculativeBatchingManager:
         self._limits = Limits.of(continuous_batching_config, model.device, num_parameters_of(model))
         self._admission = Admission(model, assistant_model, drafter, generation_config, config)
         self._ranks = Ranks.of(model)
-        num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models]))
+        num_blocks = self._ranks.least(self._limits.blocks([model, *drafter.models], self._admission.most_nodes))
         pool = self._admission.pool = BlockPool(num_blocks, self._limits.block_size)
         self.engine = Engine(
             model,

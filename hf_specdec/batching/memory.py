@@ -46,6 +46,17 @@ def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> d
     return dict(total)
 
 
+def bytes_of_scans(models: Sequence[PreTrainedModel], rows: int, tokens: int, nodes: int) -> dict[torch.device, int]:
+    """
+    Bytes that recurrences take while they run, on each device: those of the model that takes most, since one runs at a
+    time. See `sizes.bytes_of_scans`.
+    """
+    most: Counter[torch.device] = Counter()
+    for model in models:
+        most |= sizes.bytes_of_scans(model, dtype_in_use(model, models[0]), rows, tokens, nodes)
+    return dict(most)
+
+
 def free_memory(device: torch.device) -> int:
     """
     Bytes that are free on a device, on a CPU those of `available_host_memory`. On a GPU, memory cached by torch and of

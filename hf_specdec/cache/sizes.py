@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..models.probe import CachedLayer, layers_of
 from ..models.structure import config_of_layer, execution_device
-from ..states import layer_kinds_of
+from ..states import layer_kinds_of, most_bytes, recurrences_of
 
 
 def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dict[int, CachedLayer]:
@@ -47,6 +47,32 @@ def bytes_of_states(model: PreTrainedModel, dtype: torch.dtype | None = None) ->
     for layer in () if layers is None else layers.states.values():
         total[layer.device] += layer.num_bytes
     return total
+
+
+def bytes_of_scans(
+    model: PreTrainedModel, dtype: torch.dtype | None, rows: int, tokens: int, nodes: int
+) -> Counter[torch.device]:
+    """
+    Most bytes that the recurrence of a layer takes meanwhile, on each device where such layers run.
+
+    Args:
+        model (`PreTrainedModel`): the model.
+        dtype (`torch.dtype`, *optional*): the dtype in which it is going to run, if it is not its own.
+        rows (`int`): most rows of a forward.
+        tokens (`int`): most prompt tokens of a forward, all rows together.
+        nodes (`int`): nodes of each row in a step, root included.
+    """
+    most: Counter[torch.device] = Counter()
+    layers = layers_of(model, dtype)
+    for index, recurrence in recurrences_of(model).items() if layers is not None else ():
+        layer = layers.states.get(index)
+        if layer is None:
+            continue
+        state = layer.tensors[-1][0]
+        widths = {min(recurrence.block, width) for width in (max(tokens // rows, 1), tokens)}
+        of_prompts = [most_bytes(recurrence, state, min(rows, -(-tokens // width)), width) for width in widths]
+        most[layer.device] = max(most[layer.device], most_bytes(recurrence, state, rows, nodes), *of_prompts)
+    return most
 
 
 def _by_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, CachedLayer]:

@@ -11,7 +11,18 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from ..compat import NoCacheLayer
-from ..states import LayerKind, LayerKinds, NodeTopology, Path, Recurrence, convolution, hook, read_text
+from ..states import (
+    LayerKind,
+    LayerKinds,
+    NodeTopology,
+    Path,
+    Recurrence,
+    advance_in_groups,
+    convolution,
+    hook,
+    read_text,
+    score_in_groups,
+)
 from .layers import TreeLayer
 
 
@@ -150,7 +161,7 @@ class StateLayer(LinearAttentionLayer):
             pending.text[1].append(state)
             return recurrence.returned(outputs, state, inputs)
         earlier = pending.kept[scan] if scan < len(pending.kept) else None
-        outputs, kept = recurrence.score(state, inputs, earlier, topology)
+        outputs, kept = score_in_groups(recurrence, state, inputs, earlier, topology)
         if earlier is None:
             pending.kept.append(kept)
             pending.constants.append({name: inputs[name] for name in recurrence.constants})
@@ -191,7 +202,7 @@ class StateLayer(LinearAttentionLayer):
             old = self._state_of_scan(number, pending.recurrence, scan)
             assert old is not None
             of_path = {name: path.of_nodes(values) for name, values in kept.items()}
-            new = pending.recurrence.advance(old, of_path | constants, path.is_on)
+            new = advance_in_groups(pending.recurrence, old, of_path | constants, path.is_on)
             moved = path.is_on.any(dim=1).view(-1, *[1] * (old.dim() - 1))
             states.append(torch.where(moved, new.to(old.dtype), old))
         return states

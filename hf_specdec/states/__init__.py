@@ -6,6 +6,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
   `mamba2`, `mamba1`.
 - `convolution`: the short convolutions before them, and those of layers that have nothing else.
 - `texts`: a text is read block by block, as a chain.
+- `groups`: rows are followed in groups, where a recurrence takes much memory meanwhile.
 - `topology`: which nodes follow which, as layers read it.
 - `hook`: the functions of transformers' model files that run over a tree meanwhile.
 
@@ -13,7 +14,8 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 """
 
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
-from .hook import running_over, states_over_trees, unfollowed_mixers
+from .groups import advance_in_groups, most_bytes, score_in_groups
+from .hook import recurrences_of, running_over, states_over_trees, unfollowed_mixers
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path
@@ -25,10 +27,14 @@ __all__ = [
     "NodeTopology",
     "Path",
     "Recurrence",
+    "advance_in_groups",
     "is_attention_free",
     "layer_kinds_of",
+    "most_bytes",
     "read_text",
+    "recurrences_of",
     "running_over",
+    "score_in_groups",
     "states_over_trees",
     "unfollowed_mixers",
 ]

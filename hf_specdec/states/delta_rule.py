@@ -104,6 +104,10 @@ class KimiDeltaAttention(DeltaRule):
     kernel = "tree_delta_rule"
     block = 16  # the products of a block are taken channel by channel
 
+    def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:
+        heads, channels = state[:2]
+        return 4 * heads * queries * nodes * channels  # `_products`: the decayed keys
+
 
 def _by_head(values: torch.Tensor, num_heads: int) -> torch.Tensor:
     """`[batch, nodes, heads, size]` as `[batch, num_heads, nodes, size]`; a head serves several that follow."""
@@ -124,11 +128,11 @@ def _products(
     Decayed products of keys, and of queries, with the keys of the nodes that they follow, `[batch, heads, queries,
     nodes]` each; 0 for all other nodes.
     """
-    exponents = sums[..., :, None, :] - all_sums[..., None, :, :]
-    decays = exponents.masked_fill(~ancestors[..., None], -torch.inf).exp()
+    decays = sums[..., :, None, :] - all_sums[..., None, :, :]
+    decays.masked_fill_(~ancestors[..., None], -torch.inf).exp_()  # in place: by channels this is large
     if decays.shape[-1] == 1:
         decay, others = decays[..., 0], keys.transpose(2, 3)
         is_off = ~ancestors
         return tuple((decay * (one @ others)).masked_fill(is_off, 0.0) for one in (key, query))  # type: ignore
-    decayed = decays * keys[:, :, None]
+    decayed = decays.mul_(keys[:, :, None])
     return tuple(torch.einsum("bhid,bhijd->bhij", one, decayed) for one in (key, query))  # type: ignore

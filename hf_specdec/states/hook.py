@@ -118,6 +118,17 @@ def unfollowed_mixers(model: nn.Module) -> list[str]:
     return sorted(found) if mixers else [type(model).__name__]
 
 
+def recurrences_of(model: nn.Module) -> dict[int, Recurrence]:
+    """The recurrence of every layer that has one, by the layer's index."""
+    found: dict[int, Recurrence] = {}
+    for module in modules_of(model):
+        kind: Any = type(module)
+        index, names = getattr(module, "layer_idx", None), _names_in(kind)
+        if index is not None and _UPDATES_STATE in names:
+            found |= [(index, one) for one in RECURRENCES if names.intersection(one.functions)]
+    return found
+
+
 _UPDATES_CONV, _UPDATES_STATE = "update_conv_state", "update_recurrent_state"
 
 

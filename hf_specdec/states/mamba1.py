@@ -27,6 +27,10 @@ class Mamba1(Recurrence):
     constants = ("A", "D")
     continues = False
 
+    def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:
+        channels, size = state[-2:]
+        return 3 * 4 * (nodes + 1) * channels * size  # `_states`: what nodes write, their decays, and one of a parent
+
     def inputs(
         self,
         hidden_states: torch.Tensor,
@@ -72,8 +76,8 @@ class Mamba1(Recurrence):
         dt, write, B = (kept[name].masked_fill(~is_on[..., None], 0.0) for name in ("dt", "write", "B"))
         A, sums = kept["A"].float(), dt.cumsum(dim=1)
         last = sums[:, -1:]
-        decays = ((last - sums)[..., None] * A).exp()  # [batch, most, channels, state_size]
-        written = torch.einsum("bmc,bmcn,bmn->bcn", write, decays, B)
+        decays = ((last - sums)[..., None] * A).exp_()  # [batch, most, channels, state_size]
+        written = decays.mul_(write[..., None]).mul_(B[:, :, None]).sum(dim=1)
         return state * (last[:, 0, :, None] * A).exp() + written
 
     def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
@@ -93,11 +97,11 @@ def _states(state: torch.Tensor, nodes: dict[str, torch.Tensor], A: torch.Tensor
     batch, number = nodes["parent"].shape
     # Place 0 holds the state before the root: it writes that state over whatever was there, and is its own parent.
     writes = torch.cat([state[:, None], nodes["write"][..., None] * nodes["B"][:, :, None]], dim=1)
-    decays = torch.cat([state.new_zeros(batch, 1, *A.shape), (nodes["dt"][..., None] * A).exp()], dim=1)
+    decays = torch.nn.functional.pad((nodes["dt"][..., None] * A).exp_(), (0, 0, 0, 0, 1, 0))
     above = torch.nn.functional.pad(nodes["parent"] + 1, (1, 0))
     rows = torch.arange(batch, device=state.device)[:, None]
     for _ in range(number.bit_length()):
-        writes = writes + decays * writes[rows, above]
-        decays = decays * decays[rows, above]
+        writes += writes[rows, above].mul_(decays)
+        decays *= decays[rows, above]
         above = above.gather(1, above)
     return writes[:, 1:]

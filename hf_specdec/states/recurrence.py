@@ -84,6 +84,17 @@ class Recurrence(ABC):
                 row; what the others have may be NaN.
         """
 
+    def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:
+        """
+        Most bytes that `score` takes for a row meanwhile, besides what is as small as its arguments; `advance` over as
+        many nodes takes no more. Rows are followed in groups by it, and admission counts it; see `groups`.
+
+        Args:
+            state (`tuple[int, …]`): shape of the state of a row.
+            queries (`int`), nodes (`int`): nodes that are scored, and all nodes.
+        """
+        return 0
+
     def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
         """
         What transformers' function returns, from outputs `[batch, queries, …]`. `state` stands for the last state,

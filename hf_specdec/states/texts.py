@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .groups import advance_in_groups, score_in_groups
 from .recurrence import Recurrence
 from .topology import NodeTopology
 
@@ -31,9 +32,9 @@ def read_text(
     for start in range(0, length, recurrence.block):
         end = min(start + recurrence.block, length)
         block = {name: values[:, start:end] for name, values in inputs.items() if name not in constants} | constants
-        found, kept = recurrence.score(state, block, None, NodeTopology.chain(end - start, state.device))
+        found, kept = score_in_groups(recurrence, state, block, None, NodeTopology.chain(end - start, state.device))
         outputs.append(found)
         moved = is_on[:, start].view(-1, *[1] * (state.dim() - 1))
-        new = recurrence.advance(state, kept | constants, is_on[:, start:end])
+        new = advance_in_groups(recurrence, state, kept | constants, is_on[:, start:end])
         state = torch.where(moved, new.to(dtype), state)
     return torch.cat(outputs, dim=1), state

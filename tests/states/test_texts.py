@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 from hf_specdec import DynamicTree, TokenTree
 from hf_specdec.batching.limits import Limits
+from hf_specdec.states import groups
 
 
 def texts_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor], count: int) -> list[list[int]]:
@@ -64,6 +65,24 @@ def test_requests_in_flight(family: str) -> None:
         )
         found = [output.prompt_ids + output.generated_tokens for output in outputs.values()]
         assert found == whole
+
+
+@pytest.mark.parametrize("family", ["kimi_linear", "zamba"])
+def test_rows_in_groups(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are followed one after the other where they would take too much memory."""
+    monkeypatch.setattr(groups, "MOST_BYTES", 1)
+    model, draft = hybrid(family), noisy_copy(hybrid(family), 0.03)
+    inputs = padded(3, seed=1)
+    expected = texts_of(model, inputs, 16)
+    outputs = model.generate(
+        **inputs,
+        do_sample=False,
+        max_new_tokens=16,
+        assistant_model=draft,
+        tree=DynamicTree(depth=3, top_k=2, num_nodes=5),
+    )
+    assert outputs.tolist() == expected
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
