@@ -14,7 +14,7 @@ from hf_specdec import Drafter, DraftTree, TokenTree, Topology
 from .models import VOCAB
 
 
-_SMALL = {
+SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -135,7 +135,7 @@ def hybrid(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """
     torch.manual_seed(seed)
     own = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items()}
-    config = AutoConfig.for_model(family, **(_SMALL | HYBRIDS[family] | own))
+    config = AutoConfig.for_model(family, **(SMALL | HYBRIDS[family] | own))
     model = AutoModelForCausalLM.from_config(config).eval()
     model.float()
     with torch.no_grad():

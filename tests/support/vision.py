@@ -43,7 +43,7 @@ def _sharpened(model: PreTrainedModel, sharpness: float) -> PreTrainedModel:
     return model
 
 
-def _text(batch_size: int, num_image_tokens: int, padding: bool) -> Inputs:
+def text_with_image(batch_size: int, num_image_tokens: int, padding: bool) -> Inputs:
     """Prompts that hold an image between its two markers, behind what may be padding."""
     inputs = prompts(batch_size, 20, padding=padding)
     ids = inputs["input_ids"].clamp(max=VIDEO - 1)
@@ -52,7 +52,7 @@ def _text(batch_size: int, num_image_tokens: int, padding: bool) -> Inputs:
     return inputs | {"input_ids": ids}
 
 
-def _pixels(*shape: int) -> torch.Tensor:
+def pixels(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
@@ -68,7 +68,7 @@ def llava() -> PreTrainedModel:
 
 
 def llava_inputs(batch_size: int, padding: bool) -> Inputs:
-    return _text(batch_size, 4, padding) | {"pixel_values": _pixels(batch_size, 3, 8, 8)}
+    return text_with_image(batch_size, 4, padding) | {"pixel_values": pixels(batch_size, 3, 8, 8)}
 
 
 def gemma3() -> PreTrainedModel:
@@ -86,10 +86,10 @@ def gemma3() -> PreTrainedModel:
 
 
 def gemma3_inputs(batch_size: int, padding: bool) -> Inputs:
-    inputs = _text(batch_size, 4, padding)
+    inputs = text_with_image(batch_size, 4, padding)
     return inputs | {
         "token_type_ids": (inputs["input_ids"] == IMAGE).long(),
-        "pixel_values": _pixels(batch_size, 3, 8, 8),
+        "pixel_values": pixels(batch_size, 3, 8, 8),
     }
 
 
@@ -113,10 +113,10 @@ def qwen2_vl() -> PreTrainedModel:
 
 
 def qwen2_vl_inputs(batch_size: int, padding: bool) -> Inputs:
-    inputs = _text(batch_size, 6, padding)
+    inputs = text_with_image(batch_size, 6, padding)
     return inputs | {
         "mm_token_type_ids": (inputs["input_ids"] == IMAGE).long(),
-        "pixel_values": _pixels(24 * batch_size, 12),
+        "pixel_values": pixels(24 * batch_size, 12),
         "image_grid_thw": torch.tensor([[1, 4, 6]] * batch_size),
     }
 
