@@ -21,6 +21,28 @@ _QSA = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }
+_DOTS3 = {
+    "=num_hidden_layers": 4,
+    "=layer_types": ["indexed_attention", "sliding_attention"] * 2,
+    "=head_dim": 16,
+    "=qk_nope_head_dim": 8,
+    "=qk_rope_head_dim": 8,
+    "=swa_num_attention_heads": 4,
+    "=swa_num_key_value_heads": 4,
+    "=swa_q_lora_rank": 16,
+    "=swa_kv_lora_rank": 16,
+    "=swa_head_dim": 16,
+    "=swa_qk_nope_head_dim": 8,
+    "=swa_v_head_dim": 8,
+}
+_GLM5_NEXT = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
+    "indexer_types": ["full", "full", "full", "shared"],  # the last one takes the choice of the second
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "index_kpool": 2,
+    "linear_num_heads": 4,
+}
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
 _NEMOTRON = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
@@ -65,6 +87,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "text_config.top_k_experts": 2,
     },
     "doge": {"keep_window_size": 20},
+    "dots3_note": {"=text_config": {name[1:]: value for name, value in _DOTS3.items()}},
+    "dots3_note_text": _DOTS3,
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "emu3": {"vocabulary_map": {"<image>": 70, "<|extra_200|>": 71}},
@@ -81,6 +105,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     }
     | _MAMBA2,
+    "glm5_next": _within("text_config", _GLM5_NEXT),
     "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [(0, 0)]},
     "helium": {"head_dim": 8},
     "hrm_text": {"num_hidden_layers": 16},  # 2 layers in each of 2 · 4 cycles
