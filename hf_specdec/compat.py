@@ -112,6 +112,11 @@ def index_keys_of(layer: Any) -> torch.Tensor | None:
     return None if keys is None else keys[:, None]
 
 
+def index_positions_of(layer: Any) -> torch.Tensor | None:
+    """Positions that a layer of a `DynamicCache` holds for an indexer, `[3, batch, slots]`; None without any."""
+    return getattr(layer, "indexer_position_ids", None)
+
+
 def set_index_keys(layer: Any, index_keys: torch.Tensor) -> None:
     """Gives a layer of a `DynamicCache` the keys of an indexer, `[batch, heads, slots, dim]`."""
     if hasattr(layer, "idx_keys"):

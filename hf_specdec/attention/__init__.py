@@ -11,9 +11,10 @@ Attention over the nodes of a tree.
 
 from .context import AttentionContext, TreeContext, mask_values
 from .registered import layer_window, register, tree_attention, tree_attention_mask, window_of
-from .selection import names_selection
+from .selection import tells_selection
 from .switch import (
     NAME,
+    has_windows,
     implementation_of,
     is_exact,
     needs_context,
@@ -27,11 +28,12 @@ __all__ = [
     "NAME",
     "AttentionContext",
     "TreeContext",
+    "has_windows",
     "implementation_of",
     "is_exact",
     "layer_window",
     "mask_values",
-    "names_selection",
+    "tells_selection",
     "needs_context",
     "partial_kinds_of",
     "register",

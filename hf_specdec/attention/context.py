@@ -167,18 +167,23 @@ class TreeContext:
         return self._row_lengths[:, None] + self._depths
 
     @cached_property
-    def slots_of_paths(self) -> torch.Tensor | None:
+    def nodes_are_in_order(self) -> bool:
+        """Whether the nodes lie in the order of the only text that they write, as those of a chain do."""
+        num_nodes = self.node_depths.shape[1]
+        return bool((self.node_depths == torch.arange(num_nodes, device=self.device)).all())
+
+    @cached_property
+    def slots_of_paths(self) -> torch.Tensor:
         """
         The keys of every query in the order of its own text, `[batch, queries, slots]` int64: the slots of the
         committed tokens, then those of the nodes above the query by their depth. Slots past the query's own are any.
-        None if the nodes lie in that order already, as those of a chain do.
         """
-        num_nodes = self.node_depths.shape[1]
-        if bool((self.node_depths == torch.arange(num_nodes, device=self.device)).all()):
-            return None
         depths = torch.arange(1 + int(self.node_depths.max()), device=self.device)
-        at_depth = self.node_depths[:, None, :, None] == depths
-        nodes = (self.ancestors[..., None] & at_depth).int().argmax(dim=2)  # [1 or batch, queries, depths]
+        if self.nodes_are_in_order:
+            nodes = depths.expand(1, self.ancestors.shape[1], -1)
+        else:
+            at_depth = self.node_depths[:, None, :, None] == depths
+            nodes = (self.ancestors[..., None] & at_depth).int().argmax(dim=2)  # [1 or batch, queries, depths]
         lengths = self._row_lengths[:, None, None]
         slots = torch.arange(max(self.lengths) + len(depths), device=self.device).expand(
             len(self.lengths), nodes.shape[1], -1

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from .context import AttentionContext
 from .functions import attention_function, implementation_over_trees, kernel_options
 from .grouped import grouped_attention
-from .selection import chunk_of, query_at_its_slot, selects, with_selection
+from .selection import chunk_of, query_at_its_slot, selects, with_own_mask, with_selection
 from .switch import NAME, previous_implementation
 
 
@@ -37,7 +37,8 @@ def tree_attention(
     Args:
         query (`torch.Tensor` of shape `[batch, heads, nodes, head_dim]`): queries of the nodes.
         key, value (`torch.Tensor` of shape `[batch, kv_heads, slots, head_dim]`): committed slots, then the nodes.
-        attention_mask (`torch.Tensor`, *optional*): the model's mask, of forwards without a `tree_context` alone.
+        attention_mask (`torch.Tensor`, *optional*): the model's mask; of forwards with a `tree_context` only that of
+            layers that select keys by it.
         tree_context (`AttentionContext`, *optional*): what the nodes attend to.
 
     Returns:
@@ -57,7 +58,9 @@ def tree_attention(
         return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
     query = query_at_its_slot(module, query, tree_context)
     chunk = chunk_of(module.config, getattr(module, "layer_idx", None))
+    own_mask = attention_mask
     attention_mask = tree_context.mask(query.dtype, query.device, window, chunk)
+    attention_mask = with_own_mask(module, attention_mask, own_mask, kwargs)
     if selects(kwargs):
         attention_mask = with_selection(module, attention_mask, query, key, kwargs, tree_context)
     is_of_all_heads = attention_mask.shape[1] == 1

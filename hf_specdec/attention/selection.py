@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import INDEXED
+from ..models.indexers import makes_masks_over_trees
 from ..models.probe import layers_of
 from .context import AttentionContext, TreeContext
 from .switch import supports_switching
@@ -47,14 +48,39 @@ def selects(options: dict[str, Any]) -> bool:
     return options.get("indices") is not None or options.get("block_indices") is not None
 
 
-def names_selection(model: PreTrainedModel) -> bool:
-    """Whether all layers of a model that select keys name them to the attention function, as one probe shows."""
+def tells_selection(model: PreTrainedModel) -> bool:
+    """
+    Whether all layers of a model that select keys tell which, as one probe shows: they name them to the attention
+    function, or hand it a mask of them, which an indexer has made that runs over trees (`models.indexers`).
+    """
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     number = sum(kind in INDEXED for kind in kinds)
     if number == 0 or not supports_switching(model):
         return False
     layers = layers_of(model)
-    return layers is not None and sum(selects(call.options) for call in layers.calls) == number
+    if layers is None:
+        return False
+    told = sum(selects(call.options) for call in layers.calls)
+    if makes_masks_over_trees(model):
+        told += sum(call.makes_mask and _is_indexed(call.module) for call in layers.calls)
+    return told == number
+
+
+def _is_indexed(module: Any) -> bool:
+    """Whether an attention layer attends to keys that an indexer has selected, its own or that of a layer below."""
+    kinds, index = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
+    return kinds is not None and index is not None and kinds[index] in INDEXED
+
+
+def with_own_mask(module: Any, mask: torch.Tensor, own: torch.Tensor | None, options: dict[str, Any]) -> torch.Tensor:
+    """
+    An additive mask over a tree that also hides what the layer's `own` mask does, if that is how the layer tells what
+    its indexer has selected.
+    """
+    if own is None or selects(options) or not _is_indexed(module):
+        return mask
+    is_hidden = ~own if own.dtype == torch.bool else own < 0
+    return mask.masked_fill(is_hidden.to(mask.device), torch.finfo(mask.dtype).min)
 
 
 def with_selection(

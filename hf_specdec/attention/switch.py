@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..compat import INDEXED
 from ..models.config_switch import ConfigSwitches
 from ..models.modules import modules_of
+from ..models.probe import layers_of
 
 
 NAME = "tree_attention"
@@ -78,8 +79,23 @@ def is_exact(implementation: str) -> bool:
 
 
 def supports_switching(model: PreTrainedModel) -> bool:
-    """Whether the model's attention goes through transformers' `AttentionInterface`."""
-    return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()
+    """
+    Whether the model's attention goes through transformers' `AttentionInterface`: as its class says, or, where layers
+    need more than a mask, as one probe shows.
+    """
+    if not model._can_set_attn_implementation():
+        return False
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    return (has_windows(model) or bool(partial_kinds_of(model))) and _attends_by_interface(model)
+
+
+def _attends_by_interface(model: PreTrainedModel) -> bool:
+    """Whether each layer with K/V calls the attention function that the config names."""
+    layers = layers_of(model)
+    return layers is not None and {getattr(call.module, "layer_idx", None) for call in layers.calls} == set(
+        layers.cached
+    )
 
 
 def partial_kinds_of(model: PreTrainedModel) -> set[str]:
@@ -88,18 +104,23 @@ def partial_kinds_of(model: PreTrainedModel) -> set[str]:
     return set(kinds) & PARTIAL_KINDS
 
 
+def has_windows(model: PreTrainedModel) -> bool:
+    """Whether layers attend to a sliding window."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return not kinds.isdisjoint(("sliding_attention", "hybrid_sliding")) or bool(
+        getattr(config, "sliding_window", None)
+    )
+
+
 def needs_context(model: PreTrainedModel) -> bool:
     """
     Whether layers need the `TreeContext` because a dense mask is not enough: with sliding windows, chunks or selected
     keys, and with implementations that take no dense mask.
     """
     config = model.config.get_text_config(decoder=True)
-    has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ()) or getattr(
-        config, "sliding_window", None
-    )
-    return (
-        bool(has_windows) or bool(partial_kinds_of(model)) or previous_implementation(config) not in ("eager", "sdpa")
-    )
+    needs_more = has_windows(model) or bool(partial_kinds_of(model))
+    return needs_more or previous_implementation(config) not in ("eager", "sdpa")
 
 
 @contextmanager

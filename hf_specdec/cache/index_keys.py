@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
 class HoldsIndexKeys:
     """
-    A cache layer that may hold the keys of an indexer, too. They are written after the layer's K/V, to the same slots,
-    and move with them.
+    A cache layer that may hold the keys of an indexer, too. They are written before the layer's K/V or after, to the
+    same slots, and move with them.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     index_keys: torch.Tensor | None = None
     """The keys, in the layout of `keys`; None before an indexer has written any."""
+
+    cache: Any
+    positions: torch.Tensor | None = None
+    """Positions of the slots that plain forwards have written, `[axes, batch, slots]`; see `indexer_position_ids`."""
+
+    @property
+    def indexer_position_ids(self) -> torch.Tensor | None:
+        """
+        Positions of all slots, `[3, batch, slots]` int64, that Qwen4 puts its nodes' own behind, `[3, batch, nodes]`,
+        and sets here. In forwards over a tree they are those of the nodes' texts, and are not set.
+        """
+        cache = self.cache
+        return self.positions if cache.context is None else self.positions_of(cache.context.key_slots)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: torch.Tensor) -> None:
+        if self.cache.context is None:
+            self.positions = positions
+
+    def positions_of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Positions of slots, counted along the text of each row, `[3, batch, slots]` int64."""
+        positions = slots + self.cache.position_shift[..., None].to(slots.device)
+        positions = positions if positions.dim() == 3 else positions[None]
+        # Of several axes the last three count: one for the text may come before.
+        positions = positions[-3:] if len(positions) >= 3 else positions[-1:].expand(3, -1, -1)
+        if self.positions is None:
+            return positions
+        return torch.cat([self.positions, positions[:, :, self.positions.shape[2] :]], dim=2)
 
     @property
     def states(self) -> list[torch.Tensor]:
@@ -30,7 +60,7 @@ class HoldsIndexKeys:
 
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         """
-        Writes the keys of an indexer, `[batch, heads, nodes, dim]`, to the slots of the K/V that were written last.
+        Writes the keys of an indexer, `[batch, heads, nodes, dim]`, to the slots of the forward's K/V.
         Returns those of all slots up to the last one written, `[batch, heads, slots, dim]`.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `update_index`.")

@@ -31,6 +31,8 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
         self._cache = weakref.ref(cache)  # no reference cycle: K/V must be freed with the call
         self.filled = 0
         """Number of slots written by plain forwards, equal in all rows; unused in tree forwards."""
+        self.indexed = 0
+        """Number of slots to which they have written the keys of an indexer: before their K/V, or after."""
         self.first = 0
         """The first slot that holds K/V: a sliding-window layer that was loaded had dropped those before."""
 
@@ -80,23 +82,35 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
 
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         num_nodes, window = index_keys.shape[2], self.cache.write_window
-        self.hold_index(index_keys)
-        start = self.filled - num_nodes if window is None else window.start
+        start = self.indexed if window is None else window.start
+        if window is None:
+            self.indexed += num_nodes
+        self.hold_index(index_keys, self._index_end)
         if start is not None:
             self.index_keys[:, :, start : start + num_nodes] = index_keys
         else:
-            rows, slots = window.places_on(self.device)
+            rows, slots = window.places_on(index_keys.device)
             self.index_keys[rows, :, slots] = index_keys.transpose(1, 2)
         return self.read_index()
 
     def read_index(self) -> torch.Tensor:
-        window = self.cache.write_window
-        return self.index_keys[:, :, : self.filled if window is None else window.end]
+        return self.index_keys[:, :, : self._index_end]
 
-    def hold_index(self, like: torch.Tensor) -> None:
-        """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""
-        if self.index_keys is None:
-            self.index_keys = like.new_zeros(*like.shape[:2], self.keys.shape[2], like.shape[3])
+    @property
+    def _index_end(self) -> int:
+        """One past the last slot that is written."""
+        window = self.cache.write_window
+        return self.indexed if window is None else window.end
+
+    def hold_index(self, like: torch.Tensor, num_slots: int = 0) -> None:
+        """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, of so many slots at least."""
+        old = self.index_keys
+        if old is not None and num_slots <= old.shape[2]:
+            return
+        capacity = max(self.keys.shape[2] if self.is_initialized else self.cache.capacity, num_slots)
+        self.index_keys = like.new_zeros(*like.shape[:2], capacity, like.shape[3])
+        if old is not None:
+            self.index_keys[:, :, : old.shape[2]] = old
 
     def reserve(self, num_slots: int) -> None:
         """Grows the capacity to `num_slots`, at least doubling it, in memory of its own (not the storage's)."""
@@ -104,13 +118,12 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
             return
         self.cache.storage = None
         self.cache.capacity = max(num_slots, self.cache.capacity, 2 * self.keys.shape[2])
-        old, index_keys = self.states, self.index_keys
-        self.lazy_initialization(self.keys, self.values)
-        if index_keys is not None:
-            self.index_keys = None
-            self.hold_index(index_keys)
-        for new, states in zip(self.states, old, strict=True):
+        old = self.keys, self.values
+        self.lazy_initialization(*old)
+        for new, states in zip((self.keys, self.values), old, strict=True):
             new[:, :, : states.shape[2]] = states
+        if self.index_keys is not None:
+            self.hold_index(self.index_keys, num_slots)
 
     def move(self, sources: Any, targets: Any) -> None:
         """

@@ -48,7 +48,7 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
             for states in (key_states, value_states)
         )
         self.hold(keys, values)
-        self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks])
+        self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [keys, values])
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Makes these tensors, `[blocks, kv_heads, block_size, head_dim]` each, the layer's memory."""
@@ -81,7 +81,7 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         self.hold_index(index_keys)
         num_heads, window = index_keys.shape[1], self.cache.write_window
-        index = window.slots_to_write(num_heads, self.device)
+        index = window.slots_to_write(num_heads, index_keys.device)
         self.index_keys.flatten(0, 2).index_copy_(0, index, index_keys.flatten(0, 2))
         return self.read_index()
 
@@ -91,13 +91,15 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
     def hold_index(self, like: torch.Tensor) -> None:
         """Takes memory for an indexer's keys, `[batch, heads, nodes, dim]` like these, if there is none yet."""
         if self.index_keys is None:
-            self.index_keys = like.new_empty(*self.keys.shape[:1], like.shape[1], self.keys.shape[2], like.shape[3])
+            pool = self.cache.pool
+            blocks = pool.num_blocks + NUM_RESERVED
+            self.index_keys = like.new_empty(blocks, like.shape[1], pool.block_size, like.shape[3])
             self.zero([*range(NUM_RESERVED), *self.cache.clean_blocks], [self.index_keys])
 
     def gather(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:
         """Copies the seated requests' slots into one row each, for attention that does not read block tables."""
         window = self.cache.write_window
-        gathered = blocks.index_select(0, window.rows_to_read(num_heads, self.device))
+        gathered = blocks.index_select(0, window.rows_to_read(num_heads, blocks.device))
         block_size = self.cache.pool.block_size
         num_rows, num_blocks = window.tables.shape
         gathered = gathered.view(num_rows, num_heads, num_blocks * block_size, blocks.shape[1] // block_size)
@@ -112,9 +114,8 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
 
     def zero(self, blocks: list[int], of: list[torch.Tensor] | None = None) -> None:
         """Sets blocks to zero, in all that the layer holds or in some of it."""
-        index = torch.tensor(blocks, device=self.device)
         for states in self.states if of is None else of:
-            states[index] = 0.0
+            states[torch.tensor(blocks, device=states.device)] = 0.0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of key slots that a forward can attend to, and the first of them (0)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from ..compat import index_keys_of, set_index_keys
+from ..compat import index_keys_of, index_positions_of, set_index_keys
 from ..states import LayerKinds, NodeTopology, Path
 from .layers import TreeLayer, WriteWindow
 from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers, states_among
@@ -53,6 +53,8 @@ class TreeCache(Cache):
 
     context: Any = None
     """The `TreeContext` of the forward that runs, for layers that select keys; None outside of it."""
+    position_shift: torch.Tensor
+    """The `TreeForward.position_shift` of the last forward over a tree, `[…, batch]`."""
     is_paged = False
     """Whether K/V lie in blocks, found by `block_tables`."""
     lengths_are_on_device = False
@@ -251,6 +253,7 @@ class TreeCache(Cache):
             if index_keys is not None:
                 layer.hold_index(index_keys)
                 layer.index_keys[:, :, length - held : length] = index_keys
+                layer.indexed, layer.positions = length, index_positions_of(source)
             layer.filled, layer.first = length, length - held
         self.set_lengths([length] * len(self.lengths))
 
@@ -275,3 +278,6 @@ class TreeCache(Cache):
             target.values = layer.values[:, :, start:length].clone()
             if layer.index_keys is not None:
                 set_index_keys(target, layer.index_keys[:, :, :length].clone())
+                if layer.positions is not None:
+                    slots = torch.arange(length, device=layer.positions.device).expand(len(self.lengths), -1)
+                    target.indexer_position_ids = layer.positions_of(slots)

@@ -1,18 +1,18 @@
-"""Indexers that select blocks of slots: over a tree each node's keys are put in the order of its own text first."""
+"""Indexers that pool keys: over a tree each node's keys are put in the order of its own text first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from ..cache import TreeCache
-from ..compat import BLOCKS
-from ..models.modules import modules_of
+from ..models.indexers import indexers_by_order, selects_blocks
 
 
 MOST_ELEMENTS = 1 << 26
@@ -21,10 +21,10 @@ MOST_ELEMENTS = 1 << 26
 
 @contextmanager
 def selecting_along_paths(model: PreTrainedModel) -> Iterator[None]:
-    """A context in which the indexers of MiniMax-M3 select for each node by the order of its own text."""
-    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    indexers = [module for module in modules_of(model) if hasattr(module, "build_block_mask")]
-    hooks = [indexer.register_forward_hook(_select_along_paths) for indexer in indexers if BLOCKS in kinds]
+    """A context in which indexers that pool keys (MiniMax-M3, GLM-5-Next) do so for each node by its own text."""
+    hooks = [
+        indexer.register_forward_hook(_select_along_paths, with_kwargs=True) for indexer in indexers_by_order(model)
+    ]
     try:
         yield
     finally:
@@ -32,33 +32,70 @@ def selecting_along_paths(model: PreTrainedModel) -> Iterator[None]:
             hook.remove()
 
 
-def _select_along_paths(indexer: Any, args: tuple[Any, ...], selected: torch.Tensor) -> torch.Tensor | None:
+def _select_along_paths(
+    indexer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], selected: torch.Tensor
+) -> torch.Tensor | None:
     """
-    A forward hook: what the indexer selects for the nodes of a tree, `[batch, heads, queries, selected]` int64. It
-    runs once more, with every node as a row of its own. None, where its own forward was right.
+    A forward hook: what the indexer selects for the nodes of a tree, in the shape of what its own forward `selected`.
+    It runs once more, with every node as a row of its own. None, where its own forward was right.
     """
-    states, (cos, sin), cache, positions = args
-    if not isinstance(cache, TreeCache) or cache.context is None or cache.context.slots_of_paths is None:
+    given = inspect.signature(indexer.forward).bind(*args, **kwargs).arguments
+    cache = next((value for value in given.values() if isinstance(value, Cache)), None)
+    if not isinstance(cache, TreeCache) or cache.context is None:
         return None
-    keys, slots = cache.layers[indexer.layer_idx].read_index()[:, 0], cache.context.slots_of_paths
+    is_of_blocks = selects_blocks(indexer)
+    if is_of_blocks and cache.context.nodes_are_in_order:
+        return None
+    keys, slots = cache.layers[indexer.layer_idx].read_index()[:, 0], cache.context.slots_of_paths.to(selected.device)
+    ends = cache.context.query_slots.to(selected.device)
     batch, queries, num_slots = slots.shape
     at_once = max(1, MOST_ELEMENTS // (batch * num_slots * keys.shape[2]))
-    cos, sin = (part.expand(batch, -1, -1) for part in (cos, sin))
     found = []
     for first in range(0, queries, at_once):
         part = slice(first, first + at_once)
-        of_part = slots[:, part].to(keys.device).clamp(max=keys.shape[1] - 1)
+        of_part = slots[:, part].clamp(max=keys.shape[1] - 1)
         gathered = keys.gather(1, of_part.flatten(1)[..., None].expand(-1, -1, keys.shape[2]))
-        rows = _Given(indexer.layer_idx, gathered.view(-1, 1, num_slots, keys.shape[2]))
-        own = (values[:, part].flatten(0, 1)[:, None] for values in (states, cos, sin, positions))
-        of_states, *of_rope, of_positions = own
-        blocks = indexer.forward(of_states, tuple(of_rope), rows, of_positions)[:, :, 0]
-        found.append(blocks.view(batch, -1, *blocks.shape[1:]).transpose(1, 2))
-    return torch.cat(found, dim=2)
+        gathered = gathered.view(-1, num_slots, keys.shape[2])
+        is_later = torch.arange(num_slots, device=keys.device) > ends[:, part].flatten()[:, None]
+        rows = _Given(indexer.layer_idx, gathered.masked_fill(is_later[..., None], 0))
+        own = {name: _by_node(value, batch, part, rows) for name, value in given.items()}
+        places = indexer.forward(**own)  # [nodes, 1, selected], or with heads before the 1
+        places = places.squeeze(-2).unflatten(0, (batch, -1))
+        found.append(places.transpose(1, 2) if is_of_blocks else _slots_at(of_part, places))
+    return torch.cat(found, dim=-2)
+
+
+def _by_node(value: Any, batch: int, part: slice, rows: _Given) -> Any:
+    """An argument of an indexer for some of the nodes, each as a row of one token."""
+    if isinstance(value, torch.Tensor):
+        return value.expand(batch, *value.shape[1:])[:, part].flatten(0, 1)[:, None]
+    if isinstance(value, tuple):
+        return tuple(_by_node(one, batch, part, rows) for one in value)
+    return rows if isinstance(value, Cache) else value
+
+
+def _slots_at(slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The slots at `places` of the nodes' own texts; -1 stays."""
+    at = slots.gather(2, places.clamp(min=0).long()).to(places.dtype)
+    return torch.where(places < 0, places, at)
 
 
 class _Given:
-    """Stands for a cache whose layer `index` holds these keys of an indexer, `[rows, 1, slots, dim]`, already."""
+    """
+    Stands for a cache, and for its layer `index`, that holds the keys of an indexer already, `[rows, slots, dim]`, the
+    token of every row included.
+    """
+
+    get_seq_length: Callable[[], int]
 
     def __init__(self, index: int, keys: torch.Tensor):
-        self.layers = {index: SimpleNamespace(update_index=lambda new: keys)}
+        self.layers, self.keys = {index: self}, keys
+        self.get_seq_length = lambda: keys.shape[1]
+
+    def update_indexer(self, new: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """All keys, `[rows, slots, dim]`."""
+        return self.keys
+
+    def update_index(self, new: torch.Tensor) -> torch.Tensor:
+        """All keys, `[rows, 1, slots, dim]`."""
+        return self.keys[:, None]

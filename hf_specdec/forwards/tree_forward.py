@@ -223,7 +223,7 @@ class TreeForward:
                 running = compiled_layers(self.model, self.cache)
             else:
                 model = compiled_whole(self.model)
-        self.cache.context = context
+        self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
             with running:
                 outputs = model(**inputs, return_dict=True)

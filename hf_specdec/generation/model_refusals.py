@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
-from ..attention import implementation_of, is_exact, names_selection, partial_kinds_of, supports_switching
+from ..attention import has_windows, implementation_of, is_exact, partial_kinds_of, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
@@ -176,10 +176,8 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             "without `assistant_model`."
         )
     uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
-    has_windows = "sliding_attention" in kinds or any(
-        getattr(text_config, option, None) for option in ("sliding_window", "window_size", "attention_types")
-    )
-    needs_more = uses_alibi or has_windows or bool(partial_kinds_of(model))
+    own_windows = any(getattr(text_config, option, None) for option in ("window_size", "attention_types"))
+    needs_more = uses_alibi or own_windows or has_windows(model) or bool(partial_kinds_of(model))
     if needs_more and not supports_switching(model):
         raise ValueError(
             f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
@@ -199,7 +197,7 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     No layer may hold a state by code of its own, or select what it attends to without telling. `kinds`: those of the
     layers, if known.
     """
-    told = INDEXED if names_selection(model) else frozenset()
+    told = INDEXED if tells_selection(model) else frozenset()
     others = sorted(kinds - _PLAIN_LAYERS - told)
     if layer_kinds_of(model) is not None:
         _check_states(model, role)

@@ -85,6 +85,7 @@ class AttentionCall:
         module (`nn.Module`): the shadow of the layer.
         query, key, value (`tuple[int, int]`): heads, and elements of a head.
         reads_cache (`bool`): whether keys and values are those that the cache gave, as they are.
+        makes_mask (`bool`): whether the mask is not the one that the model was given.
         options (`dict`): the keyword arguments that are not None.
     """
 
@@ -93,6 +94,7 @@ class AttentionCall:
     key: tuple[int, int]
     value: tuple[int, int]
     reads_cache: bool
+    makes_mask: bool
     options: dict[str, Any]
 
 
@@ -157,7 +159,9 @@ def _probe(model: PreTrainedModel, shadow: Shadow, dtype: torch.dtype, is_whole:
     device = execution_device(model) if shadow.has_data else torch.device("meta")
     try:
         with torch.no_grad():
-            forwarded(**_inputs_of(forwarded, cache, dtype, device))
+            inputs = _inputs_of(forwarded, cache, dtype, device)
+            cache.mask = inputs.get("attention_mask")
+            forwarded(**inputs)
     finally:
         _running.cache = before
     return Layers(cache.cached, cache.calls, cache.states)
@@ -196,14 +200,20 @@ class _ProbedCache(Cache):
         self.cached: dict[int, CachedLayer] = {}
         self.calls: list[AttentionCall] = []
         self._given: list[torch.Tensor] = []
+        self._indexed: dict[int, tuple[tuple[int, int], torch.dtype]] = {}
+        self.mask: torch.Tensor | None = None
+        """The mask that the model is given."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        index, index_dtype = self._indexed.get(layer_idx, (None, None))
+        dtypes = key_states.dtype, value_states.dtype
         self.cached[layer_idx] = CachedLayer(
-            _heads_of(key_states), _heads_of(value_states), key_states.dtype, value_states.dtype, self._device()
+            _heads_of(key_states), _heads_of(value_states), *dtypes, self._device(), index, index_dtype
         )
         self._given += [key_states, value_states]
+        self.layers[layer_idx].keys = key_states  # GLM-5-Next's indexer counts them
         return key_states, value_states
 
     def keeps(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -217,9 +227,9 @@ class _ProbedCache(Cache):
 
     def indexed(self, index_keys: torch.Tensor, layer_idx: int) -> None:
         """Takes note of the keys of an indexer, `[batch, heads, tokens, elements]`."""
-        self.cached[layer_idx] = replace(
-            self.cached[layer_idx], index=_heads_of(index_keys), index_dtype=index_keys.dtype
-        )
+        self._indexed[layer_idx] = index, dtype = _heads_of(index_keys), index_keys.dtype
+        if layer_idx in self.cached:
+            self.cached[layer_idx] = replace(self.cached[layer_idx], index=index, index_dtype=dtype)
 
     def _device(self) -> torch.device:
         """Where the layer that is running has its weights, or where accelerate lets it run."""
@@ -232,7 +242,7 @@ class _ProbedCache(Cache):
                 return torch.device(device)
         return execution_device(self._model)
 
-    def attended(self, module: nn.Module, states: list[torch.Tensor], options: dict[str, Any]) -> None:
+    def attended(self, module: nn.Module, states: list[torch.Tensor], mask: Any, options: dict[str, Any]) -> None:
         """Takes note of a call of the attention function."""
         query, key, value = map(_heads_of, states)
         reads_cache = all(any(one is given for given in self._given) for one in states[1:])
@@ -242,7 +252,8 @@ class _ProbedCache(Cache):
             options = {
                 name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in options.items()
             }
-        self.calls.append(AttentionCall(module, query, key, value, reads_cache, options))
+        makes_mask = mask is not None and mask is not self.mask
+        self.calls.append(AttentionCall(module, query, key, value, reads_cache, makes_mask, options))
 
 
 def _heads_of(states: torch.Tensor) -> tuple[int, int]:
@@ -252,6 +263,7 @@ def _heads_of(states: torch.Tensor) -> tuple[int, int]:
 
 class _ProbedLayer(CacheLayerMixin):
     is_compileable = is_croppable = is_sliding = False
+    indexer_position_ids: torch.Tensor | None = None
 
     def __init__(self, cache: _ProbedCache, index: int):
         super().__init__()
@@ -304,7 +316,7 @@ class _ProbedStates(LinearAttentionLayer):
 def _attention(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    _running.cache.attended(module, [query, key, value], options)
+    _running.cache.attended(module, [query, key, value], mask, options)
     batch, heads, queries, _ = query.shape
     return query.new_zeros(batch, queries, heads, value.shape[3]), None
 

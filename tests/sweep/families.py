@@ -37,8 +37,8 @@ _DOTS3 = {
 }
 _GLM5_NEXT = {
     "num_hidden_layers": 4,
-    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
-    "indexer_types": ["full", "full", "full", "shared"],  # the last one takes the choice of the second
+    "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    "indexer_types": ["full", "full", "shared", "full"],  # a layer takes the choice of the one below
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     "index_kpool": 2,
     "linear_num_heads": 4,

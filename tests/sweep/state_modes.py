@@ -11,16 +11,17 @@ from .modes import Outcome, Runner, prompts
 
 ROWS, NEW_TOKENS, END_PLACE = 3, 32, 9
 ALONE, PADDED, ENDING, TOGETHER = "alone", "padded batch", "rows that end", "generate_batch"
-STATE_MODES = tuple(f"random trees, {mode}" for mode in (ALONE, PADDED, ENDING, TOGETHER))
+_MODES = (ALONE, PADDED, ENDING, TOGETHER)
 Texts = list[list[int]]
 
 
 def state_outcomes(runner: Runner) -> dict[str, Outcome]:
-    """The outcome of every mode in `STATE_MODES`, by its name."""
-    return {mode: _outcome(runner, mode.removeprefix("random trees, "), seed) for seed, mode in enumerate(STATE_MODES)}
+    """The outcome of every mode, by its name."""
+    return {f"random trees, {mode}": outcome_of(runner, mode, seed) for seed, mode in enumerate(_MODES)}
 
 
-def _outcome(runner: Runner, mode: str, seed: int) -> Outcome:
+def outcome_of(runner: Runner, mode: str, seed: int) -> Outcome:
+    """The outcome of random trees, drawn by a seed: `ALONE`, in a batch, or in one call of `generate_batch`."""
     options: dict[str, Any] = {}
     try:
         if mode == TOGETHER:
