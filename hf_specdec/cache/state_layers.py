@@ -24,6 +24,7 @@ from ..states import (
     score_in_groups,
 )
 from .layers import TreeLayer
+from .node_states import NodeStatesLayer
 
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Pending:
     text: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
 
-class StateLayer(LinearAttentionLayer):
+class StateLayer(NodeStatesLayer):
     """
     The states of a recurrent or convolutional layer, at the committed tokens of every row: `conv_states`, the last
     inputs of a convolution, `[rows, channels, taps]`, and `recurrent_states`, `[rows, …]`. Plain forwards change them
@@ -61,14 +62,13 @@ class StateLayer(LinearAttentionLayer):
     is_initialized = False
     """There are no keys and values; see `TreeCache`."""
     is_croppable = False
-    device: Any
-    dtype: Any
 
     def __init__(self, cache: TreeCache, number_of_states: int = 1):
         self._had: dict[int, bool] = {}
         super().__init__(number_of_states=number_of_states)
         self._cache = weakref.ref(cache)
         self.pending: dict[int, Pending] = {}
+        self.after_nodes = {}
         self.num_read = 0
         """Tokens that plain forwards have read, padding included."""
 
@@ -192,6 +192,7 @@ class StateLayer(LinearAttentionLayer):
             if states:
                 is_split = self.recurrent_states[number].dim() > states[0].dim()
                 self._write(self.recurrent_states[number], torch.stack(states, dim=1) if is_split else states[0])
+        self.settle_nodes(path)
         self.pending.clear()
 
     def _advanced(self, number: int, pending: Pending, path: Path) -> list[torch.Tensor]:
@@ -242,26 +243,6 @@ class StateLayer(LinearAttentionLayer):
                     states[number] = tensor = grown
                 if rows:
                     tensor[rows] = 0
-
-    def _hold_window(self, window: torch.Tensor, number: int) -> None:
-        if self.device is None:
-            self.dtype, self.device = window.dtype, window.device
-        self.conv_states[number], self.conv_kernel_size[number] = window, window.shape[-1]
-        self.is_conv_states_initialized[number] = True
-
-    def _hold_state(self, state: torch.Tensor, number: int) -> None:
-        self.recurrent_states[number], self.is_recurrent_states_initialized[number] = state, True
-
-    def _of_rows(self, states: torch.Tensor) -> torch.Tensor:
-        rows = self.cache.state_rows
-        return states if rows is None else states[rows.to(states.device)]
-
-    def _write(self, states: torch.Tensor, new: torch.Tensor) -> None:
-        rows = self.cache.state_rows
-        if rows is None:
-            states.copy_(new)
-        else:
-            states[rows.to(states.device)] = new.to(states.dtype)
 
 
 class HybridLayer(StateLayer, TreeLayer):

@@ -139,6 +139,9 @@ class TreeCache(Cache):
         if self.state_layers:
             self.settle()
             self.topology = NodeTopology(ancestors, counts, prompt_counts)
+            if self.topology.offset == 0:
+                for layer in self.state_layers:
+                    layer.begin_step()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of committed slots of the longest row, after the prompt also of a cache without keys and values."""

@@ -17,7 +17,7 @@ from ..models.own_positions import preparation_of
 from ..models.prompt_masks import looks_ahead
 from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
-from ..states import is_attention_free, layer_kinds_of, unfollowed_mixers
+from ..states import is_attention_free, layer_kinds_of, mixers_of_their_own
 
 
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
@@ -227,12 +227,11 @@ def _check_states(model: PreTrainedModel, role: str) -> None:
     name = type(model).__name__
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     own = sorted(_STATE_LAYERS & set(kinds))
-    unfollowed = unfollowed_mixers(model)
-    if unfollowed:
+    if mixers_of_their_own(model) is None:
         which = f" ({', '.join(own)})" if own else ""
         raise ValueError(
             f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{which}, whose state cannot "
-            f"hold a tree: {', '.join(unfollowed)} changes it by code of its own. Call `generate` without "
+            f"hold a tree: {name} changes it by code of its own. Call `generate` without "
             "`assistant_model`."
         )
     if model.config.get_text_config(decoder=True).model_type in UNFOLLOWED_STATES:

@@ -9,13 +9,14 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 - `groups`: rows are followed in groups, where a recurrence takes much memory meanwhile.
 - `topology`: which nodes follow which, as layers read it.
 - `hook`: the functions of transformers' model files that run over a tree meanwhile.
+- `levels`: mixers that call no such functions, level by level.
 
 `models/layer_kinds.py` says which layers of a model have states; `cache/state_layers.py` holds the states of a layer.
 """
 
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .groups import advance_in_groups, most_bytes, score_in_groups
-from .hook import recurrences_of, running_over, states_over_trees, unfollowed_mixers
+from .hook import mixers_of_their_own, recurrences_of, running_over, states_over_trees
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path
@@ -36,5 +37,5 @@ __all__ = [
     "running_over",
     "score_in_groups",
     "states_over_trees",
-    "unfollowed_mixers",
+    "mixers_of_their_own",
 ]

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..models.modules import modules_of
 from .convolution import FUNCTION
+from .levels import by_levels
 from .recurrence import Recurrence
 from .recurrences import RECURRENCES
 
@@ -101,21 +102,21 @@ def files_with_mixers(model: nn.Module) -> list[str]:
     return sorted(name for name in files if _functions_of(name))
 
 
-def unfollowed_mixers(model: nn.Module) -> list[str]:
+def mixers_of_their_own(model: nn.Module) -> list[nn.Module] | None:
     """
-    Names of the classes of a model that change a cache's states otherwise than by functions that can be replaced; if
-    no class changes any, the name of the model's own class.
+    Modules of a model that change a cache's states otherwise than by functions that can be replaced, and run level by
+    level (`levels`); None, if no module changes states of a cache at all.
     """
-    kinds: set[Any] = {type(module) for module in modules_of(model)}
-    called: dict[type, frozenset[str]] = {kind: _names_in(kind) for kind in kinds}
-    mixers = {kind: names for kind, names in called.items() if names & {_UPDATES_CONV, _UPDATES_STATE}}
+    kinds: dict[nn.Module, Any] = {module: type(module) for module in modules_of(model)}
+    called = {module: _names_in(kind) for module, kind in kinds.items()}
+    mixers = {module: names for module, names in called.items() if names & {_UPDATES_CONV, _UPDATES_STATE}}
     recurrences = {name for recurrence in RECURRENCES for name in recurrence.functions}
     found = [
-        kind.__name__
-        for kind, names in mixers.items()
+        module
+        for module, names in mixers.items()
         if FUNCTION not in names or (_UPDATES_STATE in names and not names & recurrences)
     ]
-    return sorted(found) if mixers else [type(model).__name__]
+    return found if mixers else None
 
 
 def recurrences_of(model: nn.Module) -> dict[int, Recurrence]:
@@ -150,9 +151,16 @@ def _functions_of(name: str) -> dict[str, Callable]:
 @contextmanager
 def states_over_trees(model: nn.Module) -> Iterator[None]:
     """
-    A context for forwards of a model over trees: replaces the functions in its files. Of the
-    calls of several threads, the first one replaces them, and the last one restores them.
+    A context for forwards of a model over trees: replaces the functions in its files, and lets mixers without them
+    run level by level. Of the calls of several threads, the first one replaces functions, and the last one restores
+    them.
     """
+    with by_levels(mixers_of_their_own(model) or []), _replacing(model):
+        yield
+
+
+@contextmanager
+def _replacing(model: nn.Module) -> Iterator[None]:
     files, call = files_with_mixers(model), object()
     try:
         with _lock:

@@ -63,7 +63,7 @@ class Mamba1(Recurrence):
         topology: NodeTopology,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         x, dt, C = (inputs[name].float() for name in ("x", "dt", "C"))
-        parents = _parents(topology.ancestors_on(x.device)).expand(len(x), -1)
+        parents = topology.parents_on(x.device).expand(len(x), -1)
         kept = {"dt": dt, "write": x * dt, "B": inputs["B"].float(), "parent": parents}
         nodes = kept if earlier is None else {name: torch.cat([earlier[name], kept[name]], 1) for name in kept}
         states = _states(state.float(), nodes, inputs["A"].float())[:, -x.shape[1] :]
@@ -82,14 +82,6 @@ class Mamba1(Recurrence):
 
     def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
         return outputs.transpose(1, 2), state
-
-
-def _parents(ancestors: torch.Tensor) -> torch.Tensor:
-    """The parent of every query, `[1 or batch, queries]`: the last of the other nodes that it follows; -1: none."""
-    queries, nodes = ancestors.shape[1:]
-    places = torch.arange(nodes, device=ancestors.device)
-    is_other = ancestors & (places < places[nodes - queries :, None])
-    return torch.where(is_other, places, -1).amax(dim=2)
 
 
 def _states(state: torch.Tensor, nodes: dict[str, torch.Tensor], A: torch.Tensor) -> torch.Tensor:

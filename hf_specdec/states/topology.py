@@ -49,6 +49,15 @@ class NodeTopology:
             self._copies[device] = self.ancestors.to(device)
         return self._copies[device]
 
+    def parents_on(self, device: torch.device) -> torch.Tensor:
+        """
+        The parent of every query, `[1 or batch, queries]` int64 on a layer's device: the last of the other nodes that
+        it follows; -1: none.
+        """
+        places = torch.arange(self.ancestors.shape[2], device=device)
+        is_other = self.ancestors_on(device) & (places < places[self.offset :, None])
+        return torch.where(is_other, places, -1).amax(dim=2)
+
     def inputs_of_taps(self, width: int, device: torch.device) -> torch.Tensor:
         """
         The inputs of a convolution of `width` taps at every query, oldest first: `[1 or batch, queries, width]` int64

@@ -110,10 +110,19 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "zamba": {**_ZAMBA, **_MAMBA1, "n_mamba_heads": 2},
     "mamba": {"state_size": 6, "time_step_rank": 5},
     "falcon_mamba": {"state_size": 6, "time_step_rank": 5},
+    "zaya": {
+        **_EXPERTS,
+        "num_hidden_layers": 3,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 16,
+        "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+        "sliding_window": 8,
+        "attention_bias": True,
+    },
 }
 """Families with states: config values that differ from the small default."""
-ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "lfm2", "bamba", "zamba")
-"""One family for each kind of layer."""
+ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "lfm2", "bamba", "zamba", "zaya")
+"""One family for each kind of layer; the last one has code of its own, which runs level by level."""
 
 
 def is_known(family: str) -> bool:

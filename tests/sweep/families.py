@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import SiglipVisionConfig
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
+
+from hf_specdec.compat import INDEXED
 
 
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -35,9 +38,11 @@ _DOTS3 = {
     "=swa_qk_nope_head_dim": 8,
     "=swa_v_head_dim": 8,
 }
+_INDEXED = min(kind for kind in INDEXED if kind in DYNAMIC_LAYER_TYPE_MAPPING and "attention" in kind)
+"""What this release calls layers with an indexer."""
 _GLM5_NEXT = {
     "num_hidden_layers": 4,
-    "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+    "layer_types": ["linear_attention", _INDEXED, _INDEXED, "linear_attention"],
     "indexer_types": ["full", "full", "shared", "full"],  # a layer takes the choice of the one below
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     "index_kpool": 2,
