@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from .context import AttentionContext
 from .functions import attention_function, implementation_over_trees, kernel_options
 from .grouped import grouped_attention
-from .selection import chunk_of, query_at_its_slot, selects, with_own_mask, with_selection
+from .selection import chunk_of, factors_of_slots, selects, with_own_mask, with_selection
 from .switch import NAME, previous_implementation
 
 
@@ -56,13 +56,18 @@ def tree_attention(
     if tree_context.uses_kernel:
         options = kernel_options(implementation, kwargs)
         return tree_context.kernel_inputs.attend(query, key, value, window=window, **options), None
-    query = query_at_its_slot(module, query, tree_context)
+    factors, bias = factors_of_slots(module, query.shape[2], kwargs, tree_context), kwargs.pop("position_bias", None)
+    if factors is not None:
+        factors = factors[:, None, :, None].to(query.device)
+        query, bias = ((one * factors).to(one.dtype) if one is not None else None for one in (query, bias))
     chunk = chunk_of(module.config, getattr(module, "layer_idx", None))
     own_mask = attention_mask
     attention_mask = tree_context.mask(query.dtype, query.device, window, chunk)
     attention_mask = with_own_mask(module, attention_mask, own_mask, kwargs)
     if selects(kwargs):
         attention_mask = with_selection(module, attention_mask, query, key, kwargs, tree_context)
+    if bias is not None:
+        attention_mask = attention_mask + bias
     is_of_all_heads = attention_mask.shape[1] == 1
     if implementation == "sdpa" and key.shape[1] < query.shape[1] and is_of_all_heads and not module.training:
         return grouped_attention(query, key, value, attention_mask, kwargs.get("scaling")), None

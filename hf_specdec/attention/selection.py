@@ -25,22 +25,35 @@ def chunk_of(config: PreTrainedConfig, layer: int | None) -> int | None:
     return config.attention_chunk_size
 
 
-def query_at_its_slot(module: Any, query: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+def factors_of_slots(
+    module: Any, queries: int, options: dict[str, Any], context: AttentionContext
+) -> torch.Tensor | None:
     """
-    The queries `[batch, heads, queries, head_dim]` of a layer that scales them by their slot, as those of Llama 4
-    without rotary embedding do (arXiv 2501.19399). The layer counts slots from the length of the cache on; those of
+    What the queries of a layer that scales them by their slot are to be multiplied by, `[batch, queries]`; None for
+    other layers. Such are those of Llama 4 without rotary embedding (arXiv 2501.19399), and of Inkling without a
+    window, which knows no positions (Inkling 2 does). The layer counts slots from the length of the cache on; those of
     nodes depend on row and depth.
     """
-    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
-        return query
+    if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+        floor, alpha, divided = module.floor_scale, module.attn_scale, _llama
+    elif hasattr(module, "rel_logits_proj") and not module.is_sliding and "position_ids" not in options:
+        floor, alpha, divided = module.config.log_scaling_n_floor, module.config.log_scaling_alpha, _inkling
+        if floor is None:
+            return None
+    else:
+        return None
     assert isinstance(context, TreeContext)  # such models are not captured
-    counted = torch.arange(query.shape[2], device=context.device) + max(context.lengths)
+    counted = torch.arange(queries, device=context.device) + max(context.lengths)
+    of_nodes, of_layer = (torch.log(divided(slots.float() + 1.0, floor)) for slots in (context.query_slots, counted))
+    return (1.0 + alpha * of_nodes) / (1.0 + alpha * of_layer)
 
-    def scales(slots: torch.Tensor) -> torch.Tensor:
-        return torch.log1p(torch.floor((slots.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
 
-    factors = scales(context.query_slots) / scales(counted)
-    return (query * factors[:, None, :, None].to(query.device)).to(query.dtype)
+def _llama(slots: torch.Tensor, floor: float) -> torch.Tensor:
+    return 1.0 + torch.floor(slots / floor)
+
+
+def _inkling(slots: torch.Tensor, floor: float) -> torch.Tensor:
+    return (slots / floor).clamp(min=1.0)
 
 
 def selects(options: dict[str, Any]) -> bool:

@@ -62,6 +62,8 @@ class StateLayer(NodeStatesLayer):
     is_initialized = False
     """There are no keys and values; see `TreeCache`."""
     is_croppable = False
+    is_compileable = False
+    """Else `generate` would prepare the masks of prompts, in which Inkling's layers with a window have none."""
 
     def __init__(self, cache: TreeCache, number_of_states: int = 1):
         self._had: dict[int, bool] = {}

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..attention import supports_switching, switched_to_tree_attention
 from ..states import layer_kinds_of, states_over_trees
+from .relative import biased_along_paths
 from .selecting import selecting_along_paths
 
 
@@ -52,6 +53,7 @@ def over_trees(*models: PreTrainedModel) -> Iterator[None]:
             if supports_switching(model):
                 stack.enter_context(switched_to_tree_attention(model))
                 stack.enter_context(selecting_along_paths(model))
+                stack.enter_context(biased_along_paths(model))
             if layer_kinds_of(model) is not None:
                 stack.enter_context(states_over_trees(model))
         yield

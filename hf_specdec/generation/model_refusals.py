@@ -23,9 +23,6 @@ from ..states import is_attention_free, layer_kinds_of, mixers_of_their_own
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 """Kinds of layers that hold a state, which may follow a tree."""
 
-UNFOLLOWED_STATES = frozenset({"inkling_text", "inkling2_text", "inkling2_loop_text"})
-"""Model types whose attention takes the distance of tokens from their places."""
-
 _PLAIN_LAYERS = frozenset(
     {
         "full_attention",
@@ -233,11 +230,6 @@ def _check_states(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{which}, whose state cannot "
             f"hold a tree: {name} changes it by code of its own. Call `generate` without "
             "`assistant_model`."
-        )
-    if model.config.get_text_config(decoder=True).model_type in UNFOLLOWED_STATES:
-        raise ValueError(
-            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers and an attention that counts "
-            "the tokens before it, which a tree cannot follow. Call `generate` without `assistant_model`."
         )
     if getattr(model, "use_kernels", False):
         raise ValueError(

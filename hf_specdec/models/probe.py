@@ -188,10 +188,10 @@ class _ProbedCache(Cache):
             number = model.config.get_text_config(decoder=True).num_hidden_layers
             super().__init__(layers=[_ProbedLayer(self, index) for index in range(number)])
         else:
-            of_states = LayerKind.STATES, LayerKind.BOTH
+            of_states = {LayerKind.STATES: _ProbedStates, LayerKind.BOTH: _ProbedBoth}
             super().__init__(
                 layers=[
-                    _ProbedStates(self, index, number) if kind in of_states else _ProbedLayer(self, index)
+                    of_states[kind](self, index, number) if kind in of_states else _ProbedLayer(self, index)
                     for index, (kind, number) in enumerate(kinds)
                 ]
             )
@@ -311,6 +311,15 @@ class _ProbedStates(LinearAttentionLayer):
         return super().update_recurrent_state(recurrent_states, *args, **kwargs)
 
     get_seq_length, get_mask_sizes = _ProbedLayer.get_seq_length, _ProbedLayer.get_mask_sizes
+
+
+class _ProbedBoth(_ProbedStates, _ProbedLayer):
+    def __init__(self, cache: _ProbedCache, index: int, number_of_states: int):
+        _ProbedLayer.__init__(self, cache, index)
+        _ProbedStates.__init__(self, cache, index, number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        _ProbedStates.lazy_initialization(self, **kwargs)
 
 
 def _attention(

@@ -16,7 +16,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .groups import advance_in_groups, most_bytes, score_in_groups
-from .hook import mixers_of_their_own, recurrences_of, running_over, states_over_trees
+from .hook import mixers_of_their_own, recurrences_of, running_cache, running_over, states_over_trees
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path
@@ -34,6 +34,7 @@ __all__ = [
     "most_bytes",
     "read_text",
     "recurrences_of",
+    "running_cache",
     "running_over",
     "score_in_groups",
     "states_over_trees",

@@ -58,6 +58,11 @@ def running_over(cache: TreeCache) -> Iterator[None]:
         vars(_running).update(before)
 
 
+def running_cache() -> TreeCache | None:
+    """The cache of the forward over a tree that runs in this thread."""
+    return _running.cache
+
+
 def enter(layer: StateLayer, state_idx: int, inputs: torch.Tensor) -> None:
     """Takes note that a mixer has handed the inputs of its convolution to a layer of the cache."""
     _check_left()

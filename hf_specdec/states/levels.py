@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 
 class _Running(threading.local):
-    """What the mixer that runs in this thread was given: arguments, keyword arguments, and the cache among them."""
+    """
+    What the mixers that run in this thread were given: the mixer, its arguments, keyword arguments, and the cache
+    among them; the innermost last.
+    """
 
-    given: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
+    def __init__(self) -> None:
+        self.given: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
 
 
 _running = _Running()
@@ -39,6 +43,7 @@ def by_levels(mixers: list[nn.Module]) -> Iterator[None]:
     try:
         yield
     finally:
+        _running.given.clear()  # of a mixer that failed
         for hook in hooks:
             hook.remove()
 
@@ -48,7 +53,7 @@ def _enter(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     cache: Any = next((one for one in (*args, *kwargs.values()) if isinstance(one, Cache)), None)
     if getattr(cache, "topology", None) is None:
         return None
-    _running.given = args, kwargs, cache
+    _running.given.append((mixer, args, kwargs, cache))
     first = torch.zeros(1, dtype=torch.long, device=cache.device)
     rows = NodeRows(_shape_of(cache), first, first)
     return tuple(rows.of(one, None) for one in args), {name: rows.of(one, None) for name, one in kwargs.items()}
@@ -56,10 +61,9 @@ def _enter(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _leave(mixer: Any, args: tuple[Any, ...], output: Any) -> Any:
     """A forward hook: what the mixer returns for all nodes."""
-    given, _running.given = _running.given, None
-    if given is None:
+    if not _running.given or _running.given[-1][0] is not mixer:
         return None
-    args, kwargs, cache = given
+    _, args, kwargs, cache = _running.given.pop()
     outputs = [one.new_zeros(*_shape_of(cache), *one.shape[2:]) for one in _tensors(output)]
     of_text = cache.topology.counts is not None
     for rows, states in _rows_of_text(cache) if of_text else _levels_of(cache):

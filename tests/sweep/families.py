@@ -18,6 +18,9 @@ _BLOCKS_OF_KEYS = {
     "index_topk_blocks": 2,
 }
 _QSA = {
+    "=ple_layer_ids": [1],
+    "=eos_token_id": 2,
+    "ngram_vocab_size_base": 40,
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
     "indexer_head_dim": 16,
@@ -48,6 +51,7 @@ _GLM5_NEXT = {
     "index_kpool": 2,
     "linear_num_heads": 4,
 }
+_INKLING = {"log_scaling_n_floor": 4, "log_scaling_alpha": 0.5, "rel_extent": 12, "sliding_window_size": 6}
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
 _NEMOTRON = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
@@ -116,6 +120,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "hrm_text": {"num_hidden_layers": 16},  # 2 layers in each of 2 · 4 cycles
     "hunyuan_vl": {"text_config.rope_parameters.mrope_section": [2, 2, 2, 2]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 5, "num_hidden_layers": 3},
+    **dict.fromkeys(("inkling_text", "inkling2_text", "inkling2_loop_text"), _INKLING),
+    **{name: _within("text_config", _INKLING) for name in ("inkling_mm_model", "inkling2", "inkling2_loop")},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 32},
     "mamba": {"time_step_rank": 5},
     "mamba2": {"n_groups": 2, "chunk_size": 8},
@@ -136,7 +142,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "talker_config.spatial_merge_size": 2,
     },
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 90},
-    "qwen4_exp": _within("text_config", _QSA),
+    "qwen4_exp": {"=text_config": {name[1:]: value for name, value in _QSA.items() if name.startswith("=")}}
+    | _within("text_config", {name: value for name, value in _QSA.items() if not name.startswith("=")}),
     "qwen4_exp_text": _QSA,
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
