@@ -93,9 +93,9 @@ def supports_switching(model: PreTrainedModel) -> bool:
 def _attends_by_interface(model: PreTrainedModel) -> bool:
     """Whether each layer with K/V calls the attention function that the config names."""
     layers = layers_of(model)
-    return layers is not None and {getattr(call.module, "layer_idx", None) for call in layers.calls} == set(
-        layers.cached
-    )
+    if layers is None:
+        return False
+    return set(layers.cached) <= {getattr(call.module, "layer_idx", None) for call in layers.calls}
 
 
 def partial_kinds_of(model: PreTrainedModel) -> set[str]:
