@@ -125,6 +125,7 @@ class _RowStates(Cache):
         super().__init__(layers=[LinearAttentionLayer()])
         self._cache, self._rows, self._places, self._parents = cache, rows, places, parents
         self._touched: dict[tuple[int, str, int], None] = {}
+        self.num_layers = len(cache.layers)
         self.layers: Any = _Layers(self)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
@@ -178,6 +179,9 @@ class _Layers(dict[int, LinearAttentionLayer]):
     def __init__(self, states: _RowStates):
         super().__init__()
         self._states = states
+
+    def __len__(self) -> int:
+        return self._states.num_layers
 
     def __missing__(self, index: int) -> LinearAttentionLayer:
         self[index] = layer = self._states.before(index)
