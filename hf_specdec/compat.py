@@ -104,6 +104,12 @@ INDEXED = frozenset({"indexed_attention", "deepseek_sparse_attention", BLOCKS})
 """Kinds of layers whose indexer selects keys; "deepseek_…" is the name in transformers 5.17."""
 
 
+def own_cache_layer(kind: str) -> type | None:
+    """The class of cache layers that a model file has registered for a kind of layers; None for transformers' own."""
+    found = cache_utils.DYNAMIC_LAYER_TYPE_MAPPING.get(kind)
+    return found if found is not None and found.__module__ != cache_utils.__name__ else None
+
+
 def index_keys_of(layer: Any) -> torch.Tensor | None:
     """Keys of an indexer that a layer of a `DynamicCache` holds, `[batch, heads, slots, dim]`; None without any."""
     if getattr(layer, "idx_keys", None) is not None:  # MiniMax-M3's own layer

@@ -7,7 +7,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
 from ..attention import has_windows, implementation_of, is_exact, partial_kinds_of, supports_switching, tells_selection
-from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument
+from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.vocabulary import SharedVocabulary
@@ -22,6 +22,11 @@ from ..states import is_attention_free, layer_kinds_of, mixers_of_their_own
 
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 """Kinds of layers that hold a state, which may follow a tree."""
+
+_STATES_ELSEWHERE = (
+    "recurrent or convolutional layers{which}, "
+    "whose state cannot hold a tree: it is kept outside of transformers' cache"
+)
 
 _PLAIN_LAYERS = frozenset(
     {
@@ -209,10 +214,11 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
     states = [kind for kind in others if kind not in sparse]
     parts = []
     if states or not sparse:
-        which = f" ({', '.join(states)})" if states else ""
-        parts.append(f"recurrent or convolutional layers{which}, whose state cannot hold a tree")
+        parts.append(_STATES_ELSEWHERE.format(which=f" ({', '.join(states)})" if states else ""))
     if sparse:
-        parts.append(f"sparse attention ({', '.join(sparse)}), which selects tokens without regard to a tree")
+        own = sorted({layer.__name__ for kind in sparse if (layer := own_cache_layer(kind)) is not None})
+        reason = f"joins tokens in cache layers of its own ({', '.join(own)})" if own else "selects tokens"
+        parts.append(f"sparse attention ({', '.join(sparse)}), which {reason} without regard to a tree")
     raise ValueError(
         f"`assistant_model`: the {role} {type(model).__name__} has {', and '.join(parts)}. Call `generate` without "
         "`assistant_model`."
@@ -225,11 +231,9 @@ def _check_states(model: PreTrainedModel, role: str) -> None:
     kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     own = sorted(_STATE_LAYERS & set(kinds))
     if mixers_of_their_own(model) is None:
-        which = f" ({', '.join(own)})" if own else ""
+        states = _STATES_ELSEWHERE.format(which=f" ({', '.join(own)})" if own else "")
         raise ValueError(
-            f"`assistant_model`: the {role} {name} has recurrent or convolutional layers{which}, whose state cannot "
-            f"hold a tree: {name} changes it by code of its own. Call `generate` without "
-            "`assistant_model`."
+            f"`assistant_model`: the {role} {name} has {states}. Call `generate` without `assistant_model`."
         )
     if getattr(model, "use_kernels", False):
         raise ValueError(

@@ -1,5 +1,6 @@
 """
-Runs the sweep, or a part of it: `python -m tests.sweep [MODEL_TYPE …] [--shard 1/4] [--results FILE] [--write PAGE]`.
+Runs the sweep, or a part of it:
+`python -m tests.sweep [MODEL_TYPE …] [--shard 1/4] [--results FILE] [--write | --update PAGE]`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", help="the part of the pairs to run: 2/4 is the second of four")
     parser.add_argument("--results", type=Path, help="a JSON file to which results are added")
     parser.add_argument("--write", type=Path, help="a page whose table is written from all results")
+    parser.add_argument("--update", type=Path, help="as --write, but what a page says of other pairs stays")
     parser.add_argument("--resume", action="store_true", help="leave out pairs that --results has")
     parser.add_argument("--states", action="store_true", help="only pairs that have layers with states")
     parser.add_argument("--no-run", action="store_true", help="only count, and write the table of, --results")
@@ -54,6 +56,8 @@ def main() -> int:
     print(f"transformers {transformers.__version__}:", ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
     if options.write:
         write_table(options.write, list(results.values()))
+    if options.update:
+        write_table(options.update, list(results.values()), keeps=True)
     return int(counts["failure"] > 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
@@ -17,27 +18,47 @@ BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 _TITLES = {"exact": "exact", "partly": "exact, but", "refused": "refused", "failure": "fails", "not run": "not run"}
 
 
-def write_table(page: Path, results: list[Result]) -> None:
+@dataclass(frozen=True, order=True)
+class Row:
+    """What the table says of a pair: a summary of `Result`, the reason, and whether images are exact, too."""
+
+    pair: Pair
+    summary: str
+    reason: str
+    has_images: bool
+
+    @classmethod
+    def of(cls, result: Result) -> Row:
+        """What it is to say of a result."""
+        has_images = any(mode.startswith("image, ") and one.kind == "exact" for mode, one in result.outcomes.items())
+        return cls(result.pair, result.summary, _reason(result), has_images)
+
+
+def write_table(page: Path, results: list[Result], keeps: bool = False) -> None:
     """
-    Replaces what stands between the markers of a page.
+    Replaces what stands between the markers of a page. With `keeps`, what it says of other pairs than those of the
+    results stays.
 
     Raises:
-        ValueError: if the page has no markers.
+        ValueError: if the page has no markers, or `keeps` what another release gave.
     """
     text = page.read_text()
     if BEGIN not in text or END not in text:
         raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r} between which the table goes.")
+    if keeps and f"transformers {transformers.__version__}:" not in text:
+        raise ValueError(f"The table of {page} is not of transformers {transformers.__version__}. Run all pairs.")
+    rows = {row.pair: row for row in [*(rows_in(page) if keeps else []), *map(Row.of, results)]}
     before, rest = text.split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{table_of(results)}\n{END}{rest.split(END)[1]}")
+    page.write_text(f"{before}{BEGIN}\n{table_of(list(rows.values()))}\n{END}{rest.split(END)[1]}")
 
 
-def table_of(results: list[Result]) -> str:
-    """The table: a row per result and reason, with the classes that it is about."""
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        groups[result.summary, _reason(result)].append(result)
+def table_of(rows: list[Row]) -> str:
+    """The table: a line per summary and reason, with the classes that it is about."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.summary, row.reason].append(row)
     lines = [
-        f"transformers {transformers.__version__}: {len(results)} pairs of architecture and class.",
+        f"transformers {transformers.__version__}: {len(rows)} pairs of architecture and class.",
         "A star: with an image, too.",
         "",
         "| result | why | number | classes |",
@@ -50,24 +71,28 @@ def table_of(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
+def rows_in(page: Path) -> list[Row]:
+    """What the table of a page says of every pair."""
+    names, rows = {title: summary for summary, title in _TITLES.items()}, []
+    for line in page.read_text().split(BEGIN)[1].split(END)[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for model_types, name, star in (
+            re.findall(r"([\w.\-, ]+): `(\w+)`(\*?)", cells[-1]) if cells[0] in names else ()
+        ):
+            for model_type in model_types.split(","):
+                rows.append(Row(Pair(model_type.strip(), name), names[cells[0]], cells[1], bool(star)))
+    return rows
+
+
 def summaries_in(page: Path) -> dict[Pair, str]:
     """What the table of a page says of every pair: a summary of `Result`."""
-    table = page.read_text().split(BEGIN)[1].split(END)[0]
-    summaries = {}
-    names = {title: summary for summary, title in _TITLES.items()}
-    for line in table.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for model_types, name in re.findall(r"([\w.\-, ]+): `(\w+)`", cells[-1]) if cells[0] in names else ():
-            for model_type in model_types.split(","):
-                summaries[Pair(model_type.strip(), name)] = names[cells[0]]
-    return summaries
+    return {row.pair: row.summary for row in rows_in(page)}
 
 
-def _classes(results: list[Result]) -> str:
+def _classes(rows: list[Row]) -> str:
     types: dict[str, list[str]] = defaultdict(list)
-    for result in sorted(results, key=lambda result: result.pair):
-        has_images = any(mode.startswith("image, ") and one.kind == "exact" for mode, one in result.outcomes.items())
-        types[f"`{result.pair.class_name}`{'*' if has_images else ''}"].append(result.pair.model_type)
+    for row in sorted(rows):
+        types[f"`{row.pair.class_name}`{'*' if row.has_images else ''}"].append(row.pair.model_type)
     return "; ".join(f"{', '.join(names)}: {name}" for name, names in types.items())
 
 
