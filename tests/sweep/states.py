@@ -9,20 +9,35 @@ from pathlib import Path
 import transformers
 
 from .building import tiny_config
-from .registry import Pair
+from .registry import Pair, all_pairs
 from .shrinking import parts_of
 
 
 _STATES = re.compile(r"\b(update_conv_state|update_recurrent_state|causal_conv1d_fn|mamba\w*_scan|\w*delta_rule)\(")
 """What mixers call: of a cache that holds states, or for the arithmetic."""
+_OWN_STATES = re.compile(r"_is_stateful = True|^class \w*Cache\w*\(\w*(Cache|Layer)\):", re.M)
+"""What the files of other models say that keep more than keys and values."""
+
+
+@lru_cache
+def _texts() -> dict[str, str]:
+    """The texts of transformers' model files, by their folder."""
+    paths = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
+    return {path.parent.name: path.read_text() for path in sorted(paths)}
 
 
 @lru_cache
 def state_files() -> dict[str, str]:
     """The texts of transformers' model files that call for states, by their folder."""
-    paths = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
-    texts = {path.parent.name: path.read_text() for path in paths}
-    return {name: text for name, text in texts.items() if _STATES.search(text)}
+    return {name: text for name, text in _texts().items() if _STATES.search(text)}
+
+
+@lru_cache
+def pairs_to_serve() -> list[Pair]:
+    """For each model file that calls for states, wraps a model with them, or has caches of its own: its first pair."""
+    texts = [text for text in _texts().values() if _STATES.search(text) or _OWN_STATES.search(text)]
+    found = (next((pair for pair in all_pairs() if f"\nclass {pair.class_name}(" in text), None) for text in texts)
+    return [pair for pair in found if pair is not None]
 
 
 @lru_cache

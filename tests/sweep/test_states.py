@@ -9,12 +9,14 @@ import transformers
 
 from hf_specdec.states.recurrences import RECURRENCES
 
-from .registry import all_pairs
-from .states import state_files, states_of
+from .registry import Pair, all_pairs
+from .running import runner_of
+from .state_modes import PADDED, TOGETHER, outcome_of
+from .states import pairs_to_serve, state_files, states_of
 
 
 WITHOUT_FUNCTIONS = {"zaya"}
-"""Files whose layers change states by code of their own: refused."""
+"""Files whose layers change states by code of their own: they run level by level."""
 
 
 def test_every_file_has_functions_that_follow_trees() -> None:
@@ -23,6 +25,16 @@ def test_every_file_has_functions_that_follow_trees() -> None:
     found = {name: functions & set(re.findall(r"^def (\w+)\(", text, re.M)) for name, text in state_files().items()}
     assert set().union(*found.values()) == functions
     assert {name for name, own in found.items() if not own} <= WITHOUT_FUNCTIONS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", pairs_to_serve(), ids=str)
+def test_every_family(pair: Pair) -> None:
+    """What the installed release has with states or caches of its own is exact, or refused by name."""
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    runner = runner_of(pair)
+    outcomes = {mode: outcome_of(runner, mode, seed=2) for mode in (PADDED, TOGETHER)}
+    assert {outcome.kind for outcome in outcomes.values()} <= {"exact", "refused"}, outcomes
 
 
 @pytest.mark.slow
