@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from ..cache import TreeCache
 from ..models.indexers import indexers_by_order, selects_blocks
+from ..models.node_rows import NodeRows
 
 
 MOST_ELEMENTS = 1 << 26
@@ -39,8 +39,7 @@ def _select_along_paths(
     A forward hook: what the indexer selects for the nodes of a tree, in the shape of what its own forward `selected`.
     It runs once more, with every node as a row of its own. None, where its own forward was right.
     """
-    given = inspect.signature(indexer.forward).bind(*args, **kwargs).arguments
-    cache = next((value for value in given.values() if isinstance(value, Cache)), None)
+    cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
     if not isinstance(cache, TreeCache) or cache.context is None:
         return None
     is_of_blocks = selects_blocks(indexer)
@@ -51,27 +50,21 @@ def _select_along_paths(
     batch, queries, num_slots = slots.shape
     at_once = max(1, MOST_ELEMENTS // (batch * num_slots * keys.shape[2]))
     found = []
-    for first in range(0, queries, at_once):
-        part = slice(first, first + at_once)
+    for nodes in torch.arange(queries, device=keys.device).split(at_once):
+        part = slice(int(nodes[0]), int(nodes[-1]) + 1)
         of_part = slots[:, part].clamp(max=keys.shape[1] - 1)
         gathered = keys.gather(1, of_part.flatten(1)[..., None].expand(-1, -1, keys.shape[2]))
         gathered = gathered.view(-1, num_slots, keys.shape[2])
         is_later = torch.arange(num_slots, device=keys.device) > ends[:, part].flatten()[:, None]
-        rows = _Given(indexer.layer_idx, gathered.masked_fill(is_later[..., None], 0))
-        own = {name: _by_node(value, batch, part, rows) for name, value in given.items()}
-        places = indexer.forward(**own)  # [nodes, 1, selected], or with heads before the 1
+        held = _Given(indexer.layer_idx, gathered.masked_fill(is_later[..., None], 0))
+        all_rows = torch.arange(batch, device=keys.device)
+        rows = NodeRows((batch, queries), all_rows.repeat_interleave(len(nodes)), nodes.repeat(batch))
+        own = {name: rows.of(value, held) for name, value in kwargs.items()}
+        # [nodes, 1, selected], or with heads before the 1
+        places = indexer.forward(*(rows.of(value, held) for value in args), **own)
         places = places.squeeze(-2).unflatten(0, (batch, -1))
         found.append(places.transpose(1, 2) if is_of_blocks else _slots_at(of_part, places))
     return torch.cat(found, dim=-2)
-
-
-def _by_node(value: Any, batch: int, part: slice, rows: _Given) -> Any:
-    """An argument of an indexer for some of the nodes, each as a row of one token."""
-    if isinstance(value, torch.Tensor):
-        return value.expand(batch, *value.shape[1:])[:, part].flatten(0, 1)[:, None]
-    if isinstance(value, tuple):
-        return tuple(_by_node(one, batch, part, rows) for one in value)
-    return rows if isinstance(value, Cache) else value
 
 
 def _slots_at(slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,8 @@ _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding
 """Kinds of layers that hold a state, which may follow a tree."""
 
 _STATES_ELSEWHERE = (
-    "recurrent or convolutional layers{which}, "
-    "whose state cannot hold a tree: it is kept outside of transformers' cache"
+    "recurrent or convolutional layers{which}"
+    ", whose state cannot hold a tree: it is kept outside of transformers' cache"
 )
 
 _PLAIN_LAYERS = frozenset(
@@ -217,8 +217,10 @@ def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
         parts.append(_STATES_ELSEWHERE.format(which=f" ({', '.join(states)})" if states else ""))
     if sparse:
         own = sorted({layer.__name__ for kind in sparse if (layer := own_cache_layer(kind)) is not None})
-        reason = f"joins tokens in cache layers of its own ({', '.join(own)})" if own else "selects tokens"
-        parts.append(f"sparse attention ({', '.join(sparse)}), which {reason} without regard to a tree")
+        parts.append(
+            f"sparse attention ({', '.join(sparse)}), which selects tokens without regard to a tree"
+            + (f" and joins them in cache layers of its own ({', '.join(own)})" if own else "")
+        )
     raise ValueError(
         f"`assistant_model`: the {role} {type(model).__name__} has {', and '.join(parts)}. Call `generate` without "
         "`assistant_model`."
