@@ -58,7 +58,7 @@ def fit_requests(assistant: str, method: str, seeded: bool, settings: tuple[str,
     manager = target.init_continuous_batching(
         assistant_model=draft,
         speculative_config=SpeculativeConfig(**METHODS[method]),
-        continuous_batching_config=limits(3000, max_requests_per_batch=200, max_batch_tokens=400),
+        continuous_batching_config=limits(3000, max_requests_per_batch=200, max_batch_tokens=1200),
     )
     torch.manual_seed(0)
     with equal_options_once(manager):

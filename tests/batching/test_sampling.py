@@ -51,7 +51,7 @@ def fit_requests(assistant: Any, config: SpeculativeConfig, seeded: bool, settin
     manager = target.init_continuous_batching(
         assistant_model=assistant,
         speculative_config=config,
-        continuous_batching_config=limits(3000, max_requests_per_batch=400, max_batch_tokens=400),
+        continuous_batching_config=limits(3000, max_requests_per_batch=400, max_batch_tokens=1200),
     )
     torch.manual_seed(0)
     kinds = [(number, setting) for number in range(len(SAMPLED_PROMPTS)) for setting in settings]
