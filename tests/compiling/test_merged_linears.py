@@ -36,7 +36,7 @@ def run(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.any_version)])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_projections_of_a_model(compiler: str, merged: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Queries, keys and values, attention's output, and the MLP's two inputs of each layer, and the lm_head; the modules
