@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .loading import load_draft
     from .medusa import MedusaConfig, MedusaHeads
     from .metrics import SpeculationMetrics, last_metrics
+    from .mtp import MtpConfig, MtpHead
     from .trees import DraftTree, DynamicTree, TokenTree, Topology
 
 __version__ = "0.1.0"
@@ -41,6 +42,8 @@ __all__ = [
     "Measurement",
     "MedusaConfig",
     "MedusaHeads",
+    "MtpConfig",
+    "MtpHead",
     "NgramDraft",
     "SpeculationMetrics",
     "SpeculativeConfig",
@@ -60,6 +63,7 @@ _HOMES = {
     "loading": ("load_draft",),
     "medusa": ("MedusaConfig", "MedusaHeads"),
     "metrics": ("SpeculationMetrics", "last_metrics"),
+    "mtp": ("MtpConfig", "MtpHead"),
     "generation.recording": ("SpeculativeGenerateOutput",),
     "trees": ("DraftTree", "DynamicTree", "TokenTree", "Topology"),
 }

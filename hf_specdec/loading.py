@@ -16,6 +16,7 @@ from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_conf
 from .drafters import NgramDraft
 from .eagle import EagleHead
 from .medusa import MedusaHeads
+from .mtp import MtpHead
 from .smollm2 import smollm2_folder
 
 
@@ -30,7 +31,7 @@ _LOADERS: dict[str, Any] = {
 }
 
 WORDS = ("ngram", "mtp")
-"""Names of drafts that have no files."""
+"""Names of drafts that have no files of their own."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -69,15 +70,17 @@ def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(name or str(smollm2_folder()))
 
 
-def load_draft(name: str, **kwargs: Any) -> Any:
+def load_draft(name: str, *, target: PreTrainedModel | None = None, **kwargs: Any) -> Any:
     """
     Loads a value of `assistant_model=`, of whatever kind the files say: an EAGLE head, a block head (DFlash, JetSpec,
-    DSpark, DFlash 2, P-EAGLE), Medusa heads, or a language model; for `ngram` an `NgramDraft`.
+    DSpark, DFlash 2, P-EAGLE), Medusa heads, or a language model; for `ngram` an `NgramDraft`, for `mtp` the MTP
+    modules of a target.
 
     Args:
-        name (`str`): Hub id or folder, or `ngram`.
+        name (`str`): Hub id or folder, `ngram` or `mtp`.
+        target (`PreTrainedModel`, *optional*): the target, for `mtp`; other drafts need none.
         kwargs: arguments of the kind's `from_pretrained`, such as `dtype=`, `device_map=`, `revision=` or, for heads,
-            fields of their config; of `NgramDraft` for `ngram`.
+            fields of their config; of `NgramDraft` for `ngram`; of `MtpHead.from_target` for `mtp`.
 
     Raises:
         ImportError, OSError: if there is nothing that can be read.
@@ -86,23 +89,23 @@ def load_draft(name: str, **kwargs: Any) -> Any:
     if name == "ngram":
         return NgramDraft(**kwargs)
     if name == "mtp":
-        raise ValueError(
-            "'mtp': this version does not draft with a target's own MTP layers. Name a head, a model, or 'ngram'."
-        )
+        if target is None:
+            raise ValueError("'mtp': MTP modules are part of a target. Pass it: `load_draft('mtp', target=model)`.")
+        return MtpHead.from_target(target, **kwargs)
     check_place(name)
     return _LOADERS[kind_of_draft(name, **kwargs)].from_pretrained(name, **kwargs)
 
 
-def load_draft_to(name: str, dtype: torch.dtype, device: str) -> Any:
+def load_draft_to(name: str, dtype: torch.dtype, device: str, target: PreTrainedModel | None = None) -> Any:
     """
     Loads a draft in evaluation mode for a target of this dtype on this device, see `load_draft`. Heads are loaded
-    without `dtype`, because they run in the target's.
+    without `dtype`, because they run in the target's; `mtp` needs the target.
 
     Raises:
         ImportError, OSError, ValueError: if no draft can be read.
     """
     if name in WORDS:
-        return load_draft(name)
+        return load_draft(name, target=target)
     check_place(name)
     kind = kind_of_draft(name)
     options = {"dtype": dtype} if kind == "model" else {}

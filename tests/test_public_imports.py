@@ -26,6 +26,8 @@ NAMES = {
         "Measurement",
         "MedusaConfig",
         "MedusaHeads",
+        "MtpConfig",
+        "MtpHead",
         "NgramDraft",
         "SpeculationMetrics",
         "SpeculativeConfig",

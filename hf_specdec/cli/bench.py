@@ -162,8 +162,9 @@ class Request:
         The target and the contenders. Every tree has generated two tokens, so that a draft that does not fit raises
         `typer.BadParameter` early.
         """
-        model = or_bad_parameter("TARGET", loading.load_target, self.target, loading.DTYPES[dtype], self.device)
-        draft = or_bad_parameter("--draft", loading.load_draft_to, self.draft, loading.DTYPES[dtype], self.device)
+        place = loading.DTYPES[dtype], self.device
+        model = or_bad_parameter("TARGET", loading.load_target, self.target, *place)
+        draft = or_bad_parameter("--draft", loading.load_draft_to, self.draft, *place, model)
         contenders = [or_bad_parameter("--baseline", ways.baseline, name, draft) for name in self.baselines]
         ours = ways.speculative_with_all(draft, self.trees)
         for contender, temperature in itertools.product(ours, self.method.temperatures):

@@ -69,7 +69,7 @@ def demo(
     torch_dtype = DTYPES[checked_dtype(dtype, device)]
     model = or_bad_parameter("--target", load_target, target, torch_dtype, device)
     tokenizer = or_bad_parameter("--target", load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", load_draft_to, draft, torch_dtype, device)
+    assistant = or_bad_parameter("--draft", load_draft_to, draft, torch_dtype, device, model)
     inputs = encode_turns(tokenizer, [prompt]).to(model.device)
     speculation = {"assistant_model": assistant, "speculative_config": config}
 

@@ -14,7 +14,7 @@ TARGET_HELP = "Hub id or folder of the model. Default: SmolLM2-135M-Instruct of 
 TargetArgument = Annotated[str | None, typer.Argument(help=TARGET_HELP)]
 TargetOption = Annotated[str | None, typer.Option(help=TARGET_HELP)]
 DraftOption = Annotated[
-    str, typer.Option(help="Where drafts come from: ngram, or Hub id or folder of a head or a language model.")
+    str, typer.Option(help="Where drafts come from: ngram, mtp, or Hub id or folder of a head or a language model.")
 ]
 
 TREES_HELP = (

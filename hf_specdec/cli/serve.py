@@ -122,7 +122,7 @@ def serve(
         ),
     )
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-    or_bad_parameter("--draft", loading.check_place, None if draft == "ngram" else draft)
+    or_bad_parameter("--draft", loading.check_place, None if draft in loading.WORDS else draft)
     options = EngineOptions(
         target=target,
         draft=draft,

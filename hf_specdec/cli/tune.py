@@ -58,7 +58,7 @@ def tune(
     logging.disable_progress_bar()
     model = or_bad_parameter("TARGET", loading.load_target, target, loading.DTYPES[dtype], device)
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
-    assistant = or_bad_parameter("--draft", loading.load_draft_to, draft, loading.DTYPES[dtype], device)
+    assistant = or_bad_parameter("--draft", loading.load_draft_to, draft, loading.DTYPES[dtype], device, model)
     tuner = Tuner(
         model=model,
         draft=assistant,

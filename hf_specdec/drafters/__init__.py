@@ -13,6 +13,7 @@ from ..cache.blocks import BlockPool
 from ..eagle import EagleHead
 from ..graphs import GraphPool
 from ..medusa import MedusaHeads
+from ..mtp import MtpHead
 from .base import Drafter, DraftRequest
 from .block import BlockDrafter
 from .draft_model import DraftModelDrafter, DraftModelDrafting
@@ -20,6 +21,7 @@ from .drafting import Drafting
 from .eagle import EagleDrafter
 from .features import FeatureDrafter, FeatureDrafting
 from .medusa import MedusaDrafter, MedusaDrafting
+from .mtp import MtpDrafter, SeveralMtpDrafter, SeveralMtpDrafting
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
 from .one_by_one import OneByOneDrafting
@@ -34,6 +36,7 @@ __all__ = [
     "EagleDrafter",
     "FeatureDrafter",
     "MedusaDrafter",
+    "MtpDrafter",
     "NgramDraft",
     "ObservedDrafter",
     "as_drafter",
@@ -46,7 +49,7 @@ logger = logging.get_logger(__name__)
 
 def is_own_draft(assistant: Any) -> bool:
     """Whether `assistant` is a drafter or head of this library, which transformers itself does not know."""
-    return isinstance(_unwrapped(assistant), Drafter | BlockHead | EagleHead | MedusaHeads)
+    return isinstance(_unwrapped(assistant), Drafter | BlockHead | EagleHead | MedusaHeads | MtpHead)
 
 
 def as_drafter(assistant: Any) -> Drafter:
@@ -66,7 +69,12 @@ def as_drafter(assistant: Any) -> Drafter:
             "fill a tree. Use a LoRA-like adapter, or the model without its prompt."
         )
     model = _unwrapped(assistant)
-    kinds = {BlockHead: BlockDrafter, EagleHead: EagleDrafter, MedusaHeads: MedusaDrafter}
+    kinds: dict[type, Any] = {
+        BlockHead: BlockDrafter,
+        EagleHead: EagleDrafter,
+        MedusaHeads: MedusaDrafter,
+        MtpHead: MtpDrafter.of,
+    }
     drafter = next((kinds[kind] for kind in kinds if isinstance(model, kind)), None)
     if drafter is not None:
         if hasattr(assistant, "_orig_mod"):
@@ -77,8 +85,8 @@ def as_drafter(assistant: Any) -> Drafter:
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        "`assistant_model` must be a causal language model, an `EagleHead`, `BlockHead`, `MedusaHeads`, or a drafter "
-        f"such as `NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
+        "`assistant_model` must be a causal language model, an `EagleHead`, `BlockHead`, `MedusaHeads`, `MtpHead`, or "
+        f"a drafter such as `NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
     )
 
 
@@ -106,6 +114,8 @@ def drafting_of(
     """
     if isinstance(drafter, DraftModelDrafter):
         return DraftModelDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
+    if isinstance(drafter, SeveralMtpDrafter):
+        return SeveralMtpDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, FeatureDrafter):
         return FeatureDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, MedusaDrafter):

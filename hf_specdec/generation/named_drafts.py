@@ -29,7 +29,7 @@ def named_draft(target: PreTrainedModel, name: str | PathLike[str]) -> Any:
 
     Args:
         target (`PreTrainedModel`): the target.
-        name (`str` or path): a Hub id, a folder, or `ngram`.
+        name (`str` or path): a Hub id, a folder, `ngram`, or `mtp` for the target's own MTP modules.
 
     Raises:
         ImportError, OSError: if there is nothing that can be read; the message names the argument.
@@ -39,11 +39,11 @@ def named_draft(target: PreTrainedModel, name: str | PathLike[str]) -> Any:
     dtype, device = target.dtype, execution_device(target)
     with _lock:
         drafts = _loaded.setdefault(target, {})
-        source = (_files_of(name), dtype, device)
+        source = (_files_of(name), None if name in WORDS else dtype, device)
         if name not in drafts or drafts[name][0] != source:
             drafts.pop(name, None)  # freed before the new one takes memory
             with _naming_the_argument(name):
-                drafts[name] = source, load_draft_to(name, dtype, str(device))
+                drafts[name] = source, load_draft_to(name, dtype, str(device), target)
         return drafts[name][1]
 
 

@@ -133,7 +133,7 @@ def test_dtypes(target: PreTrainedModel) -> None:
 ERRORS = {
     "no/such/folder": (OSError, "There is no folder"),
     "no-such-model": (OSError, "couldn't"),
-    "mtp": (ValueError, "MTP layers"),
+    "mtp": (ValueError, "holds no MTP modules; looked for `mtp.fc.weight`"),
     "": (OSError, "Repo id"),
 }
 

@@ -39,6 +39,7 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": "tiny_target",
     "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": "safeailab_eagle3",
     "z-lab/Qwen3-8B-DFlash-b16": "dflash",
+    "Qwen/Qwen3.5-4B": "qwen3_5_mtp",
     "FasterDecoding/medusa-vicuna-7b-v1.3": "medusa",
 }
 """For every Hub id that the pages name, something tiny of that kind."""

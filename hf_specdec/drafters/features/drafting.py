@@ -152,11 +152,24 @@ class FeatureDrafting(CachedDrafting):
         ]
         tokens = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
         self.cache.seat([request.table for request in requests])
+        ends = [min(end, request.length - 1) for end, request in zip(ends, requests, strict=True)]
         for first in range(0, width, LONGEST_FORWARD):
             self.cache.set_lengths([start + first for start in starts])
             piece = slice(first, first + LONGEST_FORWARD)
-            self.drafter.cache_features(tokens[:, piece], features[:, piece], depths[:, piece] - first)
-        self.cache.set_lengths([min(end, request.length - 1) for end, request in zip(ends, requests, strict=True)])
+            counts = [end - start - first for start, end in zip(starts, ends, strict=True)]
+            self._read_rows(requests, tokens[:, piece], features[:, piece], depths[:, piece] - first, counts)
+        self.cache.set_lengths(ends)
+
+    def _read_rows(
+        self,
+        requests: list[Request],
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        depths: torch.Tensor,
+        counts: list[int],
+    ) -> None:
+        """Lets the head read rows after the cache, of which the first `counts` of every request stay there."""
+        self.drafter.cache_features(tokens, features, depths)
 
     def num_slots(self, tree: TokenTree | DynamicTree) -> int:
         return self.drafter.num_slots(tree)

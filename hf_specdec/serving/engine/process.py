@@ -150,7 +150,7 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
     dtype = loading.DTYPES[options.dtype]
     target = _loaded("TARGET", loading.load_target, options.target, dtype, options.device, options.device_map)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
-    draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, str(execution_device(target)))
+    draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, str(execution_device(target)), target)
     defaults = Limits.of(None, target.device, num_parameters_of(target))
     limits = Limits(
         num_blocks=options.num_blocks,

@@ -1,0 +1,44 @@
+"""`MtpConfig`: what the MTP modules of a target are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ..head_config import HeadSizes
+
+
+class MtpConfig(HeadSizes, PreTrainedConfig):
+    """
+    The configuration of an `MtpHead`, made from its target's by `MtpHead.from_target`.
+
+    Args:
+        text_config (`PreTrainedConfig`): the target's config, with one layer for each module.
+        hidden_first (`bool`, *optional*, defaults to `False`): whether `fc` reads the hidden state before the
+            embedding.
+        default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
+        target_name (`str`, *optional*): the model that the modules are part of.
+    """
+
+    model_type = "hf_specdec_mtp"
+    sub_configs = {"text_config": AutoConfig}
+
+    text_config: Any = None
+    hidden_first: bool = False
+    default_tree: Any = None
+    target_name: str | None = None
+
+    num_aux_features = 0
+    target_hidden_size = None
+    draft_vocab_size = None
+    recipe = None
+
+    @property
+    def num_modules(self) -> int:
+        """How many modules there are: the n-th one was trained to predict the n-th token after the target's."""
+        return self.text_config.num_hidden_layers
+
+    def aux_boundaries(self, num_layers: int) -> list[int]:
+        """None: the modules read the target's last hidden state, after its final norm."""
+        return []
