@@ -125,6 +125,8 @@ def build_block(
     if norm is None:
         block.norm = nn.Identity()
     del block.embed_tokens
+    if kinds is not None:  # asked for by the layer's number, and by its place in the block
+        block.config.layer_types = [kinds[index]] * (index + 1)
     for module in block.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             module.layer_idx += index

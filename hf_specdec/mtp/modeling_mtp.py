@@ -161,7 +161,7 @@ class MtpHead(PublishedModel):
         lm_head: nn.Module | None = None,
         logits_to_keep: int | None = 0,
         only_cache: bool = False,
-        module: int = 0,
+        module: int | None = 0,
         return_dict: bool = True,
         **kwargs: Any,
     ) -> MtpOutput:
@@ -180,7 +180,8 @@ class MtpHead(PublishedModel):
             logits_to_keep (`int`, *optional*, defaults to 0): how many of the last rows get logits (0: all, None:
                 none).
             only_cache (`bool`, *optional*, defaults to `False`): whether nothing is drafted from the rows.
-            module (`int`, *optional*, defaults to 0): which module.
+            module (`int`, *optional*, defaults to 0): which module; None for all, each over the outputs of the one
+                before.
             kwargs: what the target's decoder takes besides.
 
         Raises:
@@ -191,14 +192,17 @@ class MtpHead(PublishedModel):
         if inputs_embeds is None:
             raise ValueError("Give `inputs_embeds`: MTP modules have no token embeddings of their own.")
         cache = kwargs.pop(CACHE, past_key_values)
-        states = self.mtp[module](
-            features if hidden_states is None else hidden_states,
-            inputs_embeds,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            **{CACHE: cache},
-            **kwargs,
-        )
+        kwargs.setdefault("use_cache", cache is not None)
+        states: Any = features if hidden_states is None else hidden_states
+        for index in range(len(self.mtp)) if module is None else (module,):
+            states = self.mtp[index](
+                states,
+                inputs_embeds,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                **{CACHE: cache},
+                **kwargs,
+            )
         logits = None
         if logits_to_keep is not None and lm_head is not None and not only_cache:
             logits = self.compute_logits(states[:, -logits_to_keep:], lm_head)
@@ -219,6 +223,7 @@ class MtpHead(PublishedModel):
             "position_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
             "attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device),
             "logits_to_keep": None,
+            "module": None,
         }
 
 

@@ -1,0 +1,176 @@
+"""
+Drafting with MTP modules of tiny checkpoints: what the modules compute is what the parts compute from which the
+checkpoint was made; every step drafts what these would draft for the text from scratch; and the text is plain
+`generate`'s.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits
+from support.heads import pads_of
+from support.mtp import KNOWN, Reference, load_target, write_checkpoint
+from support.plain import greedy_text
+from transformers import PreTrainedModel
+
+from hf_specdec import DynamicTree, MtpHead, TokenTree
+from hf_specdec.drafters.growth import LevelNodes
+from hf_specdec.drafters.mtp import MtpDrafter, SeveralMtpDrafter
+
+
+TREE = TokenTree.parse("[(0,), (1,), (0,0), (0,1), (1,0), (0,0,0), (1,0,0), (0,0,0,0), (0,0,0,0,0)]")
+DYNAMIC = DynamicTree(depth=5, top_k=3, num_nodes=12)
+ONE_OF_EACH = [family for family in ("deepseek_v3", "qwen3_next", "glm4_moe", "mimo_v2_flash") if family in KNOWN]
+"""With one module, in a target with states, with two, and with three that have windows."""
+
+
+@cache
+def the_pair(family: str) -> tuple[PreTrainedModel, MtpHead, list[Reference]]:
+    with TemporaryDirectory() as folder:
+        references = write_checkpoint(family, Path(folder))
+        target = load_target(Path(folder))
+        return target, MtpHead.from_target(target), references
+
+
+class RecordingLogits:
+    """Keeps of every step the rows' texts, and the logits after all paths that get children."""
+
+    runs_in_graphs = False
+
+    def __init__(self, head: MtpHead):
+        super().__init__(head)  # type: ignore[call-arg]
+        self.steps: list[tuple[list[list[int]], list[dict[tuple[int, ...], torch.Tensor]]]] = []
+
+    def begin_tree(self, states: Any, roots: torch.Tensor, depth: int) -> torch.Tensor:
+        logits: torch.Tensor = super().begin_tree(states, roots, depth)  # type: ignore[misc]
+        rows: Any = self.sequences  # type: ignore[attr-defined]
+        if hasattr(rows, "requests"):
+            texts = [list(request.tokens) for request in rows.requests]
+        else:
+            texts = [rows.tokens(row, 0) for row in range(len(logits))]
+        self.steps.append((texts, [{(): row} for row in logits]))
+        self.above: list[list[tuple[int, ...]]] = [[()] for _ in logits]
+        return logits
+
+    def run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        logits: torch.Tensor = super().run_level(nodes)  # type: ignore[misc]
+        parents = nodes.parents.expand(len(logits), -1).tolist()
+        for row, tokens in enumerate(nodes.tokens.tolist()):
+            paths = [(*self.above[row][parent], token) for token, parent in zip(tokens, parents[row], strict=True)]
+            self.steps[-1][1][row].update(zip(paths, logits[row], strict=True))
+            self.above[row] = paths
+        return logits
+
+
+class RecordingOne(RecordingLogits, MtpDrafter):
+    runs_in_graphs = False
+
+
+class RecordingSeveral(RecordingLogits, SeveralMtpDrafter):
+    runs_in_graphs = False
+
+
+def recording(head: MtpHead) -> Any:
+    return (RecordingOne if head.config.num_modules == 1 else RecordingSeveral)(head)
+
+
+@torch.no_grad()
+def logits_from_scratch(target: PreTrainedModel, modules: list[Reference], text: list[int], path: list[int]) -> Any:
+    """
+    The modules' logits after a path of draft tokens below the last token of a text: those of module `depth mod n`. Row
+    s of all modules is that of the token s + 1. A module reads the output of the one before in the row before, the
+    first one a feature, or what a token was drafted from.
+    """
+    ids, first = torch.tensor([text + path]), len(text) - 2  # row of the text's last token
+    embeddings = target.get_input_embeddings()(ids[:, 1:])
+    features = target.get_decoder()(input_ids=ids[:, : len(text) - 1], use_cache=False)[0]
+    for depth in range(len(path) + 1):
+        end, outputs, states = first + depth + 1, [], features
+        for number, module in enumerate(modules):
+            if number > 0:
+                states = outputs[-1][:, :-1]
+            if states.shape[1] == 0:
+                break
+            outputs.append(module(states, embeddings[:, number:end]))
+        last = outputs[depth % len(modules)][:, -1:]
+        features = torch.cat([features, last], dim=1)
+    return target.get_output_embeddings()(last)[0, 0]
+
+
+def assert_as_from_scratch(family: str, drafter: RecordingLogits, pads: list[int] | None = None) -> None:
+    """Compares the logits of the first and the last steps; `pads`: tokens of padding in every row."""
+    target, _, modules = the_pair(family)
+    assert drafter.steps
+    for texts, rows in [*drafter.steps[:3], *drafter.steps[-2:]]:
+        for row, (text, logits) in enumerate(zip(texts, rows, strict=True)):
+            text = text[0 if pads is None else pads[row] :]
+            for path, found in logits.items():
+                expected = logits_from_scratch(target, modules, text, list(path))
+                torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_outputs_are_those_of_the_published_parts(family: str) -> None:
+    target, head, references = the_pair(family)
+    generator = torch.Generator().manual_seed(0)
+    states, embeddings = (torch.randn(1, 20, head.config.hidden_size, generator=generator) for _ in range(2))
+    positions = torch.arange(20)[None]
+    for number, reference in enumerate(references):
+        with torch.no_grad():
+            output = head(features=states, inputs_embeds=embeddings, position_ids=positions, module=number)
+            expected = reference(states, embeddings)
+        torch.testing.assert_close(output.hidden_states, expected, atol=1e-5, rtol=1e-5)
+    assert head.config.num_modules == len(references)
+
+
+def padded_prompts() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, 64, (3, 18), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, :7] = mask[2, :16] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("family", KNOWN)
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+def test_calls(family: str, tree: Any) -> None:
+    """Of ragged rows with padding, one of them of two tokens."""
+    if tree is DYNAMIC and family not in ONE_OF_EACH:
+        pytest.skip("dynamic trees with one family of each kind")
+    target, head, _ = the_pair(family)
+    inputs, drafter = padded_prompts(), recording(head)
+    text = greedy_text(target, inputs, max_new_tokens=14, assistant_model=drafter, tree=tree)
+    assert text.equal(greedy_text(target, inputs, max_new_tokens=14))
+    if family not in ONE_OF_EACH:
+        return
+    assert_as_from_scratch(family, drafter, pads_of(inputs))
+
+
+@pytest.mark.parametrize("family", ONE_OF_EACH)
+def test_requests_in_flight(family: str) -> None:
+    """Prompts in chunks, and more requests than run at once."""
+    target, head, _ = the_pair(family)
+    inputs, drafter = padded_prompts(), recording(head)
+    prompts = [row[mask == 1].tolist() for row, mask in zip(*inputs.values(), strict=True)]
+    config = limits(num_blocks=60, max_batch_tokens=8)
+    found = target.generate_batch(
+        prompts,
+        max_new_tokens=14,
+        do_sample=False,
+        assistant_model=drafter,
+        tree=TREE,
+        continuous_batching_config=config,
+    )
+    outputs = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
+    expected = [
+        greedy_text(target, {"input_ids": torch.tensor([prompt])}, max_new_tokens=14)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    assert outputs == expected
+    assert_as_from_scratch(family, drafter)
