@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import zipfile
+from collections.abc import Container
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -241,16 +242,23 @@ def tensor_names(path: Path) -> set[str]:
         return set(read_weights(path))  # an old pickle, which cannot be mapped; or a damaged one, which this says
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
+def read_weights(path: Path, only: Container[str] | None = None) -> dict[str, torch.Tensor]:
     """
     The tensors of one weight file, by name.
+
+    Args:
+        path (`Path`): the file.
+        only (`Container[str]`, *optional*): names of the tensors to read; all by default. Of a pickle, all are read.
 
     Raises:
         ValueError: if the file is damaged, or holds anything but tensors.
     """
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            if only is None:
+                return load_file(path)
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys() if key in only}  # noqa: SIM118
         except _DAMAGE as error:
             raise ValueError(f"{path}: the file is damaged or cut short ({error}). Download it again.") from error
     weights = load_pickle(path)
@@ -262,7 +270,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
                 f"{path}: must hold a dict of tensors, but `{key}` is {type(tensor).__name__}. If the tensors are one "
                 "level below, save that level."
             )
-    return weights
+    return weights if only is None else {key: tensor for key, tensor in weights.items() if key in only}
 
 
 def load_pickle(path: Path) -> Any:

@@ -122,7 +122,7 @@ class SeveralMtpDrafter(MtpDrafter):
     def _run(self, module: int, tokens: torch.Tensor, states: torch.Tensor, *nodes: Any, **options: Any) -> Any:
         """Outputs of a module for rows of the states of parents and tokens, which follow its own cache."""
         lengths = self.cache.lengths
-        inputs = {"hidden_states": states, "inputs_embeds": self._embed(tokens), "module": module}
+        inputs = {"hidden_states": states, "inputs_embeds": self._embed(tokens), "module_index": module}
         options["inputs"] = inputs | {"logits_to_keep": None}
         self.cache.set_lengths([max(length - module, 0) for length in lengths])
         try:

@@ -113,7 +113,15 @@ def build_block(
     weights = {f"layers.0.{name}": tensor for name, tensor in layer.items()}
     weights["norm.weight"] = torch.ones(own.hidden_size) if norm is None else norm
     weights["embed_tokens.weight"] = torch.zeros(1, own.hidden_size)
-    block, found = kind.from_pretrained(None, config=own, state_dict=weights, dtype=dtype, output_loading_info=True)
+    with torch.random.fork_rng(devices=[]):  # what is missing is drawn, before it is refused
+        block, found = kind.from_pretrained(
+            None,
+            config=own,
+            state_dict=weights,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     problems = [f"`{key}` is missing" for key in sorted(found["missing_keys"])]
     problems += [f"`{key}` is unknown" for key in sorted(found["unexpected_keys"])]
     problems += [f"`{key}` has shape {tuple(held)}, not {tuple(own)}" for key, held, own in found["mismatched_keys"]]

@@ -104,10 +104,12 @@ class ModuleNames:
     The tensors of one module by their names in the checkpoint.
 
     Args:
+        place (`dict[str, str]`): `base` and `index` of the module; see `Layout`.
         own (`dict[str, str]`): by checkpoint name, the name in our module: `fc.…`, `enorm.…`, `hnorm.…`, `norm.…`.
         layer (`dict[str, str]`): by checkpoint name, the name in the target's decoder layer.
     """
 
+    place: dict[str, str]
     own: dict[str, str] = field(default_factory=dict)
     layer: dict[str, str] = field(default_factory=dict)
 
@@ -143,7 +145,7 @@ def _places(layout: Layout, found: list[re.Match[str]], names: list[str], num_la
 
 
 def _names_at(layout: Layout, place: dict[str, str], names: list[str]) -> ModuleNames:
-    found, layer, held_names = ModuleNames(), layout.layer.format(**place), set(names)
+    found, layer, held_names = ModuleNames(place), layout.layer.format(**place), set(names)
     for part in ("fc", "enorm", "hnorm", "norm"):
         prefixes = [f"{name.format(**place)}." for name in getattr(layout, part)]
         held = next((prefix for prefix in prefixes if f"{prefix}weight" in held_names), None)

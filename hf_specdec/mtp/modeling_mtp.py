@@ -161,7 +161,7 @@ class MtpHead(PublishedModel):
         lm_head: nn.Module | None = None,
         logits_to_keep: int | None = 0,
         only_cache: bool = False,
-        module: int | None = 0,
+        module_index: int | None = 0,
         return_dict: bool = True,
         **kwargs: Any,
     ) -> MtpOutput:
@@ -180,8 +180,8 @@ class MtpHead(PublishedModel):
             logits_to_keep (`int`, *optional*, defaults to 0): how many of the last rows get logits (0: all, None:
                 none).
             only_cache (`bool`, *optional*, defaults to `False`): whether nothing is drafted from the rows.
-            module (`int`, *optional*, defaults to 0): which module; None for all, each over the outputs of the one
-                before.
+            module_index (`int`, *optional*, defaults to 0): which module; None for all, each over the outputs of the
+                one before.
             kwargs: what the target's decoder takes besides.
 
         Raises:
@@ -194,7 +194,7 @@ class MtpHead(PublishedModel):
         cache = kwargs.pop(CACHE, past_key_values)
         kwargs.setdefault("use_cache", cache is not None)
         states: Any = features if hidden_states is None else hidden_states
-        for index in range(len(self.mtp)) if module is None else (module,):
+        for index in range(len(self.mtp)) if module_index is None else (module_index,):
             states = self.mtp[index](
                 states,
                 inputs_embeds,
@@ -223,7 +223,7 @@ class MtpHead(PublishedModel):
             "position_ids": torch.zeros(1, 1, dtype=torch.long, device=device),
             "attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device),
             "logits_to_keep": None,
-            "module": None,
+            "module_index": None,
         }
 
 

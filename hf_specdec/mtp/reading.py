@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from ..checkpoints.reading import (
     WEIGHT_FILES,
@@ -19,7 +17,7 @@ from ..checkpoints.reading import (
     read_weights,
     tensor_names,
 )
-from .layouts import LAYOUTS, Layout, find_modules
+from .layouts import LAYOUTS, Layout, ModuleNames, find_modules
 
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -69,7 +67,7 @@ def read_modules(name: str, num_layers: int, options: HubOptions) -> tuple[Layou
         )
     layout, modules = found
     for index, module in enumerate(modules):
-        _check_parts(name, layout, index, module.own.values())
+        _check_parts(name, layout, index, module)
     tensors = _read(name, path, {key for module in modules for key in (*module.own, *module.layer)}, options)
     tensors = _dequantized(name, tensors, _block_size(name, options))
     return layout, [
@@ -77,11 +75,14 @@ def read_modules(name: str, num_layers: int, options: HubOptions) -> tuple[Layou
     ]
 
 
-def _check_parts(name: str, layout: Layout, index: int, found: Iterable[str]) -> None:
+def _check_parts(name: str, layout: Layout, index: int, module: ModuleNames) -> None:
     wanted = ["fc", "enorm", "hnorm", *(["norm"] if layout.norm else [])]
-    missing = [part for part in wanted if f"{part}.weight" not in set(found)]
+    missing = [part for part in wanted if f"{part}.weight" not in module.own.values()]
     if missing:
-        places = (" or ".join(f"`{place}.weight`" for place in getattr(layout, part)) for part in missing)
+        places = (
+            " or ".join(f"`{place.format(**module.place)}.weight`" for place in getattr(layout, part))
+            for part in missing
+        )
         raise ValueError(
             f"{name}: MTP module {index} ({layout.families}) is incomplete: it has no {'; no '.join(places)}. "
             "Download the checkpoint again."
@@ -89,14 +90,9 @@ def _check_parts(name: str, layout: Layout, index: int, found: Iterable[str]) ->
 
 
 def _read(name: str, path: Path, keys: set[str], options: HubOptions) -> dict[str, torch.Tensor]:
-    shards = _shards(name, path, keys, options)
     tensors: dict[str, torch.Tensor] = {}
-    for shard in shards:
-        if shard.suffix != ".safetensors":
-            tensors |= {key: tensor for key, tensor in read_weights(shard).items() if key in keys}
-            continue
-        with safe_open(shard, framework="pt") as file:
-            tensors |= {key: file.get_tensor(key) for key in file.keys() if key in keys}  # noqa: SIM118
+    for shard in _shards(name, path, keys, options):
+        tensors |= read_weights(shard, only=keys)
     missing = sorted(keys - tensors.keys())
     if missing:
         raise ValueError(f"{name}: no file holds `{missing[0]}`, which the index names. Download it again.")

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 from support.batches import limits
+from support.device_steps import Steps, install
 from support.heads import pads_of
 from support.mtp import KNOWN, Reference, load_target, write_checkpoint
 from support.plain import greedy_text
 from transformers import PreTrainedModel
 
-from hf_specdec import DynamicTree, MtpHead, TokenTree
+from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_metrics
 from hf_specdec.drafters.growth import LevelNodes
 from hf_specdec.drafters.mtp import MtpDrafter, SeveralMtpDrafter
 
@@ -123,7 +124,7 @@ def test_outputs_are_those_of_the_published_parts(family: str) -> None:
     positions = torch.arange(20)[None]
     for number, reference in enumerate(references):
         with torch.no_grad():
-            output = head(features=states, inputs_embeds=embeddings, position_ids=positions, module=number)
+            output = head(features=states, inputs_embeds=embeddings, position_ids=positions, module_index=number)
             expected = reference(states, embeddings)
         torch.testing.assert_close(output.hidden_states, expected, atol=1e-5, rtol=1e-5)
     assert head.config.num_modules == len(references)
@@ -174,3 +175,25 @@ def test_requests_in_flight(family: str) -> None:
     ]
     assert outputs == expected
     assert_as_from_scratch(family, drafter)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Steps run whole, with the attention kernel in its plain version."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    return install(monkeypatch, with_kernel=True)
+
+
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+def test_whole_steps(tree: Any, steps: Steps) -> None:
+    """The text, and what the steps of the host accept."""
+    target, head, _ = the_pair("hy_v3")
+    inputs, accepted = padded_prompts(), []
+    for cuda_graphs in (False, True):
+        config = SpeculativeConfig(tree=tree, cuda_graphs=cuda_graphs)
+        text = greedy_text(target, inputs, max_new_tokens=20, assistant_model=head, speculative_config=config)
+        assert text.equal(greedy_text(target, inputs, max_new_tokens=20))
+        accepted.append([row[:-2] for row in last_metrics().accepted_per_step])
+    assert steps.replays > 0
+    assert accepted[0] == accepted[1]
+    assert sum(map(sum, accepted[0])) > 0

@@ -219,12 +219,13 @@ class Reference:
         return self.base(inputs_embeds=inputs, use_cache=False).last_hidden_state
 
 
-def write_checkpoint(family: str, folder: Path, seed: int = 0) -> list[Reference]:
+def write_checkpoint(family: str, folder: Path, seed: int = 0, **changes: Any) -> list[Reference]:
     """
     Writes a checkpoint with modules: a target with further layers is saved, and its last ones get the modules' names.
+    `changes`: values of its config.
     """
     known = FAMILIES[family]
-    values = _SMALL | known.config | {"num_hidden_layers": LAYERS + known.count}
+    values = _SMALL | known.config | changes | {"num_hidden_layers": LAYERS + known.count}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         big = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values), dtype=torch.float32).eval()
