@@ -4,7 +4,7 @@ MTP modules: what predicts further tokens inside a target's own checkpoint, as a
 - `configuration_mtp`, `modeling_mtp`: `MtpHead`.
 - `layouts`: the names of the modules' tensors, family by family.
 - `reading`: the tensors from the target's files.
-- `building`: the decoder layer of a module, by the target's own class.
+- `building`: the decoder layer of a module, by the target's own class; `longcat`: half of one.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .longcat import build_half, has_half_layer
+
 
 def layer_types_of(config: PreTrainedConfig, num_modules: int) -> list[str] | None:
     """
@@ -38,6 +40,8 @@ def config_of_layers(config: PreTrainedConfig, kinds: list[str] | None, is_spars
     number, changed = len(is_sparse), copy.deepcopy(config)
     overrides = _overrides(config, kinds)
     changed.num_hidden_layers = number
+    if hasattr(changed, "num_layers"):  # of LongCat-Flash, which counts attentions
+        changed.num_layers = number
     if kinds is not None:
         changed.layer_types = list(kinds)
     sparse = all(is_sparse)
@@ -79,6 +83,16 @@ def is_sparse(names: list[str]) -> bool:
     return any(".experts." in f".{name}" or name.startswith(("mlp.gate.", "moe.")) for name in names)
 
 
+def _with_joined_experts(layer: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a layer as Step's class has them, where both inputs of its experts are stacked apart."""
+    parts = [layer.get(f"moe.{name}_proj.weight") for name in ("gate", "up")]
+    held = [part for part in parts if part is not None]
+    if len(held) < len(parts):
+        return layer
+    kept = {name: tensor for name, tensor in layer.items() if not name.startswith("moe.")}
+    return kept | {"mlp.experts.gate_up_proj": torch.cat(held, dim=1)}
+
+
 def build_block(
     target: PreTrainedModel,
     config: PreTrainedConfig,
@@ -110,18 +124,21 @@ def build_block(
     if mlps is not None:
         own.mlp_layer_types = ["sparse" if sparse else "dense"]
     own.vocab_size, own.pad_token_id = 1, 0
-    weights = {f"layers.0.{name}": tensor for name, tensor in layer.items()}
+    weights = {f"layers.0.{name}": tensor for name, tensor in _with_joined_experts(layer).items()}
     weights["norm.weight"] = torch.ones(own.hidden_size) if norm is None else norm
     weights["embed_tokens.weight"] = torch.zeros(1, own.hidden_size)
-    with torch.random.fork_rng(devices=[]):  # what is missing is drawn, before it is refused
-        block, found = kind.from_pretrained(
-            None,
-            config=own,
-            state_dict=weights,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+    if has_half_layer(kind, set(layer)):
+        block, found = build_half(kind, own, weights, dtype)
+    else:
+        with torch.random.fork_rng(devices=[]):  # what is missing is drawn, before it is refused
+            block, found = kind.from_pretrained(
+                None,
+                config=own,
+                state_dict=weights,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     problems = [f"`{key}` is missing" for key in sorted(found["missing_keys"])]
     problems += [f"`{key}` is unknown" for key in sorted(found["unexpected_keys"])]
     problems += [f"`{key}` has shape {tuple(held)}, not {tuple(own)}" for key, held, own in found["mismatched_keys"]]

@@ -15,6 +15,8 @@ class MtpConfig(HeadSizes, PreTrainedConfig):
 
     Args:
         text_config (`PreTrainedConfig`): the target's config, with one layer for each module.
+        num_modules (`int`, *optional*, defaults to 1): how many modules there are: the n-th one was trained to predict
+            the n-th token after the target's.
         hidden_first (`bool`, *optional*, defaults to `False`): whether `fc` reads the hidden state before the
             embedding.
         default_tree (`dict` or `list`, *optional*): the tree that a call without `tree=` takes.
@@ -25,6 +27,7 @@ class MtpConfig(HeadSizes, PreTrainedConfig):
     sub_configs = {"text_config": AutoConfig}
 
     text_config: Any = None
+    num_modules: int = 1
     hidden_first: bool = False
     default_tree: Any = None
     target_name: str | None = None
@@ -33,11 +36,6 @@ class MtpConfig(HeadSizes, PreTrainedConfig):
     target_hidden_size = None
     draft_vocab_size = None
     recipe = None
-
-    @property
-    def num_modules(self) -> int:
-        """How many modules there are: the n-th one was trained to predict the n-th token after the target's."""
-        return self.text_config.num_hidden_layers
 
     def aux_boundaries(self, num_layers: int) -> list[int]:
         """None: the modules read the target's last hidden state, after its final norm."""

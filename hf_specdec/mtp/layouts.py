@@ -92,7 +92,15 @@ LAYOUTS = (
     ),
 )
 
-_RENAMED = {"pre_mlp_layernorm.": "post_attention_layernorm.", "transformer_layer.": "", "transformer.": ""}
+_RENAMED = {
+    "pre_mlp_layernorm.": "post_attention_layernorm.",
+    "transformer_layer.": "",
+    "transformer.": "",
+    "moe.gate.": "mlp.gate.",
+    "moe.router_bias": "mlp.gate.e_score_correction_bias",
+    "moe.down_proj.weight": "mlp.experts.down_proj",
+    "share_expert.": "mlp.shared_experts.",
+}
 """What the names of a layer's tensors begin with in some families, and what the target's class has for it."""
 _NOT_NEEDED = re.compile(r"(shared_head\.(head|output)|embed_tokens|self_attn\.rotary_emb)\.")
 """Copies of the target's own tensors, and frequencies that are computed."""

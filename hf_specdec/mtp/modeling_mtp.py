@@ -136,7 +136,8 @@ class MtpHead(PublishedModel):
             layer_types_of(text_config, len(modules)),
             [is_sparse(list(module.layer)) for module in modules],
         )
-        config = MtpConfig(text_config=layers, hidden_first=layout.hidden_first, target_name=name, **kwargs)
+        told = {"num_modules": len(modules), "hidden_first": layout.hidden_first, "target_name": name}
+        config = MtpConfig(text_config=layers, **told, **kwargs)
         config._attn_implementation = target.config._attn_implementation
         built = [_module(target, config, index, module) for index, module in enumerate(modules)]
         head = cls(config, built).to(device=execution_device(target), dtype=target.dtype).eval()

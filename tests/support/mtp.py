@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from .hybrids import is_known
 
 
-Rename = Callable[[str, int, int], str]
-"""From the name of a tensor in a layer of the target, the number of the module and the target's layers, its name."""
+Rename = Callable[[str, int, int], str | None]
+"""
+From the name of a tensor in a layer of the target, the number of the module and the target's layers, its name; None if
+a module has none such.
+"""
+
+
+def _whole(layer: nn.Module) -> nn.Module:
+    return layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,9 @@ class Family:
         names (`dict[str, str]`): for `fc`, `enorm`, `hnorm` and `norm` their names, with `{module}` and `{layer}`.
         rename (`Callable`): gives the name of a layer's tensor.
         hidden_first (`bool`): whether `fc` reads the hidden state first.
+        copies (`tuple[str]`): names of copies of the target's own tensors.
+        declared (`str`, *optional*): the field that says how many values of `lists` are those of modules.
+        layer (`Callable`): makes a module's layer from one of the target.
     """
 
     config: dict[str, Any]
@@ -43,13 +53,35 @@ class Family:
     names: dict[str, str]
     rename: Rename
     hidden_first: bool = False
-    copies: tuple[str, ...] = field(default=())
+    copies: tuple[str, ...] = ()
+    declared: str | None = None
+    layer: Callable[[Any], nn.Module] = _whole
 
 
 def _under(prefix: str, name: str, module: int, layers: int, **replaced: str) -> str:
     for before, after in replaced.items():
         name = name.replace(before, after)
     return prefix.format(module=module, layer=layers + module) + name
+
+
+class Half(nn.Module):
+    """One attention and one dense MLP of a layer that has two of each."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        self.whole = layer
+
+    def forward(self, states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        whole = self.whole
+        states = states + whole.self_attn[0](whole.input_layernorm[0](states), **kwargs)[0]
+        return states + whole.mlps[0](whole.post_attention_layernorm[0](states))
+
+
+def _half(name: str, module: int, layers: int) -> str | None:
+    kind, _, rest = name.partition(".0.")
+    if not rest or kind not in ("self_attn", "mlps", "input_layernorm", "post_attention_layernorm"):
+        return None
+    return f"model.mtp.layers.0.{'transformer_layer.mlp' if kind == 'mlps' else kind}.{rest}"
 
 
 NEXTN = {
@@ -163,6 +195,41 @@ FAMILIES: dict[str, Family] = {
         },
         rename=partial(_under, "model.mtp.layers.{module}.", post_attention_layernorm="pre_mlp_layernorm"),
     ),
+    # As text of an image-text model; more heads in layers with a window; its config splits padded lists.
+    "step3p7": Family(
+        config={
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "share_expert_dim": 16,
+            "sliding_window": 12,
+            "num_sliding_attention_heads": 6,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+        },
+        lists=("layer_types", "mlp_layer_types"),
+        count=2,
+        declared="num_nextn_predict_layers",
+        **NEXTN,
+    ),
+    "longcat_flash": Family(
+        config=_LATENT
+        | {
+            "ffn_hidden_size": 48,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+            "expert_ffn_hidden_size": 16,
+        },
+        names={
+            "fc": "model.mtp.layers.0.eh_proj",
+            "enorm": "model.mtp.layers.0.enorm.m",
+            "hnorm": "model.mtp.layers.0.hnorm.m",
+            "norm": "model.mtp.norm",
+        },
+        rename=_half,
+        layer=Half,
+    ),
     "ernie4_5_moe": Family(
         config={
             "moe_num_experts": 4,
@@ -225,18 +292,36 @@ def write_checkpoint(family: str, folder: Path, seed: int = 0, **changes: Any) -
     `changes`: values of its config.
     """
     known = FAMILIES[family]
-    values = _SMALL | known.config | changes | {"num_hidden_layers": LAYERS + known.count}
+    values = _SMALL | known.config | changes | _layers(family, LAYERS + known.count)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        big = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values), dtype=torch.float32).eval()
+        big = _kind(family).from_config(_config(family, values), dtype=torch.float32).eval()
         references = [_reference(big, known, module) for module in range(known.count)]
     big.save_pretrained(folder)
-    short = {name: known.config[name][:LAYERS] for name in known.lists}
-    small = AutoConfig.for_model(family, **(values | short | {"num_hidden_layers": LAYERS}))
+    short: dict[str, Any] = {name: known.config[name][:LAYERS] for name in known.lists}
+    if known.declared is not None:
+        short = {known.declared: known.count}
+    small = _config(family, values | short | _layers(family, LAYERS))
     small.architectures = [type(big).__name__]
     small.save_pretrained(folder)
     save_file(_published(load_file(folder / "model.safetensors"), known, references), folder / "model.safetensors")
     return references
+
+
+def _layers(family: str, number: int) -> dict[str, int]:
+    """The number of layers; of LongCat-Flash, each counts twice."""
+    return {"num_layers": number} if family == "longcat_flash" else {"num_hidden_layers": number}
+
+
+def _kind(family: str) -> Any:
+    return AutoModelForImageTextToText if family == "step3p7" else AutoModelForCausalLM
+
+
+def _config(family: str, values: dict[str, Any]) -> Any:
+    if _kind(family) is AutoModelForCausalLM:
+        return AutoConfig.for_model(family, **values)
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    return AutoConfig.for_model(family, text_config=values, vision_config=vision)
 
 
 def _reference(big: PreTrainedModel, known: Family, module: int) -> Reference:
@@ -253,10 +338,13 @@ def _reference(big: PreTrainedModel, known: Family, module: int) -> Reference:
             one.weight.add_(torch.randn(size) * 0.2)
     own = copy.copy(base)
     own._modules = dict(base._modules)
-    own.layers = nn.ModuleList([base.layers[LAYERS + module]])
+    own.layers = nn.ModuleList([known.layer(base.layers[LAYERS + module])])
     own.norm = norm if "norm" in known.names else nn.Identity()
     own.config = copy.deepcopy(base.config)
-    own.config.num_hidden_layers = 1
+    if hasattr(own.config, "num_layers"):
+        own.config.num_layers = 1
+    else:
+        own.config.num_hidden_layers = 1
     for name in known.lists:
         setattr(own.config, name, [known.config[name][LAYERS + module]])
     if getattr(base.config, "layer_types", None) and "layer_types" not in known.lists:
@@ -272,7 +360,10 @@ def _published(
         before, _, rest = name.partition("layers.")
         number, _, rest = rest.partition(".")
         if number.isdigit() and int(number) >= LAYERS:
-            name = known.rename(rest, int(number) - LAYERS, LAYERS)
+            renamed = known.rename(rest, int(number) - LAYERS, LAYERS)
+            if renamed is None:
+                continue
+            name = renamed
         found[name] = tensor
     for module, reference in enumerate(references):
         norms = {"fc": reference.fc, "enorm": reference.enorm, "hnorm": reference.hnorm, "norm": reference.base.norm}
@@ -285,7 +376,5 @@ def _published(
 
 def load_target(folder: Path) -> PreTrainedModel:
     """The target of a checkpoint, which leaves the modules out."""
-    kind: Any = AutoModelForCausalLM
-    if json.loads((folder / "config.json").read_text())["model_type"] == "step3p7":
-        kind = AutoModelForImageTextToText
-    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    return _kind(family).from_pretrained(folder, dtype=torch.float32).eval()
