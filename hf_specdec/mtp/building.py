@@ -15,13 +15,14 @@ from .longcat import build_half, has_half_layer
 def layer_types_of(config: PreTrainedConfig, num_modules: int) -> list[str] | None:
     """
     The kind of every module's layer, for targets whose layers are of several kinds; None for others. Where the config
-    does not say it: that of MiMo-V2's modules is sliding attention, else full attention, if the target has any.
+    does not say it: that of MiMo-V2's and Mellum's modules is sliding attention, else full attention, if the target
+    has any.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return None
     told = getattr(config, "mtp_layer_types", None) or []
-    if config.model_type.startswith("mimo_v2") and "sliding_attention" in kinds:
+    if config.model_type.startswith(("mimo_v2", "mellum")) and "sliding_attention" in kinds:
         usual = "sliding_attention"
     else:
         usual = "full_attention" if "full_attention" in kinds else kinds[-1]
