@@ -21,6 +21,8 @@ from support.plain import greedy_text
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_metrics
+from hf_specdec.drafters.features import drafter as drafter_of_calls
+from hf_specdec.drafters.features import drafting as drafting_of_requests
 from hf_specdec.drafters.growth import LevelNodes
 from hf_specdec.drafters.mtp import MtpDrafter, SeveralMtpDrafter
 
@@ -155,12 +157,27 @@ def test_calls(family: str, tree: Any) -> None:
         assert_as_from_scratch(family, drafter, pads_of(inputs))
 
 
+@pytest.mark.parametrize("family", [family for family in ONE_OF_EACH if family in ("glm4_moe", "mimo_v2_flash")])
+def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a forward; and what waits while speculation is off, until rows have ended."""
+    monkeypatch.setattr(drafter_of_calls, "LONGEST_FORWARD", 4)
+    target, head, _ = the_pair(family)
+    inputs, drafter = padded_prompts(), recording(head)
+    plain = greedy_text(target, inputs, max_new_tokens=24)
+    ends = {"eos_token_id": [int(plain[0, 21]), int(plain[1, 23])], "pad_token_id": 0, "max_new_tokens": 24}
+    config = SpeculativeConfig(tree=TREE, disable_by_batch_size=2)
+    text = greedy_text(target, inputs, **ends, assistant_model=drafter, speculative_config=config)
+    assert text.equal(greedy_text(target, inputs, **ends))
+    assert_as_from_scratch(family, drafter, pads_of(inputs))
+
+
 @pytest.mark.parametrize("family", ONE_OF_EACH)
-def test_requests_in_flight(family: str) -> None:
-    """Prompts in chunks, and more requests than run at once."""
+def test_requests_in_flight(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts in chunks, which the head reads in pieces."""
     target, head, _ = the_pair(family)
     inputs, drafter = padded_prompts(), recording(head)
     prompts = [row[mask == 1].tolist() for row, mask in zip(*inputs.values(), strict=True)]
+    monkeypatch.setattr(drafting_of_requests, "LONGEST_FORWARD", 4)
     config = limits(num_blocks=60, max_batch_tokens=8)
     found = target.generate_batch(
         prompts,

@@ -274,7 +274,7 @@ class FeatureDrafter(Drafter):
         self.cache.set_lengths([rows + min(end, count) for rows, count in zip(done, counts, strict=True)])
         if states is None:
             return
-        last = [count - 1 - start if start < count <= end else -1 for count in counts]
+        last = [min(count, end) - 1 - start if start < count else -1 for count in counts]
         index = torch.tensor(last, device=self.device)[:, None, None]
         root_states = states.gather(1, index.clamp(min=0).expand(-1, 1, states.shape[2]))
         if min(last) < 0 and self.root_states is not None:
