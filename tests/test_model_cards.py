@@ -1,4 +1,4 @@
-"""The head and the draft model in model_cards/, with SmolLM2-135M-Instruct: they load, fit, and draft well."""
+"""The heads and the draft model in model_cards/, with SmolLM2-135M-Instruct: they load, fit, and draft well."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from hf_specdec.smollm2 import SMOLLM2_HUB_ID, smollm2_folder
 
 ROOT = Path(__file__).parent.parent
 HEAD = ROOT / "model_cards" / "SmolLM2-135M-Instruct-EAGLE3"
+BLOCK = ROOT / "model_cards" / "SmolLM2-135M-Instruct-DSpark"
 DRAFT = ROOT / "model_cards" / "SmolLM2-135M-Instruct-draft"
-MEGABYTES = {HEAD: 20, DRAFT: 24}
+METHODS = {HEAD: "eagle3", BLOCK: "dspark"}
+MEGABYTES = {HEAD: 20, BLOCK: 20, DRAFT: 24}
 # Of the mean acceptance length: well below what was measured, so that other rounding does not matter.
-FLOORS = {HEAD: 2.5, DRAFT: 1.3}
+FLOORS = {HEAD: 2.5, BLOCK: 2.5, DRAFT: 1.3}
 PROMPTS = (
     "Why does bread rise in the oven?",
     "Write a Python function that counts the vowels in a string.",
     "Write a short letter to a friend who has moved to another town.",
 )
 
-both = pytest.mark.parametrize("folder", [HEAD, DRAFT], ids=lambda folder: folder.name)
+each = pytest.mark.parametrize("folder", [HEAD, BLOCK, DRAFT], ids=lambda folder: folder.name)
 
 
 @pytest.fixture(autouse=True)
 def weights_are_there() -> None:
-    if not all((folder / "model.safetensors").is_file() for folder in (HEAD, DRAFT)):
+    if not all((folder / "model.safetensors").is_file() for folder in MEGABYTES):
         pytest.skip("model_cards/ has no weights")
 
 
@@ -66,12 +68,12 @@ def acceptance(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     return mean(lengths)
 
 
-@both
+@each
 def test_shipped_weights_are_small(folder: Path) -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) <= MEGABYTES[folder] * 1e6
 
 
-@both
+@each
 def test_greedy_texts_are_those_of_plain_generate(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
@@ -87,9 +89,10 @@ def test_greedy_texts_are_those_of_plain_generate(
 
 
 @pytest.mark.slow
-def test_the_head_drafts_well(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+@pytest.mark.parametrize("head", METHODS, ids=METHODS.get)
+def test_the_heads_draft_well(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, head: Path) -> None:
     tree = hf_specdec.DynamicTree(depth=8, top_k=10, num_nodes=59)
-    assert acceptance(target, tokenizer, HEAD, tree) > FLOORS[HEAD]
+    assert acceptance(target, tokenizer, head, tree) > FLOORS[head]
 
 
 @pytest.mark.slow
@@ -104,6 +107,16 @@ def test_the_head_has_its_recipe() -> None:
     assert len(config.recipe["held_out_top1"]) == config.recipe["unroll_steps"]
 
 
+def test_the_block_head_has_its_recipe_and_no_matrices_of_the_target() -> None:
+    head = hf_specdec.load_draft(str(BLOCK))
+    config = head.config
+    assert (config.kind, config.target_name, config.num_target_layers) == ("dspark", SMOLLM2_HUB_ID, 30)
+    assert not (config.has_embeddings or config.has_lm_head) and config.markov_rank <= 16
+    assert {"data", "tokens", "epochs", "steps", "hardware", "versions"} <= config.recipe.keys()
+    assert len(config.recipe["held_out_top1"]) == config.num_drafts
+    assert json.loads((BLOCK / "config.json").read_text())["speculators_model_type"] == "dspark"
+
+
 def test_the_draft_has_the_targets_tokenizer_and_no_traces_of_a_machine(tokenizer: PreTrainedTokenizerBase) -> None:
     own = AutoTokenizer.from_pretrained(DRAFT)
     assert own.get_vocab() == tokenizer.get_vocab()
@@ -116,13 +129,14 @@ def test_the_draft_has_the_targets_tokenizer_and_no_traces_of_a_machine(tokenize
         assert not odd & json.loads((DRAFT / name).read_text()).keys()
 
 
-@both
+@each
 def test_their_cards(folder: Path) -> None:
     card = ModelCard.load(folder / "README.md")
     data = card.data
     assert (data.base_model, data.license, data.pipeline_tag) == (SMOLLM2_HUB_ID, "apache-2.0", "text-generation")
-    assert data.library_name == ("hf_specdec" if folder == HEAD else "transformers")
-    assert "speculative-decoding" in data.tags and ("eagle3" in data.tags) == (folder == HEAD)
+    assert data.library_name == ("hf_specdec" if folder in METHODS else "transformers")
+    assert "speculative-decoding" in data.tags
+    assert set(METHODS.values()) & set(data.tags) == ({METHODS[folder]} if folder in METHODS else set())
     for heading in ("## How to use", "## Measured", "## Training"):
         assert heading in card.text
     assert data.model_name == folder.name
@@ -135,12 +149,12 @@ def test_their_cards(folder: Path) -> None:
     assert not re.findall(r"(?<![\w/:])/(?:root|home|tmp|mnt)/\S*", card.content)  # folders of a machine
 
 
-@both
+@each
 def test_their_cards_are_made_of_the_figures_beside_them(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
     (copy / "README.md").unlink()
-    write_card.main(["--head" if folder == HEAD else "--draft", str(copy)])
+    write_card.main(["--head" if folder in METHODS else "--draft", str(copy)])
     for name in ("README.md", "measurements.json"):
         assert (copy / name).read_text() == (folder / name).read_text()
 
