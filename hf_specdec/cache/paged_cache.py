@@ -256,12 +256,28 @@ class PagedCache(TreeCache):
         taken = set(self._states_of.values())
         missing = len(new) + len(taken)
         if self.num_states is None or missing > self.num_states:
-            self.num_states = max(missing, min(max(8, 2 * (self.num_states or 0)), self._most_states))
+            self._grow_states(missing)
         free = (row for row in range(missing) if row not in taken)
         self._states_of |= dict(zip(new, free, strict=False))
+        begun = [self._states_of[table] for table in new]
         for layer in self.state_layers:
-            layer.begin_rows([self._states_of[table] for table in new], self.num_states)
-        self.state_rows = torch.tensor([self._states_of[table] for table in tables], device=self.device)
+            layer.begin_rows(begun, self.num_states or 0)
+        if begun and self._pending_slots.intersection(begun):
+            self._pending_slots -= frozenset(begun)
+            self.pending_paths().forget(torch.tensor(begun, device=self.device))
+        self.state_rows = torch.tensor(self.slots_of_rows(), dtype=torch.long, device=self.device)
+
+    def _grow_states(self, missing: int) -> None:
+        """Makes room for so many rows of the states; for all at once, if graphs keep their addresses."""
+        self.flush(sorted(self._pending_slots))
+        self._paths = None
+        for layer in self.state_layers:
+            layer.kernel_pending.clear()
+        few = min(max(8, 2 * (self.num_states or 0)), self._most_states)
+        self.num_states = max(missing, few if self.graphs is None else self._most_states)
+
+    def slots_of_rows(self) -> list[int]:
+        return [self._states_of[table] for table in self.tables]
 
     def keep(self, paths: list[list[int] | None]) -> None:
         super().keep(paths)

@@ -11,7 +11,19 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from ..compat import NoCacheLayer
-from ..states import LayerKind, LayerKinds, NodeTopology, Path, Recurrence, convolution, hook, read_text
+from ..states import (
+    KernelForward,
+    LayerKind,
+    LayerKinds,
+    NodeTopology,
+    Path,
+    Recurrence,
+    StateKernel,
+    convolution,
+    hook,
+    read_text,
+)
+from ..states.kernel import MOST_NODES
 from .layers import TreeLayer
 
 
@@ -39,6 +51,24 @@ class Pending:
     text: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
 
+@dataclass
+class KernelPending:
+    """
+    The same for one state of all slots, where the kernels run.
+
+    Args:
+        conv_inputs (`torch.Tensor` of shape `[slots, nodes, channels]`): the inputs of the convolution.
+        kernel (`StateKernel`, *optional*): the kernels of the recurrence behind it.
+        kept (`NamedTuple`, *optional*): what they leave pending.
+        constants (`dict`): the `StateKernel.constants`.
+    """
+
+    conv_inputs: torch.Tensor
+    kernel: StateKernel | None = None
+    kept: Any = None
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
 class StateLayer(LinearAttentionLayer):
     """
     The states of a recurrent or convolutional layer, at the committed tokens of every row: `conv_states`, the last
@@ -53,11 +83,13 @@ class StateLayer(LinearAttentionLayer):
     device: Any
     dtype: Any
 
-    def __init__(self, cache: TreeCache, number_of_states: int = 1):
+    def __init__(self, cache: TreeCache, index: int, number_of_states: int = 1):
+        self.index = index
         self._had: dict[int, bool] = {}
         super().__init__(number_of_states=number_of_states)
         self._cache = weakref.ref(cache)
         self.pending: dict[int, Pending] = {}
+        self.kernel_pending: dict[int, KernelPending] = {}
         self.num_read = 0
         """Tokens that plain forwards have read, padding included."""
 
@@ -76,6 +108,19 @@ class StateLayer(LinearAttentionLayer):
         self._had = value
 
     # ---------------------------------------------------------------------------------------- what mixers call
+
+    def lazy_initialization(
+        self,
+        conv_states: torch.Tensor | None = None,
+        recurrent_states: torch.Tensor | None = None,
+        state_idx: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().lazy_initialization(conv_states, recurrent_states, state_idx, **kwargs)
+        if conv_states is not None:
+            self._hold_window(self.conv_states[state_idx], state_idx)
+        if recurrent_states is not None:
+            self._hold_state(self.recurrent_states[state_idx], state_idx)
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
         """
@@ -114,41 +159,51 @@ class StateLayer(LinearAttentionLayer):
         activation: str | None,
     ) -> torch.Tensor:
         """The convolution at the queries; see `convolution.convolve`."""
-        cache, topology = self.cache, self.cache.topology
+        cache, topology, forward = self.cache, self.cache.topology, self.cache.kernel_forward
         if self.conv_states[state_idx] is None:
             self._hold_window(inputs.new_zeros(cache.num_states or len(inputs), *weight.shape), state_idx)
+        if forward is not None:
+            held, pending = self.conv_states[state_idx], self.kernel_pending.get(state_idx)
+            if pending is None:
+                shape = len(held), MOST_NODES, held.shape[1]
+                pending = self.kernel_pending[state_idx] = KernelPending(held.new_zeros(shape))
+            return convolution.convolve_by_kernel(held, pending.conv_inputs, inputs, weight, bias, activation, forward)
         window = self._of_rows(self.conv_states[state_idx])
-        pending, all_inputs = self.pending.get(state_idx), inputs
-        if pending is not None:
-            all_inputs = torch.cat([pending.conv_inputs, inputs], dim=2)
+        earlier, all_inputs = self.pending.get(state_idx), inputs
+        if earlier is not None:
+            all_inputs = torch.cat([earlier.conv_inputs, inputs], dim=2)
         outputs = convolution.convolve(window, all_inputs, weight, bias, activation, topology)
-        if pending is None:
-            pending = self.pending[state_idx] = Pending(all_inputs)
-        pending.conv_inputs = all_inputs
+        if earlier is None:
+            earlier = self.pending[state_idx] = Pending(all_inputs)
+        earlier.conv_inputs = all_inputs
         if topology.counts is not None:
             path = _whole(topology, inputs.device)
-            pending.text = convolution.advanced(window, inputs, path), []
+            earlier.text = convolution.advanced(window, inputs, path), []
         return outputs
 
-    def scan(self, state_idx: int, recurrence: Recurrence, inputs: dict[str, Any], scan: int) -> Any:
+    def scan(self, state_idx: int, recurrence: Recurrence, scan: int, *args: Any, **kwargs: Any) -> Any:
         """
-        The recurrence at the queries, from what `Recurrence.inputs` made of the function's arguments, in the mixer's
-        call number `scan` of it.
+        The recurrence at the queries, from the arguments of transformers' function, in the mixer's call number `scan`
+        of it.
         """
+        forward = self.cache.kernel_forward
+        if forward is not None and self.cache.topology is not None:
+            return self._scan_by_kernel(state_idx, recurrence, forward, *args, **kwargs)
+        inputs = recurrence.inputs(*args, **kwargs)
         topology, state = self.cache.topology, self._state_of_scan(state_idx, recurrence, scan)
         if state is None:
             state = recurrence.first_state(inputs)
         if topology is None:  # a plain forward
             length = next(iter(inputs.values())).shape[1]
             outputs, state = read_text(recurrence, state, inputs, [length] * len(state))
-            return recurrence.returned(outputs, state, inputs)
+            return recurrence.returned(outputs, state)
         pending = self.pending[state_idx]
         pending.recurrence = recurrence
         if topology.counts is not None:
             outputs, state = read_text(recurrence, state, inputs, topology.counts, topology.prompt_counts)
             assert pending.text is not None
             pending.text[1].append(state)
-            return recurrence.returned(outputs, state, inputs)
+            return recurrence.returned(outputs, state)
         earlier = pending.kept[scan] if scan < len(pending.kept) else None
         outputs, kept = recurrence.score(state, inputs, earlier, topology)
         if earlier is None:
@@ -156,7 +211,24 @@ class StateLayer(LinearAttentionLayer):
             pending.constants.append({name: inputs[name] for name in recurrence.constants})
         else:
             pending.kept[scan] = {name: torch.cat([earlier[name], values], dim=1) for name, values in kept.items()}
-        return recurrence.returned(outputs, state, inputs)
+        return recurrence.returned(outputs, state)
+
+    def _scan_by_kernel(
+        self, state_idx: int, recurrence: Recurrence, forward: KernelForward, *args: Any, **kwargs: Any
+    ) -> Any:
+        kernel, held, pending = recurrence.kernel, self.recurrent_states[state_idx], self.kernel_pending[state_idx]
+        assert kernel is not None
+        arguments = kernel.arguments(pending.conv_inputs.shape[2], *args, **kwargs)
+        if held is None:
+            first = recurrence.first_state(recurrence.inputs(*args, **kwargs))
+            self._hold_state(first.new_zeros(self.cache.num_states or len(first), *first.shape[1:]), state_idx)
+            held = self.recurrent_states[state_idx]
+        if pending.kept is None:
+            pending.kernel, pending.kept = kernel, kernel.pending(arguments, held, MOST_NODES)
+        pending.constants = {name: arguments[name] for name in kernel.constants}
+        ancestors, rows = forward.ancestors(held.device), forward.rows(held.device)
+        outputs = kernel.score(arguments, held, pending.kept, ancestors, rows)
+        return recurrence.returned(outputs, held)
 
     def _state_of_scan(self, state_idx: int, recurrence: Recurrence, scan: int) -> torch.Tensor | None:
         """The state at the committed tokens of all rows that a call of the recurrence reads, if there is one."""
@@ -195,6 +267,31 @@ class StateLayer(LinearAttentionLayer):
             moved = path.is_on.any(dim=1).view(-1, *[1] * (old.dim() - 1))
             states.append(torch.where(moved, new.to(old.dtype), old))
         return states
+
+    def commit_pending(self, rows: Any) -> None:
+        """Commits what the kernels have left pending of the slots of `rows`, a `PendingPath`."""
+        from hf_specdec_kernels import commit_conv
+
+        for number, pending in self.kernel_pending.items():
+            held = self.conv_states[number]
+            own = type(rows)(*(values.to(held.device) for values in rows))
+            commit_conv(held, pending.conv_inputs, own)
+            if pending.kernel is not None:
+                pending.kernel.commit(pending.constants, self.recurrent_states[number], pending.kept, own)
+
+    def view_for(self, cache: Any) -> StateLayer:
+        """A layer of another cache over the same states."""
+        view = StateLayer(cache, self.index, self.number_of_states)
+        view.share(self)
+        return view
+
+    def share(self, source: Any) -> None:
+        """Takes the states of a layer, and what is pending of them, as its own."""
+        self.conv_states, self.recurrent_states = source.conv_states, source.recurrent_states
+        self.kernel_pending, self.conv_kernel_size = source.kernel_pending, source.conv_kernel_size
+        self.dtype, self.device = source.dtype, source.device
+        self.is_conv_states_initialized = source.is_conv_states_initialized
+        self.is_recurrent_states_initialized = source.is_recurrent_states_initialized
 
     def load(self, source: LinearAttentionLayer) -> None:
         """Copies the states of a layer of a `DynamicCache`."""
@@ -235,11 +332,12 @@ class StateLayer(LinearAttentionLayer):
     def _hold_window(self, window: torch.Tensor, number: int) -> None:
         if self.device is None:
             self.dtype, self.device = window.dtype, window.device
-        self.conv_states[number], self.conv_kernel_size[number] = window, window.shape[-1]
-        self.is_conv_states_initialized[number] = True
+        self.conv_states[number] = self.cache.place_states((self.index, number, "window"), window)
+        self.conv_kernel_size[number], self.is_conv_states_initialized[number] = window.shape[-1], True
 
     def _hold_state(self, state: torch.Tensor, number: int) -> None:
-        self.recurrent_states[number], self.is_recurrent_states_initialized[number] = state, True
+        self.recurrent_states[number] = self.cache.place_states((self.index, number, "state"), state)
+        self.is_recurrent_states_initialized[number] = True
 
     def _of_rows(self, states: torch.Tensor) -> torch.Tensor:
         rows = self.cache.state_rows
@@ -260,7 +358,7 @@ class HybridLayer(StateLayer, TreeLayer):
 
     def __init__(self, cache: TreeCache, index: int, number_of_states: int = 1):
         TreeLayer.__init__(self, cache, index)
-        StateLayer.__init__(self, cache, number_of_states)
+        StateLayer.__init__(self, cache, index, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Dispatches on the arguments: keys and values are positional, a state is not."""
@@ -294,7 +392,7 @@ def new_layers(
     made: list[Any] = []
     for index, (kind, number_of_states) in enumerate(kinds):
         if kind == LayerKind.STATES:
-            made.append(StateLayer(cache, number_of_states))
+            made.append(StateLayer(cache, index, number_of_states))
         elif kind == LayerKind.BOTH:
             made.append(of_both(cache, index, number_of_states))
         else:

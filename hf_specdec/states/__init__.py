@@ -6,6 +6,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
   `mamba2`, `mamba1`.
 - `convolution`: the short convolutions before them, and those of layers that have nothing else.
 - `texts`: a text is read block by block, as a chain.
+- `kernel`: the kernels that compute the same on a GPU; `served`: for which models.
 - `topology`: which nodes follow which, as layers read it.
 - `hook`: the functions of transformers' model files that run over a tree meanwhile.
 
@@ -14,17 +15,21 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .hook import running_over, states_over_trees, unfollowed_mixers
+from .kernel import KernelForward, PendingPaths, StateKernel
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path
 
 
 __all__ = [
+    "KernelForward",
     "LayerKind",
     "LayerKinds",
     "NodeTopology",
     "Path",
+    "PendingPaths",
     "Recurrence",
+    "StateKernel",
     "is_attention_free",
     "layer_kinds_of",
     "read_text",

@@ -121,6 +121,13 @@ def unfollowed_mixers(model: nn.Module) -> list[str]:
 _UPDATES_CONV, _UPDATES_STATE = "update_conv_state", "update_recurrent_state"
 
 
+def recurrences_of(model: nn.Module) -> list[Recurrence]:
+    """The kinds of recurrences whose functions a model's mixers call."""
+    kinds: set[Any] = {type(module) for module in modules_of(model)}
+    called = frozenset[str]().union(*map(_names_in, kinds))
+    return [recurrence for recurrence in RECURRENCES if called & set(recurrence.functions)]
+
+
 @cache
 def _names_in(kind: Any) -> frozenset[str]:
     """Global names and attributes that the methods of a model's class read."""
@@ -188,8 +195,7 @@ def _scanning(recurrence: Recurrence) -> Callable[[Callable], Callable]:
             if layer is None or not (layer.cache.topology or (_running.forgets and not recurrence.continues)):
                 return original(*args, **kwargs)
             _running.num_scans += 1
-            inputs = recurrence.inputs(*args, **kwargs)
-            return layer.scan(_running.state_idx, recurrence, inputs, _running.num_scans - 1)
+            return layer.scan(_running.state_idx, recurrence, _running.num_scans - 1, *args, **kwargs)
 
         return function
 

@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import silu, softplus
 
+from .kernel import LARGEST_SCAN, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
+
+
+if TYPE_CHECKING:
+    from hf_specdec_kernels import PendingPath
+
+
+class Mamba1Kernel(StateKernel):
+    """`tree_selective_scan` of `hf_specdec_kernels`; not for Zamba, whose heads are scanned one by one."""
+
+    constants = ("A",)
+
+    def serves(self, state: tuple[int, ...]) -> bool:
+        return len(state) == 2 and state[1] <= LARGEST_SCAN
+
+    def pending_bytes(self, channels: int, state: tuple[int, ...], itemsize: int) -> int:
+        return (state[0] + 2 * state[1]) * itemsize + 4 * state[0]
+
+    def arguments(
+        self,
+        channels: int,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        delta_softplus: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        B, C = (one.to(hidden_states.dtype).transpose(1, 2)[:, :, None] for one in (B, C))
+        of_nodes = {"x": hidden_states.transpose(1, 2), "dt": dt.transpose(1, 2), "B": B, "C": C}
+        of_nodes |= {"z": None if z is None else z.transpose(1, 2)}  # type: ignore[dict-item]
+        return of_nodes | {"A": A.float(), "D": D, "dt_bias": delta_bias, "dt_softplus": delta_softplus}
+
+    def pending(self, arguments: dict[str, Any], states: torch.Tensor, nodes: int) -> Any:
+        from hf_specdec_kernels import ScanPending
+
+        x, (slots, channels, size) = arguments["x"], states.shape
+        return ScanPending(
+            x.new_zeros(slots, nodes, channels),
+            states.new_zeros(slots, nodes, channels),
+            x.new_zeros(2, slots, nodes, 1, size),
+        )
+
+    def score(
+        self,
+        arguments: dict[str, Any],
+        states: torch.Tensor,
+        pending: Any,
+        ancestors: torch.Tensor,
+        rows: PendingPath,
+    ) -> torch.Tensor:
+        from hf_specdec_kernels import tree_selective_scan
+
+        return tree_selective_scan(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
+
+    def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:
+        from hf_specdec_kernels import commit_selective_scan
+
+        commit_selective_scan(states, pending, arguments["A"], rows)
 
 
 class Mamba1(Recurrence):
@@ -22,7 +85,7 @@ class Mamba1(Recurrence):
     """
 
     functions = ("mamba_selective_scan",)
-    kernel = "tree_selective_scan"
+    kernel = Mamba1Kernel()
     state_dims = 3
     constants = ("A", "D")
     continues = False
@@ -59,7 +122,7 @@ class Mamba1(Recurrence):
         topology: NodeTopology,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         x, dt, C = (inputs[name].float() for name in ("x", "dt", "C"))
-        parents = _parents(topology.ancestors_on(x.device)).expand(len(x), -1)
+        parents = topology.parents(x.device).expand(len(x), -1)
         kept = {"dt": dt, "write": x * dt, "B": inputs["B"].float(), "parent": parents}
         nodes = kept if earlier is None else {name: torch.cat([earlier[name], kept[name]], 1) for name in kept}
         states = _states(state.float(), nodes, inputs["A"].float())[:, -x.shape[1] :]
@@ -76,16 +139,8 @@ class Mamba1(Recurrence):
         written = torch.einsum("bmc,bmcn,bmn->bcn", write, decays, B)
         return state * (last[:, 0, :, None] * A).exp() + written
 
-    def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
+    def returned(self, outputs: torch.Tensor, state: torch.Tensor) -> Any:
         return outputs.transpose(1, 2), state
-
-
-def _parents(ancestors: torch.Tensor) -> torch.Tensor:
-    """The parent of every query, `[1 or batch, queries]`: the last of the other nodes that it follows; -1: none."""
-    queries, nodes = ancestors.shape[1:]
-    places = torch.arange(nodes, device=ancestors.device)
-    is_other = ancestors & (places < places[nodes - queries :, None])
-    return torch.where(is_other, places, -1).amax(dim=2)
 
 
 def _states(state: torch.Tensor, nodes: dict[str, torch.Tensor], A: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,16 @@ class NodeTopology:
             self._copies[device] = self.ancestors.to(device)
         return self._copies[device]
 
+    def parents(self, device: torch.device) -> torch.Tensor:
+        """
+        The parent of every query, `[1 or batch, queries]` int64: the last of the other nodes that it follows, or -1.
+        """
+        ancestors = self.ancestors_on(device)
+        queries, nodes = ancestors.shape[1:]
+        places = torch.arange(nodes, device=device)
+        is_other = ancestors & (places < places[nodes - queries :, None])
+        return torch.where(is_other, places, -1).amax(dim=2)
+
     def inputs_of_taps(self, width: int, device: torch.device) -> torch.Tensor:
         """
         The inputs of a convolution of `width` taps at every query, oldest first: `[1 or batch, queries, width]` int64
