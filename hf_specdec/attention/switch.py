@@ -14,7 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import INDEXED
 from ..models.config_switch import ConfigSwitches
+from ..models.layer_kinds import layer_kinds_of
 from ..models.modules import modules_of
+from ..models.probe import layers_of
 
 
 NAME = "tree_attention"
@@ -78,8 +80,18 @@ def is_exact(implementation: str) -> bool:
 
 
 def supports_switching(model: PreTrainedModel) -> bool:
-    """Whether the model's attention goes through transformers' `AttentionInterface`."""
-    return bool(getattr(model, "_supports_attention_backend", False)) and model._can_set_attn_implementation()
+    """
+    Whether the model's attention goes through transformers' `AttentionInterface`, with all keyword arguments. Few
+    models with states say so of themselves.
+    """
+    if not model._can_set_attn_implementation():
+        return False
+    if getattr(model, "_supports_attention_backend", False):
+        return True
+    if layer_kinds_of(model) is None:
+        return False
+    layers = layers_of(model)
+    return layers is not None and bool(layers.calls) and layers.hands_on_context
 
 
 def partial_kinds_of(model: PreTrainedModel) -> set[str]:
