@@ -58,6 +58,17 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         self._blocks = [states.flatten(0, 1).flatten(1) for states in (keys, values)]
         self.is_initialized = True
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the layer has allocated its memory."""
+        return self.is_initialized
+
+    def view_for(self, cache: PagedCache) -> PagedLayer:
+        """A layer of another cache over the same memory."""
+        view = PagedLayer(cache)
+        view.hold(self.keys, self.values)
+        return view
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,7 +147,17 @@ class PagedHybridLayer(StateLayer, PagedLayer):
 
     def __init__(self, cache: PagedCache, index: int, number_of_states: int = 1):
         PagedLayer.__init__(self, cache)
-        StateLayer.__init__(self, cache, number_of_states)
+        StateLayer.__init__(self, cache, index, number_of_states)
+
+    @property
+    def has_memory(self) -> bool:
+        return self.is_initialized and self.has_states
+
+    def view_for(self, cache: PagedCache) -> PagedHybridLayer:
+        view = PagedHybridLayer(cache, self.index, self.number_of_states)
+        view.share(self)
+        view.hold(self.keys, self.values)
+        return view
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Allocates keys and values; states are held as they come."""
@@ -296,7 +317,7 @@ class PagedCache(TreeCache):
     @property
     def has_memory(self) -> bool:
         """Whether all layers have allocated their memory, which their first forward does."""
-        return all(layer.is_initialized for layer in self.layers)
+        return all(layer.has_memory for layer in self.layers)
 
     def note_length(self, table: BlockTable, length: int) -> None:
         """Sets the number of a request's tokens, seated or not, whose K/V are in the cache."""
@@ -371,7 +392,28 @@ class PagedCache(TreeCache):
                 for own, states in zip(layer.states, source.states, strict=True):
                     of_row = states[blocks].transpose(0, 1).flatten(1, 2)[:, : lengths[row] - first]
                     own[row, :, first : lengths[row]] = of_row
+        self.flush([self._states_of[table] for table in tables if self.state_layers])
+        for layer, source in zip(cache.state_layers, self.state_layers, strict=True):
+            layer.load_rows(source, [self._states_of[table] for table in tables])
         cache.set_lengths(lengths)
+
+    def note_states(self, tables: list[BlockTable]) -> list[int]:
+        """The slots of requests' states, for a captured step that leaves nodes of theirs pending."""
+        slots = [self._states_of[table] for table in tables] if self.state_layers else []
+        self._pending_slots |= frozenset(slots)
+        return slots
+
+    def drop_states(self, tables: list[BlockTable]) -> None:
+        """Keeps nothing of the last step of some requests, whose result is not taken."""
+        if self.state_layers:
+            slots = torch.tensor([self._states_of[table] for table in tables], device=self.device)
+            self.pending_paths().forget(slots)
+
+    def limit_states(self, table: BlockTable, count: int) -> None:
+        """Keeps no more than `count` nodes of a request's last step, root included: its text has ended there."""
+        if self.state_layers:
+            slot = torch.tensor([self._states_of[table]], device=self.device)
+            self.pending_paths().limit(slot, count)
 
     def serve(self, model: PreTrainedModel | None) -> None:
         """Names the model whose forwards use the cache, and its graphs, from now on; None: none for the time being."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..models.probe import CachedLayer, layers_of
 from ..models.structure import config_of_layer, execution_device
 from ..states import layer_kinds_of
+from ..states.served import bytes_of_pending, obstacle_to_kernels
 
 
 def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dict[int, CachedLayer]:
@@ -41,12 +42,17 @@ def bytes_per_token(model: PreTrainedModel, dtype: torch.dtype | None = None) ->
 
 
 def bytes_of_states(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
-    """Bytes of the recurrent and convolutional states of one text, on each device where such layers run."""
+    """
+    Bytes of the recurrent and convolutional states of one text, and of what kernels leave pending of its nodes, on
+    each device where such layers run.
+    """
     total: Counter[torch.device] = Counter()
     layers = layers_of(model, dtype)
-    for layer in () if layers is None else layers.states.values():
+    if layers is None or not layers.states:
+        return total
+    for layer in layers.states.values():
         total[layer.device] += layer.num_bytes
-    return total
+    return total if obstacle_to_kernels(model, dtype) is not None else total + bytes_of_pending(model, dtype)
 
 
 def _by_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, CachedLayer]:

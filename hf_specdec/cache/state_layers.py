@@ -279,6 +279,16 @@ class StateLayer(LinearAttentionLayer):
             if pending.kernel is not None:
                 pending.kernel.commit(pending.constants, self.recurrent_states[number], pending.kept, own)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether all states have been written, and so have memory."""
+        return all(window is not None for window in self.conv_states.values())
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the layer has allocated its memory."""
+        return self.has_states
+
     def view_for(self, cache: Any) -> StateLayer:
         """A layer of another cache over the same states."""
         view = StateLayer(cache, self.index, self.number_of_states)
@@ -301,6 +311,16 @@ class StateLayer(LinearAttentionLayer):
                 self._had[number] = True
             if had and source.recurrent_states[number] is not None:
                 self._hold_state(source.recurrent_states[number].clone(), number)
+
+    def load_rows(self, source: StateLayer, rows: list[int]) -> None:
+        """Copies the states of some rows of a layer of another cache."""
+        for number in self._had:
+            window, state = source.conv_states[number], source.recurrent_states[number]
+            if window is not None:
+                self._hold_window(window[rows], number)
+                self._had[number] = True
+            if state is not None:
+                self._hold_state(state[rows], number)
 
     def store(self, target: LinearAttentionLayer) -> None:
         """Copies the states into a layer of a `DynamicCache`."""
@@ -371,9 +391,16 @@ class HybridLayer(StateLayer, TreeLayer):
 class NoLayer(NoCacheLayer):
     """A layer that caches nothing."""
 
+    has_memory = True
+    """There is nothing to allocate."""
+
     def __init__(self) -> None:
         super().__init__()
         self.is_initialized = False
+
+    def view_for(self, cache: Any) -> NoLayer:
+        """A layer of another cache: nothing."""
+        return NoLayer()
 
 
 def new_layers(

@@ -127,12 +127,12 @@ class TreeCache(HoldsStates, Cache):
         return super().get_seq_length(layer_idx)
 
     def pending_paths(self) -> PendingPaths:
-        if self._paths is None and self.storage is not None:
+        if self._paths is None and self.storage is not None and not self.is_paged:
             self._paths = self.storage.paths(len(self.lengths), self.device)
         return super().pending_paths()
 
     def place_states(self, key: Any, states: torch.Tensor) -> torch.Tensor:
-        if self.storage is None:
+        if self.storage is None or self.is_paged:
             return states
         return self.storage.memory(key, [states.shape], (states,))[0].copy_(states)
 

@@ -15,7 +15,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .hook import running_over, states_over_trees, unfollowed_mixers
-from .kernel import KernelForward, PendingPaths, StateKernel
+from .kernel import KernelForward, PendingPaths, StateKernel, StaticKernelForward
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path
@@ -30,6 +30,7 @@ __all__ = [
     "PendingPaths",
     "Recurrence",
     "StateKernel",
+    "StaticKernelForward",
     "is_attention_free",
     "layer_kinds_of",
     "read_text",

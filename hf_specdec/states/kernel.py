@@ -166,3 +166,38 @@ class KernelForward:
     def end(self) -> None:
         """Takes note that all layers have run."""
         self._paths.end_forward(self.slots)
+
+    def keep(self, path: torch.Tensor, counts: torch.Tensor) -> None:
+        """Keeps the first `counts` nodes (`[rows]`, int64) of a path (`[rows, nodes]`, int64) of this forward."""
+        self._paths.keep(self.slots, path, counts)
+
+
+class StaticKernelForward:
+    """
+    The forward of a captured one, whose inputs lie at fixed addresses. Until they are loaded, no row has a slot, so
+    that a capture leaves the states as they are.
+
+    Args:
+        forward (`KernelForward`): a forward of the same shape, or one that is padded to this.
+        rows (`int`), nodes (`int`): size of the captured forward.
+    """
+
+    def __init__(self, forward: KernelForward, rows: int, nodes: int):
+        device = forward.slots.device
+        self._slots = torch.full((rows,), -1, dtype=torch.long, device=device)
+        # A padding node follows itself alone.
+        self._ancestors = torch.eye(nodes, dtype=torch.bool, device=device).repeat(rows, 1, 1)
+        self._paths = forward._paths
+
+    def load(self, forward: KernelForward) -> None:
+        """Copies the inputs of another step."""
+        rows, nodes = len(forward.slots), forward.topology.num_queries
+        self._slots[rows:].fill_(-1)
+        self._slots[:rows].copy_(forward.slots)
+        if nodes < self._ancestors.shape[1]:
+            self._ancestors.copy_(torch.eye(self._ancestors.shape[1], dtype=torch.bool, device=self._slots.device))
+        self._ancestors[:rows, :nodes, :nodes].copy_(forward.topology.ancestors)
+
+    def forward(self) -> KernelForward:
+        """The forward, anew for every run of the captured function."""
+        return KernelForward(NodeTopology(self._ancestors), self._slots, self._paths)

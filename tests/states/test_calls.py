@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import assert_same_states
 from support.criteria import Custom
 from support.heads import tiny_head
 from support.hybrids import ONE_OF_EACH, Oracle, hybrid, padded
@@ -20,21 +21,6 @@ from hf_specdec.compat import CACHE
 
 TREE = {"tree": Oracle.default_tree}
 """Asked for, so that no step times decide what is drafted."""
-
-
-def assert_same_states(ours: Any, plain: Any) -> None:
-    """Equal states, keys and values in all layers, up to rounding."""
-    assert len(ours.layers) == len(plain.layers)
-    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
-        assert type(mine) is type(theirs)
-        names = ("keys", "values") if hasattr(mine, "keys") else ()
-        found = [(getattr(mine, name), getattr(theirs, name)) for name in names]
-        for name in ("conv_states", "recurrent_states"):
-            pairs = getattr(mine, name, {}).items()
-            found += [(one, getattr(theirs, name)[number]) for number, one in pairs if one is not None]
-        assert found
-        for one, other in found:
-            torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
 def converse(
