@@ -42,17 +42,19 @@ def bytes_per_token(model: PreTrainedModel, dtype: torch.dtype | None = None) ->
 
 
 def bytes_of_states(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
-    """
-    Bytes of the recurrent and convolutional states of one text, and of what kernels leave pending of its nodes, on
-    each device where such layers run.
-    """
+    """Bytes of the recurrent and convolutional states of one text, on each device where such layers run."""
     total: Counter[torch.device] = Counter()
     layers = layers_of(model, dtype)
-    if layers is None or not layers.states:
-        return total
-    for layer in layers.states.values():
+    for layer in () if layers is None else layers.states.values():
         total[layer.device] += layer.num_bytes
-    return total if obstacle_to_kernels(model, dtype) is not None else total + bytes_of_pending(model, dtype)
+    return total
+
+
+def bytes_of_steps(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
+    """Bytes of what the nodes of a target's step leave pending of one text's states, where kernels compute these."""
+    if layer_kinds_of(model) is None or obstacle_to_kernels(model, dtype) is not None:
+        return Counter()
+    return bytes_of_pending(model, dtype)
 
 
 def _by_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, CachedLayer]:

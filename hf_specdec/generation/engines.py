@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache.blocks import BlockPool
-from ..cache.sizes import bytes_of_states, bytes_per_token, layer_sizes
+from ..cache.sizes import bytes_of_states, bytes_of_steps, bytes_per_token, layer_sizes
 from ..config import SpeculationPlan
 from ..drafters import Drafter
 from ..engine.engine import Engine
@@ -170,5 +170,5 @@ def _has_memory(model: PreTrainedModel, drafter: Drafter, key: EngineKey) -> boo
     per_token = sum(sum(bytes_per_token(part).values()) for part in (model, *drafter.models))
     free, _ = torch.cuda.mem_get_info(model.device)
     cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    per_row = sum(bytes_of_states(model).values())
+    per_row = (bytes_of_states(model) + bytes_of_steps(model)).total()
     return key.rows * (key.blocks * BLOCK_SIZE * per_token + per_row) < SHARE_OF_FREE_MEMORY * (free + cached)

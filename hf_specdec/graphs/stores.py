@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
 from ..attention.kernel import NODES_PER_WORD
-from ..cache.sizes import bytes_of_states, bytes_per_token
+from ..cache.sizes import bytes_of_states, bytes_of_steps, bytes_per_token
 from ..forwards.chunks import WIDTHS
 from ..states import PendingPaths
 from .capturing import RECORDERS, GraphPool
@@ -226,7 +226,8 @@ def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
 def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
     if model.device.type != "cuda":
         return True
-    needed = batch_size * (capacity * sum(bytes_per_token(model).values()) + sum(bytes_of_states(model).values()))
+    per_row = (bytes_of_states(model) + bytes_of_steps(model)).total()
+    needed = batch_size * (capacity * sum(bytes_per_token(model).values()) + per_row)
     free, _ = torch.cuda.mem_get_info(model.device)
     kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # cached by torch
     return needed < SHARE_OF_FREE_MEMORY * (free + kept)
