@@ -220,7 +220,10 @@ class TreeForward:
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model
-        running: AbstractContextManager[None] = running_over(self.cache) if self.cache.state_layers else nullcontext()
+        running: AbstractContextManager[None] = nullcontext()
+        following: AbstractContextManager[None] = (
+            running_over(self.cache) if self.cache.state_layers else nullcontext()
+        )
         if self.compiles and context.uses_kernel:
             _ = context.kernel_inputs  # built before tracing, which could not store it
             if self.compiles_layers:
@@ -229,7 +232,7 @@ class TreeForward:
                 model = compiled_whole(self.model)
         self.cache.context = context
         try:
-            with running:
+            with running, following:
                 outputs = model(**inputs, return_dict=True)
         finally:
             self.cache.context = None  # it holds masks of the whole cache
