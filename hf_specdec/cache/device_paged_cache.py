@@ -54,6 +54,7 @@ class DevicePagedCache(PagedCache):
         self.pool, self.device, self.graphs = source.pool, source.device, None
         self._tables_tensor, self.lengths = tables, [0] * len(tables)
         self._ranges: dict[int, torch.Tensor] = {}
+        self._of_static_nodes: dict[Any, torch.Tensor] = {}
         self.state_layers = states_among(self.layers)
         if self.state_layers:
             self.state_rows, self._paths = state_slots, source.pending_paths()
@@ -67,6 +68,9 @@ class DevicePagedCache(PagedCache):
         """Sets the number of committed slots of every row, `[batch]` int64, for the following forwards."""
         self._lengths_tensor = lengths
 
+    static_ancestors: torch.Tensor | None = None
+    """The `ancestors` of a step with the same tree in every run, of whose nodes states compute some things once."""
+
     def follow(
         self,
         ancestors: torch.Tensor,
@@ -78,7 +82,8 @@ class DevicePagedCache(PagedCache):
         if self.state_layers:
             assert by_kernel and self.state_rows is not None
             self.topology = NodeTopology(ancestors)
-            self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths())
+            of_nodes = self._of_static_nodes if ancestors is self.static_ancestors else None
+            self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths(), of_nodes)
 
     def keep_states(self, path: torch.Tensor, accepted: torch.Tensor, is_nan: torch.Tensor) -> None:
         """

@@ -130,13 +130,19 @@ class KernelForward:
         topology (`NodeTopology`): the nodes of the forward, all of which are queries.
         slots (`torch.Tensor` of shape `[rows]`, int64): slot of every row; below 0 for none.
         paths (`PendingPaths`): what was kept of the forward before.
+        of_nodes (`dict`, *optional*): where to look for what is computed of the nodes, and keep it.
     """
 
-    def __init__(self, topology: NodeTopology, slots: torch.Tensor, paths: PendingPaths):
+    def __init__(
+        self,
+        topology: NodeTopology,
+        slots: torch.Tensor,
+        paths: PendingPaths,
+        of_nodes: dict[Any, torch.Tensor] | None = None,
+    ):
         self.topology, self.slots, self._paths = topology, slots, paths
         self._rows: dict[torch.device, PendingPath] = {}
-        self._ancestors: dict[torch.device, torch.Tensor] = {}
-        self._tables: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._of_nodes: dict[Any, torch.Tensor] = {} if of_nodes is None else of_nodes
 
     def rows(self, device: torch.device) -> PendingPath:
         """The rows, on a layer's device."""
@@ -147,21 +153,21 @@ class KernelForward:
 
     def ancestors(self, device: torch.device) -> torch.Tensor:
         """The ancestors of every node, packed, `[1 or rows, nodes, 1]` int64."""
-        if device not in self._ancestors:
+        if device not in self._of_nodes:
             from hf_specdec_kernels import pack_ancestors
 
-            self._ancestors[device] = pack_ancestors(self.topology.ancestors_on(device))
-        return self._ancestors[device]
+            self._of_nodes[device] = pack_ancestors(self.topology.ancestors_on(device))
+        return self._of_nodes[device]
 
     def table(self, taps: int, device: torch.device) -> torch.Tensor:
         """The inputs of a convolution of `taps` at every node, see `hf_specdec_kernels.conv_table`."""
         key = taps, device
-        if key not in self._tables:
+        if key not in self._of_nodes:
             from hf_specdec_kernels import conv_table
 
-            ancestors = self.topology.ancestors_on(device)
-            self._tables[key] = conv_table(self.topology.parents(device).clamp(min=0), ancestors.sum(dim=2) - 1, taps)
-        return self._tables[key]
+            parents, depths = self.topology.parents(device), self.topology.ancestors_on(device).sum(dim=2) - 1
+            self._of_nodes[key] = conv_table(parents.clamp(min=0), depths, taps)
+        return self._of_nodes[key]
 
     def end(self) -> None:
         """Takes note that all layers have run."""

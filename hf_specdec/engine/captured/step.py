@@ -128,6 +128,8 @@ class InFlightStep(CapturedStep):
         # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
         tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
+        if topology.is_static:
+            cache.static_ancestors = topology.ancestors
         features = None
         with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
             depths = topology.depths * usable
