@@ -88,12 +88,14 @@ class TreeForward:
         """Whether there is attention: other layers would take its mask for one of padding."""
         self.has_state_kernels = bool(cache.state_layers) and obstacle_to_kernels(model) is None
         """Whether kernels compute the states of layers."""
-        with_graphs = self.switches and cache.storage is not None
+        with_graphs = (self.switches or not self.takes_mask) and cache.storage is not None
         self._first_slots, self.has_kernel = None, with_graphs and not self._returns_attentions()
         self.has_kernel = self.has_kernel and attends_by_kernel(model, implementation_of(model), cache.is_paged)
         if self.has_kernel and visible is not None:
             self._first_slots = first_slots_of(visible)
             self.has_kernel = self._first_slots is not None
+        self.has_kernels = self.has_kernel or (not self.takes_mask and self.has_state_kernels)
+        """Whether kernels run in all layers, so that a whole step can be captured."""
         constants = sorted(self.model_kwargs.items(), key=lambda item: item[0])
         self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
         self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
@@ -224,8 +226,9 @@ class TreeForward:
         following: AbstractContextManager[None] = (
             running_over(self.cache) if self.cache.state_layers else nullcontext()
         )
-        if self.compiles and context.uses_kernel:
-            _ = context.kernel_inputs  # built before tracing, which could not store it
+        if self.compiles and self.has_kernels and (context.uses_kernel or not self.takes_mask):
+            if context.uses_kernel:
+                _ = context.kernel_inputs  # built before tracing, which could not store it
             if self.compiles_layers:
                 running = compiled_layers(self.model, self.cache)
             else:

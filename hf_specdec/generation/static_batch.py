@@ -24,7 +24,7 @@ from ..models.positions import num_positions
 from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
 from ..models.structure import execution_device
-from ..states import layer_kinds_of
+from ..states import is_attention_free, layer_kinds_of
 from ..verification import NAN_LOGITS
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from .arguments import CallArguments
@@ -95,7 +95,8 @@ class StaticBatch:
                 return f"{type(part).__name__} is on another device than the prompt"
         if any(layer_kinds_of(part) is not None for part in self.call.drafter.models):
             return "drafts with states run by the host"
-        if not attends_by_kernel(self.call.model, implementation_of(self.call.model), is_paged=True):
+        attends = not is_attention_free(self.call.model)
+        if attends and not attends_by_kernel(self.call.model, implementation_of(self.call.model), is_paged=True):
             return f"{type(self.call.model).__name__} does not attend by the kernel"
         if length_dependent_ropes(self.call.model.config.get_text_config(decoder=True)):
             return "the rotary embedding changes with the length of the text"

@@ -81,7 +81,7 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
 
 @pytest.mark.parametrize("stand_in", [True], ids=["kernel"], indirect=True)
 @pytest.mark.parametrize("batch_size, tree", [(1, TREE), (3, DYNAMIC)], ids=["one row, static", "three rows, dynamic"])
-@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "falcon_h1"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "falcon_h1", "mamba2"])
 def test_layers_with_states(family: str, batch_size: int, tree: Any, stand_in: StandIn) -> None:
     """A later call, whose layers have not run before its forward is replayed, returns the states of its own text."""
     target = hybrid(family)

@@ -126,6 +126,7 @@ CAPTURED = (
     "falcon_h1",
     "nemotron_h",
     "jamba",
+    "mamba2",
 )
 """Families whose whole steps are captured, one for each kind of attention and of states."""
 

@@ -106,7 +106,7 @@ class DeviceSteps:
             and all(obstacle_to_graphs(model, "auto") is None for model in models)
             and all(model.device == self._target.device for model in models)
             and forward.can_be_captured
-            and forward.has_kernel
+            and forward.has_kernels
             and forward.dtype in DTYPES
         )
         if self.compiles and not self.works and not self.has_failed:
