@@ -54,7 +54,7 @@ class Pending:
 @dataclass
 class KernelPending:
     """
-    The same for one state of all slots, where the kernels run.
+    What the nodes of a step of all slots leave pending of one state of a layer, where the kernels run.
 
     Args:
         conv_inputs (`torch.Tensor` of shape `[slots, nodes, channels]`): the inputs of the convolution.

@@ -65,8 +65,8 @@ def convolve_by_kernel(
     forward: KernelForward,
 ) -> torch.Tensor:
     """
-    The same as `convolve` by the kernel, which commits what is pending to the windows of all slots, `[slots, channels,
-    taps]`, and leaves the inputs `pending`, `[slots, nodes, channels]`.
+    The convolution at every node by the kernel, `[batch, channels, nodes]`. It commits what is pending to the windows
+    of all slots, `[slots, channels, taps]`, and leaves the inputs `pending`, `[slots, nodes, channels]`.
     """
     from hf_specdec_kernels import tree_conv
 
