@@ -12,18 +12,16 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from ..compat import NoCacheLayer
 from ..states import (
-    KernelForward,
     LayerKind,
     LayerKinds,
     NodeTopology,
     Path,
     Recurrence,
-    StateKernel,
     convolution,
     hook,
     read_text,
 )
-from ..states.kernel import MOST_NODES
+from .kernel_states import RunsByKernel
 from .layers import TreeLayer
 
 
@@ -51,25 +49,7 @@ class Pending:
     text: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
 
-@dataclass
-class KernelPending:
-    """
-    What the nodes of a step of all slots leave pending of one state of a layer, where the kernels run.
-
-    Args:
-        conv_inputs (`torch.Tensor` of shape `[slots, nodes, channels]`): the inputs of the convolution.
-        kernel (`StateKernel`, *optional*): the kernels of the recurrence behind it.
-        kept (`NamedTuple`, *optional*): what they leave pending.
-        constants (`dict`): the `StateKernel.constants`.
-    """
-
-    conv_inputs: torch.Tensor
-    kernel: StateKernel | None = None
-    kept: Any = None
-    constants: dict[str, Any] = field(default_factory=dict)
-
-
-class StateLayer(LinearAttentionLayer):
+class StateLayer(RunsByKernel, LinearAttentionLayer):
     """
     The states of a recurrent or convolutional layer, at the committed tokens of every row: `conv_states`, the last
     inputs of a convolution, `[rows, channels, taps]`, and `recurrent_states`, `[rows, …]`. Plain forwards change them
@@ -89,7 +69,7 @@ class StateLayer(LinearAttentionLayer):
         super().__init__(number_of_states=number_of_states)
         self._cache = weakref.ref(cache)
         self.pending: dict[int, Pending] = {}
-        self.kernel_pending: dict[int, KernelPending] = {}
+        self.kernel_pending = {}
         self.num_read = 0
         """Tokens that plain forwards have read, padding included."""
 
@@ -163,11 +143,7 @@ class StateLayer(LinearAttentionLayer):
         if self.conv_states[state_idx] is None:
             self._hold_window(inputs.new_zeros(cache.num_states or len(inputs), *weight.shape), state_idx)
         if forward is not None:
-            held, pending = self.conv_states[state_idx], self.kernel_pending.get(state_idx)
-            if pending is None:
-                shape = len(held), MOST_NODES, held.shape[1]
-                pending = self.kernel_pending[state_idx] = KernelPending(held.new_zeros(shape))
-            return convolution.convolve_by_kernel(held, pending.conv_inputs, inputs, weight, bias, activation, forward)
+            return self.convolve_by_kernel(state_idx, inputs, weight, bias, activation, forward)
         window = self._of_rows(self.conv_states[state_idx])
         earlier, all_inputs = self.pending.get(state_idx), inputs
         if earlier is not None:
@@ -188,7 +164,7 @@ class StateLayer(LinearAttentionLayer):
         """
         forward = self.cache.kernel_forward
         if forward is not None and self.cache.topology is not None:
-            return self._scan_by_kernel(state_idx, recurrence, forward, *args, **kwargs)
+            return self.scan_by_kernel(state_idx, recurrence, forward, *args, **kwargs)
         inputs = recurrence.inputs(*args, **kwargs)
         topology, state = self.cache.topology, self._state_of_scan(state_idx, recurrence, scan)
         if state is None:
@@ -212,23 +188,6 @@ class StateLayer(LinearAttentionLayer):
         else:
             pending.kept[scan] = {name: torch.cat([earlier[name], values], dim=1) for name, values in kept.items()}
         return recurrence.returned(outputs, state)
-
-    def _scan_by_kernel(
-        self, state_idx: int, recurrence: Recurrence, forward: KernelForward, *args: Any, **kwargs: Any
-    ) -> Any:
-        kernel, held, pending = recurrence.kernel, self.recurrent_states[state_idx], self.kernel_pending[state_idx]
-        assert kernel is not None
-        arguments = kernel.arguments(pending.conv_inputs.shape[2], *args, **kwargs)
-        if held is None:
-            first = recurrence.first_state(recurrence.inputs(*args, **kwargs))
-            self._hold_state(first.new_zeros(self.cache.num_states or len(first), *first.shape[1:]), state_idx)
-            held = self.recurrent_states[state_idx]
-        if pending.kept is None:
-            pending.kernel, pending.kept = kernel, kernel.pending(arguments, held, MOST_NODES)
-        pending.constants = {name: arguments[name] for name in kernel.constants}
-        ancestors, rows = forward.ancestors(held.device), forward.rows(held.device)
-        outputs = kernel.score(arguments, held, pending.kept, ancestors, rows)
-        return recurrence.returned(outputs, held)
 
     def _state_of_scan(self, state_idx: int, recurrence: Recurrence, scan: int) -> torch.Tensor | None:
         """The state at the committed tokens of all rows that a call of the recurrence reads, if there is one."""
@@ -267,17 +226,6 @@ class StateLayer(LinearAttentionLayer):
             moved = path.is_on.any(dim=1).view(-1, *[1] * (old.dim() - 1))
             states.append(torch.where(moved, new.to(old.dtype), old))
         return states
-
-    def commit_pending(self, rows: Any) -> None:
-        """Commits what the kernels have left pending of the slots of `rows`, a `PendingPath`."""
-        from hf_specdec_kernels import commit_conv
-
-        for number, pending in self.kernel_pending.items():
-            held = self.conv_states[number]
-            own = type(rows)(*(values.to(held.device) for values in rows))
-            commit_conv(held, pending.conv_inputs, own)
-            if pending.kernel is not None:
-                pending.kernel.commit(pending.constants, self.recurrent_states[number], pending.kept, own)
 
     @property
     def has_states(self) -> bool:
