@@ -66,7 +66,8 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
     def view_for(self, cache: PagedCache) -> PagedLayer:
         """A layer of another cache over the same memory."""
         view = PagedLayer(cache)
-        view.hold(self.keys, self.values)
+        if self.is_initialized:
+            view.hold(self.keys, self.values)
         return view
 
     def update(
@@ -317,6 +318,9 @@ class PagedCache(TreeCache):
     @property
     def has_memory(self) -> bool:
         """Whether all layers have allocated their memory, which their first forward does."""
+        if self.state_layers:
+            # One forward writes all of them, but for what some releases give Nemotron-H's experts.
+            return any(layer.has_memory for layer in self.state_layers)
         return all(layer.has_memory for layer in self.layers)
 
     def note_length(self, table: BlockTable, length: int) -> None:
