@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.caches import assert_same_states
 from support.goldens import trained_prompts, trained_target
 from support.heads import GOLDENS, trained_head
+from support.hybrids import CAPTURED, draft_of, hybrid, is_known
 from support.merges import noted_merges
 from support.models import FAMILIES, UNEQUAL, noisy_copy, prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
+from hf_specdec import SpeculativeConfig
+from hf_specdec.compat import CACHE
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -92,6 +96,52 @@ def test_whole_steps(family: str, batch_size: int) -> None:
                 assert torch.equal(plain, output)
                 metrics = hf_specdec.last_metrics()
                 assert end is not None or ("steps" in metrics.seconds and metrics.num_accepted_tokens > 0)
+
+
+@pytest.mark.filterwarnings("error:.*could not be")
+@pytest.mark.parametrize(
+    "family, way",
+    [
+        *(
+            (family, way)
+            for family in (*CAPTURED, "kimi_linear")
+            for way in ("host", "forwards", "steps", "in flight")
+        ),
+        *((family, "compiled steps") for family in ("qwen3_5_text", "bamba")),
+    ],
+)
+def test_states(family: str, way: str) -> None:
+    """By kernels; several prompts by the same graphs, with padding, and the cache that is returned."""
+    if not is_known(family):
+        pytest.skip("this release has no such family")
+    target = copy.deepcopy(hybrid(family)).cuda()
+    for tree in TREES:
+        for length in (9, 14):
+            inputs = {name: value.cuda() for name, value in prompts(3, length, padding=length > 9).items()}
+            options = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}
+            plain = target.generate(**inputs, **options)
+            draft = draft_of(plain.sequences.tolist()).cuda()
+            config = SpeculativeConfig(
+                tree=tree, cuda_graphs="auto" if way != "host" else False, compile=way == "compiled steps"
+            )
+            if way == "in flight":
+                ids, mask = inputs["input_ids"].tolist(), inputs["attention_mask"].tolist()
+                given = [[one for one, here in zip(*row, strict=True) if here] for row in zip(ids, mask, strict=True)]
+                outputs = target.generate_batch(
+                    given, assistant_model=draft, speculative_config=config, max_new_tokens=30
+                )
+                texts = [output.generated_tokens for output in outputs.values()]
+                assert texts == plain.sequences[:, length:].tolist()
+                continue
+            if way == "forwards":
+                options["output_scores"] = True  # the host's
+            output = target.generate(**inputs, **options, assistant_model=draft, speculative_config=config)
+            assert torch.equal(plain.sequences, output.sequences)
+            if length == 9:  # steps compute nothing for padding
+                assert_same_states(output[CACHE], plain[CACHE], atol=1e-2)
+            metrics = hf_specdec.last_metrics()
+            assert metrics.num_accepted_tokens > 0
+            assert ("steps" in metrics.seconds) is (way.endswith("steps") and family != "kimi_linear")
 
 
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])

@@ -15,6 +15,7 @@ from support.device_steps import Steps, install
 from support.goldens import trained_target
 from support.graphs import install_stand_in
 from support.heads import trained_head
+from support.hybrids import draft_of, hybrid
 from support.models import prompts, tiny_model
 from transformers import PreTrainedModel
 
@@ -25,16 +26,21 @@ from hf_specdec.verification import DraftBackoff
 TREE = "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"
 
 
-def poisoned_pair(attn_implementation: str = "sdpa") -> tuple[PreTrainedModel, PreTrainedModel]:
+def poisoned_pair(
+    attn_implementation: str = "sdpa", has_states: bool = False
+) -> tuple[PreTrainedModel, PreTrainedModel]:
     """
     A target with a token that it never writes, behind which everything is NaN, and a draft that proposes this token
     wherever it proposes the one that texts are full of.
     """
-    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False, attn_implementation=attn_implementation)
+    if has_states:
+        target = copy.deepcopy(hybrid("qwen3_5_text"))
+    else:
+        target = tiny_model(dtype=torch.float32, tie_word_embeddings=False, attn_implementation=attn_implementation)
     text = target.generate(**prompts(3, 9), max_new_tokens=40, do_sample=False)
     frequent = int(text[:, 9:].flatten().mode().values)
     poison = next(token for token in range(10, 60) if token not in text)
-    draft = copy.deepcopy(target)
+    draft = draft_of(text.tolist()) if has_states else copy.deepcopy(target)
     with torch.no_grad():
         draft.lm_head.weight[poison] = draft.lm_head.weight[frequent] * 1.001
         target.lm_head.weight[poison] = 0.0
@@ -78,11 +84,11 @@ def test_sampled_texts_go_on() -> None:
     assert text.shape == (2, 49) and not target(text).logits.isnan().any()
 
 
-@pytest.mark.parametrize("kind, batch_size", [("greedy", 1), ("greedy", 3), ("sampled", 3)])
+@pytest.mark.parametrize("kind, batch_size", [("greedy", 1), ("greedy", 3), ("sampled", 3), ("states", 3)])
 def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call goes on without them, and without drafts."""
     pytest.importorskip("triton", reason="the kernels need triton")
-    target, draft = poisoned_pair()
+    target, draft = poisoned_pair(has_states=kind == "states")
     call = prompts(batch_size, 9) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     if kind == "sampled":
         call |= {"do_sample": True, "temperature": 1e-7, "top_k": 0}
@@ -92,9 +98,9 @@ def test_steps_on_the_device(kind: str, batch_size: int, monkeypatch: pytest.Mon
     assert steps.replays > 0
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_requests_in_flight(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = poisoned_pair()
+@pytest.mark.parametrize("on_device, has_states", [(False, False), (True, False), (True, True)])
+def test_requests_in_flight(on_device: bool, has_states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = poisoned_pair(has_states=has_states)
     inputs = [row.tolist() for row in prompts(3, 9)["input_ids"]]
     texts = [text_alone(target, prompt, max_new_tokens=40) for prompt in inputs]
     if on_device:

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import INDEXED
 from ..models.config_switch import ConfigSwitches
+from ..models.layer_kinds import layer_kinds_of
 from ..models.modules import modules_of
 from ..models.probe import layers_of
 
@@ -80,20 +81,23 @@ def is_exact(implementation: str) -> bool:
 
 def supports_switching(model: PreTrainedModel) -> bool:
     """
-    Whether the model's attention goes through transformers' `AttentionInterface`: as its class says, or, where layers
-    need more than a mask, as one probe shows.
+    Whether the model's attention goes through transformers' `AttentionInterface`, with all keyword arguments: as its
+    class says, or, where layers need more than a mask or have states, as one probe shows.
     """
     if not model._can_set_attn_implementation():
         return False
     if getattr(model, "_supports_attention_backend", False):
         return True
+    if layer_kinds_of(model) is not None:
+        layers = layers_of(model)
+        return layers is not None and layers.hands_on_context and _attends_by_interface(model)
     return (has_windows(model) or bool(partial_kinds_of(model))) and _attends_by_interface(model)
 
 
 def _attends_by_interface(model: PreTrainedModel) -> bool:
-    """Whether each layer with K/V calls the attention function that the config names."""
+    """Whether there are layers with K/V, and each calls the attention function that the config names."""
     layers = layers_of(model)
-    if layers is None:
+    if layers is None or not layers.calls:
         return False
     return set(layers.cached) <= {getattr(call.module, "layer_idx", None) for call in layers.calls}
 

@@ -34,10 +34,10 @@ def bytes_per_token(models: Sequence[PreTrainedModel]) -> dict[torch.device, int
 
 def bytes_per_request(models: Sequence[PreTrainedModel], max_requests: int) -> dict[torch.device, int]:
     """
-    Bytes of the recurrent and convolutional states of each of `max_requests` requests, and of waiting features on each
-    device with a head that reads them; see `WaitingFeatures`.
+    Bytes of the recurrent and convolutional states of each of `max_requests` requests, of what steps leave pending of
+    the target's, and of waiting features on each device with a head that reads them; see `WaitingFeatures`.
     """
-    total: Counter[torch.device] = Counter()
+    total = sizes.bytes_of_steps(models[0])
     for model in models:
         total += sizes.bytes_of_states(model, dtype_in_use(model, models[0]))
         if isinstance(model, PublishedModel):

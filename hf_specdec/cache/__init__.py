@@ -5,6 +5,8 @@ K/V caches that hold the nodes of a tree after the committed tokens.
 - `layers`: the K/V of one attention layer.
 - `paged_cache`, `blocks`: the K/V of requests in flight, in blocks; `device_paged_cache`: where only the device knows
   the lengths.
+- `held_states`: recurrent and convolutional states of the rows; `state_layers`: those of one layer; `kernel_states`:
+  where kernels run.
 - `encoder`: K/V of `encoder_hidden_states` beside them.
 - `reuse`: which caches of a user can be continued.
 - `compaction`: moving accepted nodes by the Triton kernel.

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from ..states import KernelForward, NodeTopology
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
-from .paged_cache import PagedCache, PagedLayer, PagedWindow
+from .paged_cache import PagedCache, PagedWindow
+from .state_layers import states_among
 
 
 def places_of(
@@ -41,17 +43,21 @@ class DevicePagedCache(PagedCache):
         source (`PagedCache`): the other cache, whose layers must have allocated their memory.
         tables (`torch.Tensor` of shape `[rows, blocks]`, int64): block table of every row; the last column is
             `ZERO_BLOCK`.
+        state_slots (`torch.Tensor` of shape `[rows]`, int64, *optional*): slot of every row's states, -1 for none, if
+            the other cache has states.
     """
 
     is_on_device = True
 
-    def __init__(self, source: PagedCache, tables: torch.Tensor):
-        Cache.__init__(self, layers=[PagedLayer(self) for _ in source.layers])
+    def __init__(self, source: PagedCache, tables: torch.Tensor, state_slots: torch.Tensor | None = None):
+        Cache.__init__(self, layers=[layer.view_for(self) for layer in source.layers])
         self.pool, self.device, self.graphs = source.pool, source.device, None
         self._tables_tensor, self.lengths = tables, [0] * len(tables)
         self._ranges: dict[int, torch.Tensor] = {}
-        for layer, held in zip(self.layers, source.layers, strict=True):
-            layer.hold(held.keys, held.values)
+        self._of_static_nodes: dict[Any, torch.Tensor] = {}
+        self.state_layers = states_among(self.layers)
+        if self.state_layers:
+            self.state_rows, self._paths = state_slots, source.pending_paths()
 
     @property
     def uniform_length(self) -> None:
@@ -61,6 +67,37 @@ class DevicePagedCache(PagedCache):
     def at(self, lengths: torch.Tensor) -> None:
         """Sets the number of committed slots of every row, `[batch]` int64, for the following forwards."""
         self._lengths_tensor = lengths
+
+    static_ancestors: torch.Tensor | None = None
+    """The `ancestors` of a step with the same tree in every run, of whose nodes states compute some things once."""
+
+    def follow(
+        self,
+        ancestors: torch.Tensor,
+        counts: list[int] | None = None,
+        prompt_counts: list[int] | None = None,
+        by_kernel: bool = False,
+    ) -> None:
+        """Lets state layers run over the nodes of a tree by the kernels, which commit what is pending."""
+        if self.state_layers:
+            assert by_kernel and self.state_rows is not None
+            self.topology = NodeTopology(ancestors)
+            of_nodes = self._of_static_nodes if ancestors is self.static_ancestors else None
+            self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths(), of_nodes)
+
+    def keep_states(self, path: torch.Tensor, accepted: torch.Tensor, is_nan: torch.Tensor) -> None:
+        """
+        Keeps the root and the accepted nodes of the last forward, for the next one to commit. A row with NaN keeps
+        nothing, and loses its slot: nothing is taken from it until its host has loaded it again.
+
+        Args:
+            path (`torch.Tensor` of shape `[rows, depth + 1]`, int64): nodes, the root first.
+            accepted (`torch.Tensor` of shape `[rows]`, int64): accepted nodes; below 0 in rows that keep nothing.
+            is_nan (`torch.Tensor` of shape `[rows]`, bool): rows with NaN.
+        """
+        if self.kernel_forward is not None and self.state_rows is not None:
+            self.kernel_forward.keep(path, (accepted + 1).clamp(min=0).masked_fill(is_nan, 0))
+            self.state_rows.masked_fill_(is_nan, -1)
 
     write_tables: torch.Tensor
     """`writable_tables`, which the owner of a step makes once for all its forwards."""

@@ -49,7 +49,7 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
         if storage is None:
             self.keys, self.values = map(torch.Tensor.new_zeros, likes, shapes)
         else:
-            self.keys, self.values = storage.layer(self._index, shapes, likes)
+            self.keys, self.values = storage.memory(self._index, shapes, likes)
         self.is_initialized = True
 
     def update(

@@ -14,6 +14,7 @@ class NodeStatesLayer(LinearAttentionLayer):
     """The states of a layer in the rows of a cache, and after the nodes of a step where mixers run level by level."""
 
     cache: Any
+    index: int
     device: Any
     dtype: Any
     after_nodes: dict[tuple[str, int], torch.Tensor]
@@ -22,11 +23,12 @@ class NodeStatesLayer(LinearAttentionLayer):
     def _hold_window(self, window: torch.Tensor, number: int) -> None:
         if self.device is None:
             self.dtype, self.device = window.dtype, window.device
-        self.conv_states[number], self.conv_kernel_size[number] = window, window.shape[-1]
-        self.is_conv_states_initialized[number] = True
+        self.conv_states[number] = self.cache.place_states((self.index, number, "window"), window)
+        self.conv_kernel_size[number], self.is_conv_states_initialized[number] = window.shape[-1], True
 
     def _hold_state(self, state: torch.Tensor, number: int) -> None:
-        self.recurrent_states[number], self.is_recurrent_states_initialized[number] = state, True
+        self.recurrent_states[number] = self.cache.place_states((self.index, number, "state"), state)
+        self.is_recurrent_states_initialized[number] = True
 
     def _of_rows(self, states: torch.Tensor) -> torch.Tensor:
         rows = self.cache.state_rows

@@ -58,6 +58,18 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         self._blocks = [states.flatten(0, 1).flatten(1) for states in (keys, values)]
         self.is_initialized = True
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the layer has allocated its memory."""
+        return self.is_initialized
+
+    def view_for(self, cache: PagedCache) -> PagedLayer:
+        """A layer of another cache over the same memory."""
+        view = PagedLayer(cache)
+        if self.is_initialized:
+            view.hold(self.keys, self.values)
+        return view
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,7 +149,17 @@ class PagedHybridLayer(StateLayer, PagedLayer):
 
     def __init__(self, cache: PagedCache, index: int, number_of_states: int = 1):
         PagedLayer.__init__(self, cache)
-        StateLayer.__init__(self, cache, number_of_states)
+        StateLayer.__init__(self, cache, index, number_of_states)
+
+    @property
+    def has_memory(self) -> bool:
+        return self.is_initialized and self.has_states
+
+    def view_for(self, cache: PagedCache) -> PagedHybridLayer:
+        view = PagedHybridLayer(cache, self.index, self.number_of_states)
+        view.share(self)
+        view.hold(self.keys, self.values)
+        return view
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Allocates keys and values; states are held as they come."""
@@ -257,12 +279,28 @@ class PagedCache(TreeCache):
         taken = set(self._states_of.values())
         missing = len(new) + len(taken)
         if self.num_states is None or missing > self.num_states:
-            self.num_states = max(missing, min(max(8, 2 * (self.num_states or 0)), self._most_states))
+            self._grow_states(missing)
         free = (row for row in range(missing) if row not in taken)
         self._states_of |= dict(zip(new, free, strict=False))
+        begun = [self._states_of[table] for table in new]
         for layer in self.state_layers:
-            layer.begin_rows([self._states_of[table] for table in new], self.num_states)
-        self.state_rows = torch.tensor([self._states_of[table] for table in tables], device=self.device)
+            layer.begin_rows(begun, self.num_states or 0)
+        if begun and self._pending_slots.intersection(begun):
+            self._pending_slots -= frozenset(begun)
+            self.pending_paths().forget(torch.tensor(begun, device=self.device))
+        self.state_rows = torch.tensor(self.slots_of_rows(), dtype=torch.long, device=self.device)
+
+    def _grow_states(self, missing: int) -> None:
+        """Makes room for so many rows of the states; for all at once, if graphs keep their addresses."""
+        self.flush(sorted(self._pending_slots))
+        self._paths = None
+        for layer in self.state_layers:
+            layer.kernel_pending.clear()
+        few = min(max(8, 2 * (self.num_states or 0)), self._most_states)
+        self.num_states = max(missing, few if self.graphs is None else self._most_states)
+
+    def slots_of_rows(self) -> list[int]:
+        return [self._states_of[table] for table in self.tables]
 
     def keep(self, paths: list[list[int] | None]) -> None:
         super().keep(paths)
@@ -281,7 +319,10 @@ class PagedCache(TreeCache):
     @property
     def has_memory(self) -> bool:
         """Whether all layers have allocated their memory, which their first forward does."""
-        return all(layer.is_initialized for layer in self.layers)
+        if self.state_layers:
+            # One forward writes all of them, but for what some releases give Nemotron-H's experts.
+            return any(layer.has_memory for layer in self.state_layers)
+        return all(layer.has_memory for layer in self.layers)
 
     def note_length(self, table: BlockTable, length: int) -> None:
         """Sets the number of a request's tokens, seated or not, whose K/V are in the cache."""
@@ -356,7 +397,28 @@ class PagedCache(TreeCache):
                 for own, states in zip(layer.states, source.states, strict=True):
                     of_row = states[blocks].transpose(0, 1).flatten(1, 2)[:, : lengths[row] - first]
                     own[row, :, first : lengths[row]] = of_row
+        self.flush([self._states_of[table] for table in tables if self.state_layers])
+        for layer, source in zip(cache.state_layers, self.state_layers, strict=True):
+            layer.load_rows(source, [self._states_of[table] for table in tables])
         cache.set_lengths(lengths)
+
+    def note_states(self, tables: list[BlockTable]) -> list[int]:
+        """The slots of requests' states, for a captured step that leaves nodes of theirs pending."""
+        slots = [self._states_of[table] for table in tables] if self.state_layers else []
+        self._pending_slots |= frozenset(slots)
+        return slots
+
+    def drop_states(self, tables: list[BlockTable]) -> None:
+        """Keeps nothing of the last step of some requests, whose result is not taken."""
+        if self.state_layers:
+            slots = torch.tensor([self._states_of[table] for table in tables], device=self.device)
+            self.pending_paths().forget(slots)
+
+    def limit_states(self, table: BlockTable, count: int) -> None:
+        """Keeps no more than `count` nodes of a request's last step, root included: its text has ended there."""
+        if self.state_layers:
+            slot = torch.tensor([self._states_of[table]], device=self.device)
+            self.pending_paths().limit(slot, count)
 
     def serve(self, model: PreTrainedModel | None) -> None:
         """Names the model whose forwards use the cache, and its graphs, from now on; None: none for the time being."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..models.probe import CachedLayer, layers_of
 from ..models.structure import config_of_layer, execution_device
 from ..states import layer_kinds_of, most_bytes, recurrences_of
+from ..states.served import bytes_of_pending, obstacle_to_kernels
 
 
 def layer_sizes(model: PreTrainedModel, dtype: torch.dtype | None = None) -> dict[int, CachedLayer]:
@@ -73,6 +74,13 @@ def bytes_of_scans(
         of_prompts = [most_bytes(recurrence, state, min(rows, -(-tokens // width)), width) for width in widths]
         most[layer.device] = max(most[layer.device], most_bytes(recurrence, state, rows, nodes), *of_prompts)
     return most
+
+
+def bytes_of_steps(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Counter[torch.device]:
+    """Bytes of what the nodes of a target's step leave pending of one text's states, where kernels compute these."""
+    if layer_kinds_of(model) is None or obstacle_to_kernels(model, dtype) is not None:
+        return Counter()
+    return bytes_of_pending(model, dtype)
 
 
 def _by_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[int, CachedLayer]:

@@ -23,6 +23,7 @@ from ..states import (
     read_text,
     score_in_groups,
 )
+from .kernel_states import RunsByKernel
 from .layers import TreeLayer
 from .node_states import NodeStatesLayer
 
@@ -51,7 +52,7 @@ class Pending:
     text: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
 
-class StateLayer(NodeStatesLayer):
+class StateLayer(NodeStatesLayer, RunsByKernel):
     """
     The states of a recurrent or convolutional layer, at the committed tokens of every row: `conv_states`, the last
     inputs of a convolution, `[rows, channels, taps]`, and `recurrent_states`, `[rows, …]`. Plain forwards change them
@@ -65,12 +66,14 @@ class StateLayer(NodeStatesLayer):
     is_compileable = False
     """Else `generate` would prepare the masks of prompts, in which Inkling's layers with a window have none."""
 
-    def __init__(self, cache: TreeCache, number_of_states: int = 1):
+    def __init__(self, cache: TreeCache, index: int, number_of_states: int = 1):
+        self.index = index
         self._had: dict[int, bool] = {}
         super().__init__(number_of_states=number_of_states)
         self._cache = weakref.ref(cache)
         self.pending: dict[int, Pending] = {}
         self.after_nodes = {}
+        self.kernel_pending = {}
         self.num_read = 0
         """Tokens that plain forwards have read, padding included."""
 
@@ -89,6 +92,19 @@ class StateLayer(NodeStatesLayer):
         self._had = value
 
     # ---------------------------------------------------------------------------------------- what mixers call
+
+    def lazy_initialization(
+        self,
+        conv_states: torch.Tensor | None = None,
+        recurrent_states: torch.Tensor | None = None,
+        state_idx: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().lazy_initialization(conv_states, recurrent_states, state_idx, **kwargs)
+        if conv_states is not None:
+            self._hold_window(self.conv_states[state_idx], state_idx)
+        if recurrent_states is not None:
+            self._hold_state(self.recurrent_states[state_idx], state_idx)
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
         """
@@ -127,41 +143,47 @@ class StateLayer(NodeStatesLayer):
         activation: str | None,
     ) -> torch.Tensor:
         """The convolution at the queries; see `convolution.convolve`."""
-        cache, topology = self.cache, self.cache.topology
+        cache, topology, forward = self.cache, self.cache.topology, self.cache.kernel_forward
         if self.conv_states[state_idx] is None:
             self._hold_window(inputs.new_zeros(cache.num_states or len(inputs), *weight.shape), state_idx)
+        if forward is not None:
+            return self.convolve_by_kernel(state_idx, inputs, weight, bias, activation, forward)
         window = self._of_rows(self.conv_states[state_idx])
-        pending, all_inputs = self.pending.get(state_idx), inputs
-        if pending is not None:
-            all_inputs = torch.cat([pending.conv_inputs, inputs], dim=2)
+        earlier, all_inputs = self.pending.get(state_idx), inputs
+        if earlier is not None:
+            all_inputs = torch.cat([earlier.conv_inputs, inputs], dim=2)
         outputs = convolution.convolve(window, all_inputs, weight, bias, activation, topology)
-        if pending is None:
-            pending = self.pending[state_idx] = Pending(all_inputs)
-        pending.conv_inputs = all_inputs
+        if earlier is None:
+            earlier = self.pending[state_idx] = Pending(all_inputs)
+        earlier.conv_inputs = all_inputs
         if topology.counts is not None:
             path = _whole(topology, inputs.device)
-            pending.text = convolution.advanced(window, inputs, path), []
+            earlier.text = convolution.advanced(window, inputs, path), []
         return outputs
 
-    def scan(self, state_idx: int, recurrence: Recurrence, inputs: dict[str, Any], scan: int) -> Any:
+    def scan(self, state_idx: int, recurrence: Recurrence, scan: int, *args: Any, **kwargs: Any) -> Any:
         """
-        The recurrence at the queries, from what `Recurrence.inputs` made of the function's arguments, in the mixer's
-        call number `scan` of it.
+        The recurrence at the queries, from the arguments of transformers' function, in the mixer's call number `scan`
+        of it.
         """
+        forward = self.cache.kernel_forward
+        if forward is not None and self.cache.topology is not None:
+            return self.scan_by_kernel(state_idx, recurrence, forward, *args, **kwargs)
+        inputs = recurrence.inputs(*args, **kwargs)
         topology, state = self.cache.topology, self._state_of_scan(state_idx, recurrence, scan)
         if state is None:
             state = recurrence.first_state(inputs)
         if topology is None:  # a plain forward
             length = next(iter(inputs.values())).shape[1]
             outputs, state = read_text(recurrence, state, inputs, [length] * len(state))
-            return recurrence.returned(outputs, state, inputs)
+            return recurrence.returned(outputs, state)
         pending = self.pending[state_idx]
         pending.recurrence = recurrence
         if topology.counts is not None:
             outputs, state = read_text(recurrence, state, inputs, topology.counts, topology.prompt_counts)
             assert pending.text is not None
             pending.text[1].append(state)
-            return recurrence.returned(outputs, state, inputs)
+            return recurrence.returned(outputs, state)
         earlier = pending.kept[scan] if scan < len(pending.kept) else None
         outputs, kept = score_in_groups(recurrence, state, inputs, earlier, topology)
         if earlier is None:
@@ -169,7 +191,7 @@ class StateLayer(NodeStatesLayer):
             pending.constants.append({name: inputs[name] for name in recurrence.constants})
         else:
             pending.kept[scan] = {name: torch.cat([earlier[name], values], dim=1) for name, values in kept.items()}
-        return recurrence.returned(outputs, state, inputs)
+        return recurrence.returned(outputs, state)
 
     def _state_of_scan(self, state_idx: int, recurrence: Recurrence, scan: int) -> torch.Tensor | None:
         """The state at the committed tokens of all rows that a call of the recurrence reads, if there is one."""
@@ -210,6 +232,30 @@ class StateLayer(NodeStatesLayer):
             states.append(torch.where(moved, new.to(old.dtype), old))
         return states
 
+    @property
+    def has_states(self) -> bool:
+        """Whether all states have been written, and so have memory."""
+        return all(window is not None for window in self.conv_states.values())
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the layer has allocated its memory."""
+        return self.has_states
+
+    def view_for(self, cache: Any) -> StateLayer:
+        """A layer of another cache over the same states."""
+        view = StateLayer(cache, self.index, self.number_of_states)
+        view.share(self)
+        return view
+
+    def share(self, source: Any) -> None:
+        """Takes the states of a layer, and what is pending of them, as its own."""
+        self.conv_states, self.recurrent_states = source.conv_states, source.recurrent_states
+        self.kernel_pending, self.conv_kernel_size = source.kernel_pending, source.conv_kernel_size
+        self.dtype, self.device = source.dtype, source.device
+        self.is_conv_states_initialized = source.is_conv_states_initialized
+        self.is_recurrent_states_initialized = source.is_recurrent_states_initialized
+
     def load(self, source: LinearAttentionLayer) -> None:
         """Copies the states of a layer of a `DynamicCache`."""
         for number, had in source.has_previous_state.items():
@@ -218,6 +264,16 @@ class StateLayer(NodeStatesLayer):
                 self._had[number] = True
             if had and source.recurrent_states[number] is not None:
                 self._hold_state(source.recurrent_states[number].clone(), number)
+
+    def load_rows(self, source: StateLayer, rows: list[int]) -> None:
+        """Copies the states of some rows of a layer of another cache."""
+        for number in self._had:
+            window, state = source.conv_states[number], source.recurrent_states[number]
+            if window is not None:
+                self._hold_window(window[rows], number)
+                self._had[number] = True
+            if state is not None:
+                self._hold_state(state[rows], number)
 
     def store(self, target: LinearAttentionLayer) -> None:
         """Copies the states into a layer of a `DynamicCache`."""
@@ -254,7 +310,7 @@ class HybridLayer(StateLayer, TreeLayer):
 
     def __init__(self, cache: TreeCache, index: int, number_of_states: int = 1):
         TreeLayer.__init__(self, cache, index)
-        StateLayer.__init__(self, cache, number_of_states)
+        StateLayer.__init__(self, cache, index, number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Dispatches on the arguments: keys and values are positional, a state is not."""
@@ -267,9 +323,16 @@ class HybridLayer(StateLayer, TreeLayer):
 class NoLayer(NoCacheLayer):
     """A layer that caches nothing."""
 
+    has_memory = True
+    """There is nothing to allocate."""
+
     def __init__(self) -> None:
         super().__init__()
         self.is_initialized = False
+
+    def view_for(self, cache: Any) -> NoLayer:
+        """A layer of another cache: nothing."""
+        return NoLayer()
 
 
 def new_layers(
@@ -288,7 +351,7 @@ def new_layers(
     made: list[Any] = []
     for index, (kind, number_of_states) in enumerate(kinds):
         if kind == LayerKind.STATES:
-            made.append(StateLayer(cache, number_of_states))
+            made.append(StateLayer(cache, index, number_of_states))
         elif kind == LayerKind.BOTH:
             made.append(of_both(cache, index, number_of_states))
         else:

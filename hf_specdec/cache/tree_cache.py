@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from ..compat import index_keys_of, index_positions_of, set_index_keys
-from ..states import LayerKinds, NodeTopology, Path
+from ..states import LayerKinds, PendingPaths
+from .held_states import HoldsStates
 from .layers import TreeLayer, WriteWindow
 from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers, states_among
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..graphs import GraphStore
 
 
-class TreeCache(Cache):
+class TreeCache(HoldsStates, Cache):
     """
     The cache of a speculative call. Row b's committed tokens fill its first `lengths[b]` slots. A tree forward writes
     its nodes after them, without moving `lengths`; `keep` then moves the accepted nodes down in place and the lengths
@@ -47,6 +47,9 @@ class TreeCache(Cache):
         self.state_layers = states_among(self.layers)
         self.device, self.storage = device, storage
         self.capacity = capacity if storage is None else storage.capacity
+        if storage is not None:
+            for layer in self.state_layers:
+                layer.kernel_pending = storage.pending_states(layer.index)
         self.write_window: WriteWindow | None = None
         self._has_memory = False
         self.set_lengths([0] * batch_size)
@@ -119,66 +122,21 @@ class TreeCache(Cache):
 
     # ------------------------------------------------------------------------------------------------------- states
 
-    state_layers: Sequence[StateLayer] = ()
-    """The layers with recurrent or convolutional states."""
-    topology: NodeTopology | None = None
-    """The nodes of the present forward over a tree, for state layers; None before the first one."""
-    state_rows: torch.Tensor | None = None
-    """Rows of the states that belong to the rows of a forward, `[batch]` int64; None if they are the same."""
-    num_states: int | None = None
-    """Rows of the states, where they are not those of a forward."""
-    _unsettled: list[list[int]] | None = None
-
-    def follow(
-        self, ancestors: torch.Tensor, counts: list[int] | None = None, prompt_counts: list[int] | None = None
-    ) -> None:
-        """
-        Lets state layers run over nodes in the next forward, after `write_nodes`; see `NodeTopology`. Without
-        `counts`, `keep` commits a path of them; with `counts`, `keep_text` commits these.
-        """
-        if self.state_layers:
-            self.settle()
-            self.topology = NodeTopology(ancestors, counts, prompt_counts)
-            if self.topology.offset == 0:
-                for layer in self.state_layers:
-                    layer.begin_step()
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of committed slots of the longest row, after the prompt also of a cache without keys and values."""
         if self.state_layers and self.topology is not None:
             return max(self.lengths)
         return super().get_seq_length(layer_idx)
 
-    def settle(self, most: list[int] | None = None) -> None:
-        """
-        Applies the paths that `keep` has committed to the states: a state cannot be cropped, so this is put off until
-        it is known where the text ends.
+    def pending_paths(self) -> PendingPaths:
+        if self._paths is None and self.storage is not None and not self.is_paged:
+            self._paths = self.storage.paths(len(self.lengths), self.device)
+        return super().pending_paths()
 
-        Args:
-            most (`list[int]`, *optional*): slots of each row after which nothing counts.
-        """
-        paths, self._unsettled = self._unsettled, None
-        if paths is None:
-            return
-        if most is not None:
-            surplus = [max(length - end, 0) for length, end in zip(self.lengths, most, strict=True)]
-            paths = [path[: max(len(path) - over, 0)] for path, over in zip(paths, surplus, strict=True)]
-        if any(paths):
-            path = Path.of(paths, self.device)
-            for layer in self.state_layers:
-                layer.settle(path)
-
-    def keep_text(self, counts: list[int]) -> None:
-        """Commits the first `counts` nodes of every row, which a forward has read as a text."""
-        self.settle_text()
-        self.set_lengths([length + count for length, count in zip(self.lengths, counts, strict=True)])
-
-    def settle_text(self) -> None:
-        """Applies the text that the last forward has read, its `counts`, to the states; see `follow`."""
-        if self.state_layers:
-            path = Path.of([[0]] * len(self.lengths), self.device)
-            for layer in self.state_layers:
-                layer.settle(path)
+    def place_states(self, key: Any, states: torch.Tensor) -> torch.Tensor:
+        if self.storage is None or self.is_paged:
+            return states
+        return self.storage.memory(key, [states.shape], (states,))[0].copy_(states)
 
     @property
     def is_linear(self) -> list[bool]:
@@ -262,6 +220,7 @@ class TreeCache(Cache):
 
     def store(self, cache: Cache, length: int) -> None:
         """Copies the first `length` slots into a `DynamicCache`, as plain `generate` would have left it."""
+        self.flush()
         if cache.layer_class_to_replicate is not None:
             while len(cache.layers) < sum(layer.is_initialized for layer in self.layers):
                 cache.layers.append(cache.layer_class_to_replicate())

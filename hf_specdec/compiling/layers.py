@@ -21,6 +21,16 @@ COMPILER = "inductor"
 MOST_SHAPES = 2**14
 """Most input shapes for which a model is compiled."""
 
+_LEFT_OUT = (
+    "update",
+    "update_conv_state",
+    "update_recurrent_state",
+    "get_conv_state",
+    "get_recurrent_state",
+    "has_previous_state",
+    "is_recording_past",
+)
+"""Methods of a cache that layers call."""
 _compiling = threading.Lock()
 """Lock held while layers run compiled, so that their `forward`s are restored before another thread replaces them."""
 
@@ -54,10 +64,10 @@ def compiled_function(function: Callable) -> Callable:
 def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
     """
     Runs the model's decoder layers compiled inside the context, in this thread only. The cache's `update` is left out
-    (a graph break), so that a layer consists of a few compiled pieces, which all layers share. The pieces serve any
-    number of rows and nodes, but a size of 1 is compiled separately, and a piece is recompiled where two sizes that
-    were equal at first turn out to differ. Code between layers is not fused, which costs some of the speed; hooks run
-    as usual.
+    (a graph break), as is what layers with states call of it, so that a layer consists of a few compiled pieces, which
+    all layers share. The pieces serve any number of rows and nodes, but a size of 1 is compiled separately, and a
+    piece is recompiled where two sizes that were equal at first turn out to differ. Code between layers is not fused,
+    which costs some of the speed; hooks run as usual.
 
     Args:
         model (`PreTrainedModel`): the model; other threads run it uncompiled.
@@ -72,7 +82,9 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
         raise ValueError(f"{type(model).__name__} has no list of its decoder layers.") from error
     with _compiling:
         own = [vars(layer).get("forward") for layer in layers]
-        cache.update = torch.compiler.disable(cache.update)
+        left_out = [name for name in _LEFT_OUT if hasattr(cache, name)]
+        for name in left_out:
+            setattr(cache, name, torch.compiler.disable(getattr(cache, name)))
         try:
             for layer in layers:
                 layer.forward = _in_this_thread(
@@ -87,7 +99,8 @@ def compiled_layers(model: PreTrainedModel, cache: Any) -> Iterator[None]:
                     vars(layer).pop("forward", None)
                 else:
                     layer.forward = forward
-            del cache.update
+            for name in left_out:
+                delattr(cache, name)
 
 
 def _in_this_thread(function: Callable, elsewhere: Callable) -> Callable:

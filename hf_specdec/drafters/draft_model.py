@@ -278,6 +278,8 @@ class DraftModelDrafting(CachedDrafting):
 
     @property
     def can_be_captured(self) -> bool:
+        if self._cache.state_layers:  # they read texts, and trees level by level, by torch
+            return False
         return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
 
     def room(self, request: Request) -> int:

@@ -95,6 +95,8 @@ class Engine:
             model, drafter.times_key, max_step_nodes, lambda: device_steps.works, self.drafting.evidence
         )
         self.num_steps = self.num_tokens_read = 0
+        self.runs_ahead = True
+        """Whether a captured step may be launched before the last one is read: a state cannot be taken back."""
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self._last_end: float | None = None
@@ -290,6 +292,7 @@ class Engine:
         scheduler = self.scheduler
         return not (
             self.ranks.are_several
+            or not self.runs_ahead
             or self.has_news()
             or any(request.is_over or request.draft_backoff.left for request in requests)
             or len(scheduler.active) > len(requests)
@@ -309,6 +312,8 @@ class Engine:
                 continue
             tokens, path = walk.tokens[row], walk.paths[row] or []
             taken = self.books.append(request, tokens)
+            if taken < len(tokens) and not self.runs_ahead:
+                self.target.cache.limit_states(request.table, taken)
             if request.error is not None or row in outcome.spoiled:
                 walk.paths[row] = None
                 continue

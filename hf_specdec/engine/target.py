@@ -61,6 +61,7 @@ class InFlightTarget(TreeTarget):
         graphs = self.cache.graphs
         forward = self.forward
         can_run = forward.can_be_captured and forward.has_kernel and forward.takes_positions
+        can_run = can_run and not self.cache.state_layers  # a text must be read once
         return graphs.prompt_widths if graphs is not None and graphs.works and can_run else ()
 
     def read(self, chunk: Chunk) -> torch.Tensor:

@@ -17,6 +17,8 @@ from ..compat import CACHE, cache_argument, cache_name_of
 from ..compiling.layers import compiled_layers, compiled_whole
 from ..models.structure import execution_device, forward_parameters, shares_kv
 from ..states import is_attention_free, running_over
+from ..states.kernel import MOST_NODES
+from ..states.served import obstacle_to_kernels
 from .features import Features
 from .node_inputs import NodeInputs
 
@@ -84,12 +86,16 @@ class TreeForward:
         """Keyword arguments that keep a mixture of experts from computing its auxiliary loss, which no mask fits."""
         self.takes_mask = not (cache.state_layers and is_attention_free(model))
         """Whether there is attention: other layers would take its mask for one of padding."""
-        with_graphs = self.switches and cache.storage is not None
+        self.has_state_kernels = bool(cache.state_layers) and obstacle_to_kernels(model) is None
+        """Whether kernels compute the states of layers."""
+        with_graphs = (self.switches or not self.takes_mask) and cache.storage is not None
         self._first_slots, self.has_kernel = None, with_graphs and not self._returns_attentions()
         self.has_kernel = self.has_kernel and attends_by_kernel(model, implementation_of(model), cache.is_paged)
         if self.has_kernel and visible is not None:
             self._first_slots = first_slots_of(visible)
             self.has_kernel = self._first_slots is not None
+        self.has_kernels = self.has_kernel or (not self.takes_mask and self.has_state_kernels)
+        """Whether kernels run in all layers, so that a whole step can be captured."""
         constants = sorted(self.model_kwargs.items(), key=lambda item: item[0])
         self.can_be_captured = with_graphs and not self.token_types and all(_is_constant(*item) for item in constants)
         self.key = (prepares_inputs, repr(constants)) if self.can_be_captured else None
@@ -165,7 +171,7 @@ class TreeForward:
         cache = self.cache
         uses_kernel = self._may_use_kernel(tokens.shape[1])
         cache.write_nodes(offset, tokens.shape[1], in_place=uses_kernel)
-        cache.follow(ancestors, counts, prompt_counts)
+        cache.follow(ancestors, counts, prompt_counts, by_kernel=self._runs_states_by_kernel(ancestors, counts))
         context = TreeContext(
             lengths=cache.lengths,
             device=cache.device,
@@ -216,19 +222,25 @@ class TreeForward:
         else:
             inputs["input_ids"] = nodes.tokens
         model: Any = self.model
-        running: AbstractContextManager[None] = running_over(self.cache) if self.cache.state_layers else nullcontext()
-        if self.compiles and context.uses_kernel:
-            _ = context.kernel_inputs  # built before tracing, which could not store it
+        running: AbstractContextManager[None] = nullcontext()
+        following: AbstractContextManager[None] = (
+            running_over(self.cache) if self.cache.state_layers else nullcontext()
+        )
+        if self.compiles and self.has_kernels and (context.uses_kernel or not self.takes_mask):
+            if context.uses_kernel:
+                _ = context.kernel_inputs  # built before tracing, which could not store it
             if self.compiles_layers:
                 running = compiled_layers(self.model, self.cache)
             else:
                 model = compiled_whole(self.model)
         self.cache.context, self.cache.position_shift = context, self.position_shift
         try:
-            with running:
+            with running, following:
                 outputs = model(**inputs, return_dict=True)
         finally:
             self.cache.context = None  # it holds masks of the whole cache
+        if self.cache.kernel_forward is not None:
+            self.cache.kernel_forward.end()
         is_for_cache = not outputs  # a head that only fills its cache need not attend
         if self.needs_context and not is_for_cache and not context.was_used:
             raise ValueError(
@@ -250,6 +262,13 @@ class TreeForward:
         if self.cache.storage is None:
             return False
         return self.visible is None or self.visible.shape[1] <= min(self.cache.lengths)
+
+    def _runs_states_by_kernel(self, ancestors: torch.Tensor, counts: list[int] | None) -> bool:
+        """Whether layers with states run by the kernels: over a whole tree that is small enough, not over a text."""
+        queries, nodes = ancestors.shape[1:]
+        if not self.has_state_kernels or counts is not None or queries != nodes or nodes > MOST_NODES:
+            return False
+        return not torch.is_autocast_enabled(self.device.type)
 
     def _positions(self, depths: torch.Tensor) -> torch.Tensor:
         """Positions of nodes at the given depths, `[…, batch, queries]`."""

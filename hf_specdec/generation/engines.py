@@ -13,13 +13,14 @@ import torch
 from transformers import PreTrainedModel
 
 from ..cache.blocks import BlockPool
-from ..cache.sizes import bytes_per_token, layer_sizes
+from ..cache.sizes import bytes_of_states, bytes_of_steps, bytes_per_token, layer_sizes
 from ..config import SpeculationPlan
 from ..drafters import Drafter
 from ..engine.engine import Engine
 from ..engine.policy import LoadPolicy
 from ..forwards.chunks import busy_at, chunk_size_for
 from ..models.modules import num_parameters_of
+from ..states import layer_kinds_of
 from ..trees import AutoTree, TreeSchedule
 
 
@@ -130,7 +131,7 @@ def _key(model: PreTrainedModel, drafter: Drafter, plan: SpeculationPlan, rows: 
         blocks=max(FEWEST_BLOCKS, 1 << (needed - 1).bit_length()) - 1,
         dtypes=(model.dtype, model.device, draft.dtype, draft.device),
         compiles=plan.compile,
-        compiles_whole=plan.compile and not changes_trees,
+        compiles_whole=plan.compile and not changes_trees and layer_kinds_of(model) is None,
         in_inference_mode=torch.is_inference_mode_enabled(),
     )
 
@@ -163,10 +164,11 @@ def _new_engine(
 
 
 def _has_memory(model: PreTrainedModel, drafter: Drafter, key: EngineKey) -> bool:
-    """Whether the K/V of an engine take a small share of the memory that is free."""
+    """Whether K/V and states of an engine take a small share of the memory that is free."""
     if model.device.type != "cuda":
         return True
     per_token = sum(sum(bytes_per_token(part).values()) for part in (model, *drafter.models))
     free, _ = torch.cuda.mem_get_info(model.device)
     cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    return key.rows * key.blocks * BLOCK_SIZE * per_token < SHARE_OF_FREE_MEMORY * (free + cached)
+    per_row = (bytes_of_states(model) + bytes_of_steps(model)).total()
+    return key.rows * (key.blocks * BLOCK_SIZE * per_token + per_row) < SHARE_OF_FREE_MEMORY * (free + cached)

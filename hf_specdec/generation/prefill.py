@@ -31,6 +31,7 @@ def can_prefill_in_chunks(target: Target) -> bool:
         storage is not None
         and storage.works
         and not target.was_given_a_cache
+        and not target.cache.state_layers  # they read a prompt as a text
         and forward.can_be_captured
         and forward.has_kernel
         and target.visible is None

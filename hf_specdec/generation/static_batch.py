@@ -24,6 +24,7 @@ from ..models.positions import num_positions
 from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
 from ..models.structure import execution_device
+from ..states import is_attention_free, layer_kinds_of
 from ..verification import NAN_LOGITS
 from ..verification.choosing import NOTHING_TO_DRAW_FROM
 from .arguments import CallArguments
@@ -92,7 +93,10 @@ class StaticBatch:
                 return f"the kernels do not take {dtype}"
             if execution_device(part) != self.call.input_ids.device:
                 return f"{type(part).__name__} is on another device than the prompt"
-        if not attends_by_kernel(self.call.model, implementation_of(self.call.model), is_paged=True):
+        if any(layer_kinds_of(part) is not None for part in self.call.drafter.models):
+            return "drafts with states run by the host"
+        attends = not is_attention_free(self.call.model)
+        if attends and not attends_by_kernel(self.call.model, implementation_of(self.call.model), is_paged=True):
             return f"{type(self.call.model).__name__} does not attend by the kernel"
         if length_dependent_ropes(self.call.model.config.get_text_config(decoder=True)):
             return "the rotary embedding changes with the length of the text"
@@ -196,6 +200,7 @@ class StaticBatch:
         for request in requests:  # at once: steps read the block tables, which then stay the same
             pool.reserve(request.table, pool.num_slots // len(requests))
         ends_early = not self.call.returns_cache
+        engine.runs_ahead = ends_early or not engine.target.cache.state_layers
         while not all(request.is_over for request in requests):
             for told in engine.step():
                 if ends_early:

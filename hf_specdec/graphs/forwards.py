@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from ..attention import AttentionContext, TreeContext
 from ..cache import TreeCache, WriteWindow
+from ..states import StaticKernelForward
 from .capturing import Record
 from .experts import with_captured_experts
 
@@ -72,6 +73,7 @@ class RecordedForward:
         forward (`TreeForward`): the forward.
         nodes (`NodeInputs`), context (`AttentionContext`): inputs of the forward.
         window (`Callable`): makes the write window of the cache, for every run.
+        states (`StaticKernelForward`, *optional*): what the kernels of layers with states read.
         record (`Callable`): function that captures another one, see `record_cuda_graph`.
     """
 
@@ -81,6 +83,7 @@ class RecordedForward:
         nodes: NodeInputs,
         context: AttentionContext,
         window: Callable[[], Any],
+        states: StaticKernelForward | None,
         record: Record,
     ):
         self._kind: type[ModelOutput] = ModelOutput
@@ -89,16 +92,19 @@ class RecordedForward:
 
         def run() -> list[torch.Tensor]:
             """The tensors of the forward's output, and the watched hidden states."""
-            live, forward.cache.write_window = forward.cache.write_window, window()
+            cache = forward.cache
+            live = cache.write_window, cache.kernel_forward
+            cache.write_window = window()
+            cache.kernel_forward = None if states is None else states.forward()
             try:
                 recording: Any = nullcontext([]) if self._features is None else self._features.recorded()
-                with recording as states, with_captured_experts(forward.model):
+                with recording as hidden, with_captured_experts(forward.model):
                     outputs = forward.run(nodes, context)
             finally:
-                forward.cache.write_window = live
+                cache.write_window, cache.kernel_forward = live
             self._kind = type(outputs)
             self._names = [name for name, value in outputs.items() if isinstance(value, torch.Tensor)]
-            return [outputs[name] for name in self._names] + [one for place in states for one in place]
+            return [outputs[name] for name in self._names] + [one for place in hidden for one in place]
 
         self._replay, self._tensors = record(run, forward.device)
         self._features = None  # refers to the call, and so to the model, which must not be kept alive
@@ -138,13 +144,18 @@ class CapturedForward:
         slots = _slots(forward.cache).to(forward.device, copy=True)
         # Kept, because a replay reads its tensors.
         self._window = window = WriteWindow(None, forward.cache.storage.capacity, slots)
-        self._recorded = RecordedForward(forward, self._nodes, self._masks, lambda: window, record)
+        live = forward.cache.kernel_forward
+        self._states = None if live is None else StaticKernelForward(live, *nodes.tokens.shape)
+        self._recorded = RecordedForward(forward, self._nodes, self._masks, lambda: window, self._states, record)
 
     def __call__(self, cache: TreeCache, nodes: NodeInputs, context: TreeContext, features: Any) -> ModelOutput:
         """Replays the forward with the inputs of another step; the caller owns the tensors of the output."""
         self._nodes.copy_(nodes)
         self._window.slots.copy_(_slots(cache))
         self._masks.refresh(context)
+        if self._states is not None:
+            assert cache.kernel_forward is not None
+            self._states.load(cache.kernel_forward)
         return self._recorded(features)
 
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from ..attention import implementation_of, partial_kinds_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
-from ..states import layer_kinds_of
+from ..states import is_attention_free, layer_kinds_of
+from ..states.served import obstacle_to_kernels
 from .capturing import RECORDERS
 from .experts import experts_of
 
@@ -45,10 +46,11 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return "is in training mode"
     if torch.is_autocast_enabled(model.device.type):
         return "runs under autocast, which caches the weights that it has converted"
-    if hasattr(model, "_orig_mod") or not supports_switching(model):
+    if hasattr(model, "_orig_mod") or not (supports_switching(model) or is_attention_free(model)):
         return "does not attend through transformers' `AttentionInterface`"
-    if layer_kinds_of(model) is not None:
-        return "has recurrent or convolutional layers"
+    obstacle = None if layer_kinds_of(model) is None else obstacle_to_kernels(model)
+    if obstacle is not None:
+        return obstacle
     kinds = partial_kinds_of(model)
     if kinds:
         return f"attends to a part of the keys ({', '.join(sorted(kinds))}) that the tree-attention kernel cannot tell"

@@ -22,6 +22,7 @@ from ..forwards.chunks import WIDTHS
 from ..forwards.node_inputs import NodeInputs
 from ..forwards.tree_forward import TreeForward
 from ..kernels import kernels_are_installed
+from ..states import StaticKernelForward
 from . import RECORDERS, GraphPool, Record, RecordedForward, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 
 
@@ -92,6 +93,7 @@ class PagedGraphs:
             self.works
             and context.uses_kernel
             and forward.can_be_captured
+            and (forward.cache.kernel_forward is not None or not forward.cache.state_layers)
             and (queries <= MOST_STEP_QUERIES or queries in self.prompt_widths)
             and batch <= SIZES[-1]
             and not isinstance(nodes.logits_to_keep, torch.Tensor)
@@ -115,8 +117,7 @@ class PagedGraphs:
                 self._give_up(error)
                 return None
             self._graphs[key] = captured
-        window: Any = forward.cache.write_window
-        return captured(window, nodes, context, features)
+        return captured(forward.cache, nodes, context, features)
 
     def _give_up(self, error: Exception) -> None:
         self.works, self._failed = False, True
@@ -200,6 +201,8 @@ class PagedForward:
         )
         self._blocks, self._offsets = integers(rows, queries, value=WASTE_BLOCK), integers(rows, queries)
         self._padded = PaddedContext(self._kernel_inputs, num_slots, forward.dtype)  # kept: its mask may be read
+        live = forward.cache.kernel_forward
+        self._states = None if live is None else StaticKernelForward(live, rows, queries)
         self._load(window, nodes, context)
         tables: Any = self._kernel_inputs.block_tables
 
@@ -207,13 +210,13 @@ class PagedForward:
             """A new window for every run, so that the indices derived from it are computed in the graph."""
             return PagedWindow(self._blocks, self._offsets, tables, num_slots, window.block_size, in_place=True)
 
-        self._recorded = RecordedForward(forward, self._nodes, self._padded, places, record)
+        self._recorded = RecordedForward(forward, self._nodes, self._padded, places, self._states, record)
 
-    def __call__(
-        self, window: PagedWindow, nodes: NodeInputs, context: TreeContext, features: Features | None
-    ) -> ModelOutput:
-        """Replays the graph for another step. The output's tensors belong to the caller."""
-        self._load(window, nodes, context)
+    def __call__(self, cache: Any, nodes: NodeInputs, context: TreeContext, features: Features | None) -> ModelOutput:
+        """Replays the graph for another step of a cache. The output's tensors belong to the caller."""
+        self._load(cache.write_window, nodes, context)
+        if self._states is not None:
+            self._states.load(cache.kernel_forward)
         batch, queries = nodes.tokens.shape
         return self._recorded(
             features, lambda tensor: tensor[:batch, :queries] if tensor.shape[1] == self._queries else tensor[:batch]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,9 @@ from transformers.utils import ModelOutput
 
 from ..attention import TreeContext
 from ..attention.kernel import NODES_PER_WORD
-from ..cache.sizes import bytes_per_token
+from ..cache.sizes import bytes_of_states, bytes_of_steps, bytes_per_token
 from ..forwards.chunks import WIDTHS
+from ..states import PendingPaths
 from .capturing import RECORDERS, GraphPool
 from .forwards import CapturedForward
 from .obstacles import fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
@@ -51,7 +52,9 @@ class GraphStore:
     def __init__(self, capacity: int):
         self.capacity = capacity
         self.works = True
-        self._layers: dict[int, Any] = {}
+        self._memory: dict[Any, Any] = {}
+        self._paths: PendingPaths | None = None
+        self._pending: dict[int, dict[int, Any]] = {}
         self._graphs: dict[Any, CapturedForward] = {}
         self._seen: set[Any] = set()
         self._pool = GraphPool()
@@ -67,26 +70,35 @@ class GraphStore:
         if device.type == "cuda":
             self._last_used = torch.cuda.current_stream(device).record_event()
 
-    def layer(
-        self, index: int, shapes: list[tuple[int, ...]], likes: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def memory(self, key: Any, shapes: Sequence[tuple[int, ...]], likes: Sequence[torch.Tensor]) -> Any:
         """
-        Zeroed keys and values of a layer, with these shapes, and dtype and device of `likes`. The memory is the same
-        at every call; other shapes or dtypes take new memory and drop all graphs.
+        Zeroed tensors, as the keys and values of a layer, of these shapes, and dtype and device of `likes`. The memory
+        of a key is the same at every call; other shapes or dtypes take new memory and drop all graphs.
         """
-        held = self._layers.get(index)
-        wanted = [(shape, like.dtype) for shape, like in zip(shapes, likes, strict=True)]
+        held = self._memory.get(key)
+        wanted = [(tuple(shape), like.dtype) for shape, like in zip(shapes, likes, strict=True)]
         if held is None or [(tuple(states.shape), states.dtype) for states in held] != wanted:
             self._graphs.clear()
             self._pool.leave()
-            held = self._layers[index] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
+            held = self._memory[key] = tuple(map(torch.Tensor.new_zeros, likes, shapes))
         else:
             torch._foreach_zero_(list(held))  # another text may have left NaN there
         return held
 
+    def pending_states(self, index: int) -> dict[int, Any]:
+        """What kernels leave pending of a layer's states, by the number of the state; see `StateLayer`."""
+        return self._pending.setdefault(index, {})
+
+    def paths(self, rows: int, device: torch.device) -> PendingPaths:
+        """What is kept of the pending nodes of every row's states: nothing yet."""
+        if self._paths is None:
+            self._paths = PendingPaths(rows, device)
+        self._paths.reset()
+        return self._paths
+
     def held(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The keys and values of a layer, as the last call left them; None before the first."""
-        return self._layers.get(index)
+        return self._memory.get(index)
 
     def run(self, forward: TreeForward, nodes: NodeInputs, context: TreeContext) -> ModelOutput | None:
         """Runs a forward by its graph, which is captured at the second use of a shape; None if there is no graph."""
@@ -94,6 +106,7 @@ class GraphStore:
         if (
             not self.works
             or not forward.can_be_captured
+            or (forward.cache.state_layers and forward.cache.kernel_forward is None)
             or (queries > MOST_CAPTURED_QUERIES and queries not in WIDTHS)
         ):
             return None
@@ -213,7 +226,8 @@ def graph_loans(wanted: bool | Literal["auto"]) -> Iterator[GraphLoans]:
 def _has_memory(model: PreTrainedModel, batch_size: int, capacity: int) -> bool:
     if model.device.type != "cuda":
         return True
-    needed = batch_size * capacity * sum(bytes_per_token(model).values())
+    per_row = (bytes_of_states(model) + bytes_of_steps(model)).total()
+    needed = batch_size * (capacity * sum(bytes_per_token(model).values()) + per_row)
     free, _ = torch.cuda.mem_get_info(model.device)
     kept = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # cached by torch
     return needed < SHARE_OF_FREE_MEMORY * (free + kept)

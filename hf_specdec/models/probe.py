@@ -107,11 +107,14 @@ class Layers:
         cached (`dict[int, CachedLayer]`): what is cached, by index of the cache's layer.
         calls (`list[AttentionCall]`): the calls of the attention function, in order.
         states (`dict[int, CachedStates]`): the states that are kept, by index of the cache's layer.
+        hands_on_context (`bool`): for a model with states: whether all attention layers got the `tree_context` that
+            its forward was given.
     """
 
     cached: dict[int, CachedLayer]
     calls: list[AttentionCall]
     states: dict[int, CachedStates] = field(default_factory=dict)
+    hands_on_context: bool = False
 
 
 _found: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layers | None]] = weakref.WeakKeyDictionary()
@@ -138,10 +141,13 @@ def probe(model: PreTrainedModel, dtype: torch.dtype) -> Layers | None:
     Runs a model's shadow over one token: without data, or with the model's weights if its shapes depend on data. Where
     the whole model wants more than tokens, its decoder runs.
     """
+    has_states = isinstance(model, PreTrainedModel) and layer_kinds_of(model) is not None
     for has_data in (False, True):
-        for is_whole in (True, False):
+        for is_whole, with_context in dict.fromkeys(
+            (is_whole, with_context) for with_context in (has_states, False) for is_whole in (True, False)
+        ):
             try:
-                found = _probe(model, Shadow(model, dtype, has_data), dtype, is_whole)
+                found = _probe(model, Shadow(model, dtype, has_data), dtype, is_whole, with_context)
             except Exception as error:  # noqa: BLE001  (the forwards of others fail in any way)
                 logger.debug(f"{type(model).__name__} was not probed: {error}")
                 continue
@@ -150,7 +156,7 @@ def probe(model: PreTrainedModel, dtype: torch.dtype) -> Layers | None:
     return None
 
 
-def _probe(model: PreTrainedModel, shadow: Shadow, dtype: torch.dtype, is_whole: bool) -> Layers:
+def _probe(model: PreTrainedModel, shadow: Shadow, dtype: torch.dtype, is_whole: bool, with_context: bool) -> Layers:
     for config in shadow.configs:
         config._attn_implementation_internal = config._experts_implementation_internal = _NAME
     cache = _ProbedCache(model, shadow)
@@ -159,12 +165,13 @@ def _probe(model: PreTrainedModel, shadow: Shadow, dtype: torch.dtype, is_whole:
     device = execution_device(model) if shadow.has_data else torch.device("meta")
     try:
         with torch.no_grad():
+            context = {"tree_context": cache} if with_context else {}
             inputs = _inputs_of(forwarded, cache, dtype, device)
             cache.mask = inputs.get("attention_mask")
-            forwarded(**inputs)
+            forwarded(**inputs, **context)
     finally:
         _running.cache = before
-    return Layers(cache.cached, cache.calls, cache.states)
+    return Layers(cache.cached, cache.calls, cache.states, with_context and not cache.lacks_context)
 
 
 def _inputs_of(forwarded: Any, cache: Cache, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -203,6 +210,8 @@ class _ProbedCache(Cache):
         self._indexed: dict[int, tuple[tuple[int, int], torch.dtype]] = {}
         self.mask: torch.Tensor | None = None
         """The mask that the model is given."""
+        self.lacks_context = False
+        """Whether an attention layer got no `tree_context`."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -246,7 +255,8 @@ class _ProbedCache(Cache):
         """Takes note of a call of the attention function."""
         query, key, value = map(_heads_of, states)
         reads_cache = all(any(one is given for given in self._given) for one in states[1:])
-        options = {name: value for name, value in options.items() if value is not None}
+        self.lacks_context |= options.get("tree_context") is not self
+        options = {name: value for name, value in options.items() if not (value is None or value is self)}
         if self._shadow.has_data:  # what was found must not keep weights
             module = Shadow(module).model
             options = {

@@ -7,6 +7,7 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 - `convolution`: the short convolutions before them, and those of layers that have nothing else.
 - `texts`: a text is read block by block, as a chain.
 - `groups`: rows are followed in groups, where a recurrence takes much memory meanwhile.
+- `kernel`: the kernels that compute the same on a GPU; `served`: for which models.
 - `topology`: which nodes follow which, as layers read it.
 - `hook`: the functions of transformers' model files that run over a tree meanwhile.
 - `levels`: mixers that call no such functions, level by level.
@@ -17,20 +18,26 @@ the committed tokens as it is, keeps what every node adds to it, and applies the
 from ..models.layer_kinds import LayerKind, LayerKinds, is_attention_free, layer_kinds_of
 from .groups import advance_in_groups, most_bytes, score_in_groups
 from .hook import mixers_of_their_own, recurrences_of, running_cache, running_over, states_over_trees
+from .kernel import KernelForward, PendingPaths, StateKernel, StaticKernelForward
 from .recurrence import Recurrence
 from .texts import read_text
 from .topology import NodeTopology, Path
 
 
 __all__ = [
+    "KernelForward",
     "LayerKind",
     "LayerKinds",
     "NodeTopology",
     "Path",
+    "PendingPaths",
     "Recurrence",
+    "StateKernel",
+    "StaticKernelForward",
     "advance_in_groups",
     "is_attention_free",
     "layer_kinds_of",
+    "mixers_of_their_own",
     "most_bytes",
     "read_text",
     "recurrences_of",
@@ -38,5 +45,4 @@ __all__ = [
     "running_over",
     "score_in_groups",
     "states_over_trees",
-    "mixers_of_their_own",
 ]

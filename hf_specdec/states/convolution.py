@@ -6,13 +6,12 @@ import torch
 from torch.nn.functional import conv1d
 from transformers.activations import ACT2FN
 
+from .kernel import KernelForward
 from .topology import NodeTopology, Path
 
 
 FUNCTION = "causal_conv1d_fn"
 """Name of transformers' function for many tokens at once."""
-KERNEL = "tree_conv"
-"""Name of the kernel of `hf_specdec_kernels` that computes the same on a GPU."""
 
 
 def convolve(
@@ -54,3 +53,32 @@ def advanced(window: torch.Tensor, inputs: torch.Tensor, path: Path) -> torch.Te
     ends = path.is_on.sum(dim=1, keepdim=True)  # of the inputs after the window
     places = ends + torch.arange(window.shape[2], device=window.device)
     return known.gather(2, places[:, None].expand(-1, known.shape[1], -1))
+
+
+def convolve_by_kernel(
+    window: torch.Tensor,
+    pending: torch.Tensor,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    forward: KernelForward,
+) -> torch.Tensor:
+    """
+    The convolution at every node by the kernel, `[batch, channels, nodes]`. It commits what is pending to the windows
+    of all slots, `[slots, channels, taps]`, and leaves the inputs `pending`, `[slots, nodes, channels]`.
+    """
+    from hf_specdec_kernels import tree_conv
+
+    device, is_silu = inputs.device, activation in ("silu", "swish")
+    outputs = tree_conv(
+        inputs.transpose(1, 2),
+        weight,
+        window,
+        pending,
+        forward.table(weight.shape[1], device),
+        forward.rows(device),
+        bias=bias,
+        activation="silu" if is_silu else None,
+    ).transpose(1, 2)
+    return outputs if activation is None or is_silu else ACT2FN[activation](outputs)

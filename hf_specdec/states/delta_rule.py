@@ -5,12 +5,85 @@ key channel. Over a tree it is the chunk form with the mask of ancestors; see `D
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .kernel import LARGEST_KEY, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
+
+
+if TYPE_CHECKING:
+    from hf_specdec_kernels import PendingPath
+
+
+class DeltaRuleKernel(StateKernel):
+    """`tree_delta_rule` of `hf_specdec_kernels`, for a decay per head or per key channel."""
+
+    constants = ("normalize",)
+
+    def __init__(self, decays_channels: bool):
+        self._decays_channels = decays_channels
+
+    def serves(self, state: tuple[int, ...]) -> bool:
+        return len(state) == 3 and state[1] <= LARGEST_KEY
+
+    def pending_bytes(self, channels: int, state: tuple[int, ...], itemsize: int) -> int:
+        heads, key_dim, value_dim = state
+        decays = heads * (key_dim if self._decays_channels else 1)
+        keys = 2 * _key_heads(channels, heads, key_dim, value_dim) * key_dim
+        return keys * itemsize + 4 * (heads * value_dim + 2 * decays)
+
+    def arguments(
+        self,
+        channels: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        repeats = key.shape[2] // _key_heads(channels, value.shape[2], key.shape[3], value.shape[3])
+        if repeats > 1:  # some releases repeat a head for all that share it
+            query, key = query[:, :, ::repeats], key[:, :, ::repeats]
+        of_nodes = {"query": query, "key": key, "value": value, "decay": g.float(), "beta": beta}
+        return of_nodes | {"normalize": use_qk_l2norm_in_kernel}
+
+    def pending(self, arguments: dict[str, Any], states: torch.Tensor, nodes: int) -> Any:
+        from hf_specdec_kernels import DeltaPending
+
+        key, decay, (slots, heads, _, value_dim) = arguments["key"], arguments["decay"], states.shape
+        return DeltaPending(
+            key.new_zeros(2, slots, nodes, *key.shape[2:]),
+            states.new_zeros(slots, nodes, heads, value_dim),
+            states.new_zeros(2, slots, nodes, *decay.shape[2:]),
+        )
+
+    def score(
+        self,
+        arguments: dict[str, Any],
+        states: torch.Tensor,
+        pending: Any,
+        ancestors: torch.Tensor,
+        rows: PendingPath,
+    ) -> torch.Tensor:
+        from hf_specdec_kernels import tree_delta_rule
+
+        return tree_delta_rule(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
+
+    def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:
+        from hf_specdec_kernels import commit_delta_rule
+
+        commit_delta_rule(states, pending, rows, **arguments)
+
+
+def _key_heads(channels: int, heads: int, key_dim: int, value_dim: int) -> int:
+    """Heads of keys, where queries, keys and values lie behind one convolution; else those of values."""
+    of_keys, rest = divmod(channels - heads * value_dim, 2 * key_dim)
+    return of_keys if rest == 0 and of_keys > 0 and heads % of_keys == 0 else heads
 
 
 class DeltaRule(Recurrence):
@@ -23,7 +96,7 @@ class DeltaRule(Recurrence):
     """
 
     functions = ("torch_chunk_gated_delta_rule",)
-    kernel = "tree_delta_rule"
+    kernel = DeltaRuleKernel(decays_channels=False)
 
     def inputs(
         self,
@@ -101,7 +174,7 @@ class KimiDeltaAttention(DeltaRule):
     """The gated delta rule with a decay per key channel."""
 
     functions = ("chunk_kimi_delta_attention",)
-    kernel = "tree_delta_rule"
+    kernel = DeltaRuleKernel(decays_channels=True)
     block = 16  # the products of a block are taken channel by channel
 
     def transient_bytes(self, state: tuple[int, ...], queries: int, nodes: int) -> int:

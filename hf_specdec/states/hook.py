@@ -202,7 +202,7 @@ def _convolving(original: Callable) -> Callable:
         _running.has_convolved = True
         return layer.convolve(_running.state_idx, hidden_states, weight, bias, activation)
 
-    return causal_conv1d_fn
+    return torch.compiler.disable(causal_conv1d_fn)
 
 
 def _scanning(recurrence: Recurrence) -> Callable[[Callable], Callable]:
@@ -212,10 +212,9 @@ def _scanning(recurrence: Recurrence) -> Callable[[Callable], Callable]:
             if layer is None or not (layer.cache.topology or (_running.forgets and not recurrence.continues)):
                 return original(*args, **kwargs)
             _running.num_scans += 1
-            inputs = recurrence.inputs(*args, **kwargs)
-            return layer.scan(_running.state_idx, recurrence, inputs, _running.num_scans - 1)
+            return layer.scan(_running.state_idx, recurrence, _running.num_scans - 1, *args, **kwargs)
 
-        return function
+        return torch.compiler.disable(function)
 
     return replacing
 

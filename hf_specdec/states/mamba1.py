@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import silu, softplus
 
+from .kernel import LARGEST_SCAN, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
+
+
+if TYPE_CHECKING:
+    from hf_specdec_kernels import PendingPath
+
+
+class Mamba1Kernel(StateKernel):
+    """`tree_selective_scan` of `hf_specdec_kernels`; not for Zamba, whose heads are scanned one by one."""
+
+    constants = ("A",)
+
+    def serves(self, state: tuple[int, ...]) -> bool:
+        return len(state) == 2 and state[1] <= LARGEST_SCAN
+
+    def pending_bytes(self, channels: int, state: tuple[int, ...], itemsize: int) -> int:
+        return (state[0] + 2 * state[1]) * itemsize + 4 * state[0]
+
+    def arguments(
+        self,
+        channels: int,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        delta_softplus: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        B, C = (one.to(hidden_states.dtype).transpose(1, 2)[:, :, None] for one in (B, C))
+        of_nodes = {"x": hidden_states.transpose(1, 2), "dt": dt.transpose(1, 2), "B": B, "C": C}
+        of_nodes |= {"z": None if z is None else z.transpose(1, 2)}  # type: ignore[dict-item]
+        return of_nodes | {"A": A.float(), "D": D, "dt_bias": delta_bias, "dt_softplus": delta_softplus}
+
+    def pending(self, arguments: dict[str, Any], states: torch.Tensor, nodes: int) -> Any:
+        from hf_specdec_kernels import ScanPending
+
+        x, (slots, channels, size) = arguments["x"], states.shape
+        return ScanPending(
+            x.new_zeros(slots, nodes, channels),
+            states.new_zeros(slots, nodes, channels),
+            x.new_zeros(2, slots, nodes, 1, size),
+        )
+
+    def score(
+        self,
+        arguments: dict[str, Any],
+        states: torch.Tensor,
+        pending: Any,
+        ancestors: torch.Tensor,
+        rows: PendingPath,
+    ) -> torch.Tensor:
+        from hf_specdec_kernels import tree_selective_scan
+
+        return tree_selective_scan(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
+
+    def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:
+        from hf_specdec_kernels import commit_selective_scan
+
+        commit_selective_scan(states, pending, arguments["A"], rows)
 
 
 class Mamba1(Recurrence):
@@ -22,7 +85,7 @@ class Mamba1(Recurrence):
     """
 
     functions = ("mamba_selective_scan",)
-    kernel = "tree_selective_scan"
+    kernel = Mamba1Kernel()
     state_dims = 3
     constants = ("A", "D")
     continues = False
@@ -80,7 +143,7 @@ class Mamba1(Recurrence):
         written = decays.mul_(write[..., None]).mul_(B[:, :, None]).sum(dim=1)
         return state * (last[:, 0, :, None] * A).exp() + written
 
-    def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
+    def returned(self, outputs: torch.Tensor, state: torch.Tensor) -> Any:
         return outputs.transpose(1, 2), state
 
 

@@ -2,13 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import softplus
 
+from .kernel import LARGEST_KEY, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
+
+
+if TYPE_CHECKING:
+    from hf_specdec_kernels import PendingPath
+
+
+class Mamba2Kernel(StateKernel):
+    """`tree_ssd` of `hf_specdec_kernels`."""
+
+    def serves(self, state: tuple[int, ...]) -> bool:
+        return len(state) == 3 and state[2] <= LARGEST_KEY
+
+    def pending_bytes(self, channels: int, state: tuple[int, ...], itemsize: int) -> int:
+        heads, head_dim, _ = state
+        return (channels - heads * head_dim) * itemsize + 4 * (heads * head_dim + 2 * heads)
+
+    def arguments(
+        self,
+        channels: int,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int | None = None,
+        D: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        of_nodes = {"x": hidden_states, "dt": dt, "B": B.to(hidden_states.dtype), "C": C.to(hidden_states.dtype)}
+        return of_nodes | {"A": A.float(), "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
+
+    def pending(self, arguments: dict[str, Any], states: torch.Tensor, nodes: int) -> Any:
+        from hf_specdec_kernels import DeltaPending
+
+        B, (slots, heads, head_dim, _) = arguments["B"], states.shape
+        return DeltaPending(
+            B.new_zeros(2, slots, nodes, *B.shape[2:]),
+            states.new_zeros(slots, nodes, heads, head_dim),
+            states.new_zeros(2, slots, nodes, heads),
+        )
+
+    def score(
+        self,
+        arguments: dict[str, Any],
+        states: torch.Tensor,
+        pending: Any,
+        ancestors: torch.Tensor,
+        rows: PendingPath,
+    ) -> torch.Tensor:
+        from hf_specdec_kernels import tree_ssd
+
+        return tree_ssd(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
+
+    def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:
+        from hf_specdec_kernels import commit_ssd
+
+        commit_ssd(states, pending, rows)
 
 
 class Mamba2(Recurrence):
@@ -23,7 +83,7 @@ class Mamba2(Recurrence):
     """
 
     functions = ("mamba2_chunk_scan",)
-    kernel = "tree_ssd"
+    kernel = Mamba2Kernel()
     constants = ("A", "D", "limits")
 
     def inputs(

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from .kernel import StateKernel
 from .topology import NodeTopology
 
 
@@ -23,8 +24,8 @@ class Recurrence(ABC):
     Names of transformers' functions for many tokens at once, which `inputs` takes the place of. In forwards over a
     tree mixers see no earlier state, so they call these, never those for one token.
     """
-    kernel: ClassVar[str | None] = None
-    """Name of the kernel of `hf_specdec_kernels` that computes the same on a GPU."""
+    kernel: ClassVar[StateKernel | None] = None
+    """The kernels that compute the same on a GPU, if there are any."""
     state_dims: ClassVar[int] = 4
     """
     Dimensions of the state that one call of the function reads. A mixer whose cache holds one dimension more, after
@@ -95,7 +96,7 @@ class Recurrence(ABC):
         """
         return 0
 
-    def returned(self, outputs: torch.Tensor, state: torch.Tensor, inputs: dict[str, Any]) -> Any:
+    def returned(self, outputs: torch.Tensor, state: torch.Tensor) -> Any:
         """
         What transformers' function returns, from outputs `[batch, queries, …]`. `state` stands for the last state,
         which the mixer hands to the cache, where it is ignored.

@@ -11,6 +11,7 @@ from support.batches import assert_nothing_left, limits, ragged_prompts, text_al
 from support.goldens import trained_prompts, trained_target
 from support.graphs import StandIn, install_stand_in
 from support.heads import tiny_head, trained_head
+from support.hybrids import draft_of, hybrid
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from support.sampling import a_head, the_target
@@ -113,16 +114,20 @@ def test_a_users_criterion_ends_a_text_within_a_step(runs: list[InFlightStep]) -
 # -------------------------------------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_nan_ends_its_request_alone(do_sample: bool, runs: list[InFlightStep]) -> None:
-    """Others with the same blocks later, too."""
-    target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
-    draft, prompts = copy.deepcopy(target), ragged_prompts((5, 9, 12))
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "states"])
+def test_nan_ends_its_request_alone(kind: str, runs: list[InFlightStep]) -> None:
+    """Others with the same blocks, or in the same place of the states, later, too."""
+    if kind == "states":
+        target = copy.deepcopy(hybrid("qwen3_5_text"))
+    else:
+        target = tiny_model(dtype=torch.float32, tie_word_embeddings=False)
+    prompts = ragged_prompts((5, 9, 12))
     texts = [text_alone(target, prompt, max_new_tokens=40) for prompt in prompts]
+    draft = draft_of(texts) if kind == "states" else copy.deepcopy(target)
     others = set(sum(prompts, [])).union(*map(set, texts[1:]))
     token = next(one for one in texts[0][8:30] if one not in others)
     target.get_input_embeddings().weight.data[token] = torch.nan
-    options = {"do_sample": True, "temperature": 1e-3, "top_k": 0} if do_sample else {}
+    options = {"do_sample": True, "temperature": 1e-3, "top_k": 0} if kind == "sampled" else {}
     with target.init_continuous_batching(
         assistant_model=draft, tree=CHAIN, continuous_batching_config=limits(60)
     ) as manager:
@@ -171,7 +176,8 @@ def test_a_failed_capture_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch
         assert output.generated_tokens == text_alone(target, prompt, max_new_tokens=24)
 
 
-def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["head", "states"])
+def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first has done does not count, and a head still has the features that it needs."""
     capture, captured = InFlightStep.capture, []
 
@@ -184,10 +190,14 @@ def test_a_failed_capture_of_a_second_part_falls_back_to_the_host(monkeypatch: p
 
     monkeypatch.setattr(InFlightStep, "capture", fails_for_chains)
     target, prompts = trained_target(), trained_prompts()["prompts"][:2]
+    draft = trained_head()
+    if kind == "states":
+        target, prompts = hybrid("qwen3_5_text"), ragged_prompts((5, 9))
+        draft = draft_of([text_alone(target, prompt, max_new_tokens=60) for prompt in prompts])
     with (
         pytest.warns(UserWarning, match="could not be captured"),
         target.init_continuous_batching(
-            assistant_model=trained_head(), tree=IRREGULAR, continuous_batching_config=limits()
+            assistant_model=draft, tree=IRREGULAR, continuous_batching_config=limits()
         ) as manager,
     ):
         names = [manager.add_request(prompts[0], max_new_tokens=60)]

@@ -12,6 +12,7 @@ from support.batches import assert_nothing_left, limits, text_alone
 from support.goldens import trained_target
 from support.graphs import install_stand_in
 from support.heads import trained_head
+from support.hybrids import draft_of, hybrid
 from support.models import noisy_copy, tiny_model, with_fewer_positions
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
@@ -37,6 +38,10 @@ def models(kind: str) -> tuple[PreTrainedModel, Any]:
     """A target and its draft; one that is `short` knows few positions."""
     if kind == "head":
         return trained_target(), trained_head()
+    if kind == "states":
+        target = hybrid("qwen3_5_text")
+        texts = [text_alone(target, [token], max_new_tokens=40) for token in (5, 9)]
+        return target, draft_of(texts)
     if kind == "noisy":
         target = tiny_model(dtype=torch.float32)
         return target, noisy_copy(target, 0.05)
@@ -64,7 +69,7 @@ def random_request(choice: random.Random, vocab_size: int) -> tuple[list[int], d
 
 @pytest.mark.filterwarnings("error:.*could not be captured")
 @pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3))])
-@pytest.mark.parametrize("kind", ["noisy", "head", "short"])
+@pytest.mark.parametrize("kind", ["noisy", "head", "short", "states"])
 def test_greedy_texts(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of `generate`, whatever is beside them, and however often they lose their blocks."""
     install_stand_in(monkeypatch, with_kernel=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.device_steps import BY_ATTENTION, Steps
 from support.heads import tiny_head
+from support.hybrids import draft_of, hybrid
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -49,7 +50,9 @@ class Inputs(TorchDispatchMode):
 
 
 @BY_ATTENTION
-@pytest.mark.parametrize("kind", ["model", "head", "head with a draft vocabulary", "head that borrows an lm_head"])
+@pytest.mark.parametrize(
+    "kind", ["model", "head", "head with a draft vocabulary", "head that borrows an lm_head", "states"]
+)
 @pytest.mark.parametrize("tree", [IRREGULAR, DynamicTree(depth=3, top_k=3, num_nodes=9)], ids=["static", "dynamic"])
 def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = Inputs()
@@ -67,10 +70,12 @@ def test_all_that_a_step_reads_is_held(kind: str, tree: Any, steps: Steps, monke
         self._replay = lambda: None  # the function is gone, as that of a real graph is
 
     monkeypatch.setattr(InFlightStep, "capture", gone)
-    target = tiny_model(dtype=torch.float32)
+    target = hybrid("qwen3_5_text") if kind == "states" else tiny_model(dtype=torch.float32)
     vocabulary = {"draft_vocab_size": 20} if "vocabulary" in kind or "borrows" in kind else {}
     if kind == "model":
         draft: Any = noisy_copy(target, 0.05)
+    elif kind == "states":
+        draft = draft_of([])
     else:
         draft = tiny_head(target, **vocabulary, **({"has_lm_head": False} if "borrows" in kind else {}))
     target.generate(**prompts(2, 9, padding=True), max_new_tokens=8, do_sample=False, assistant_model=draft, tree=tree)

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import assert_same_states
 from support.goldens import trained_prompts, trained_target
 from support.graphs import ReadFromOutside, StandIn, install_stand_in, make_up_cuda
 from support.heads import tiny_head, trained_head
+from support.hybrids import draft_of, hybrid
 from support.models import FAMILIES, noisy_copy, prompts, tiny_model
 
 import hf_specdec
@@ -75,6 +77,24 @@ def test_greedy_calls_of_a_draft_model(family: str, tree: Any, batch_size: int, 
         assert hf_specdec.last_metrics().num_accepted_tokens > 0
     assert stand_in.replays > 10 and stand_in.captures < 30
     assert (stand_in.attended > 0) is stand_in.has_kernel
+
+
+@pytest.mark.parametrize("stand_in", [True], ids=["kernel"], indirect=True)
+@pytest.mark.parametrize("batch_size, tree", [(1, TREE), (3, DYNAMIC)], ids=["one row, static", "three rows, dynamic"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "falcon_h1", "mamba2"])
+def test_layers_with_states(family: str, batch_size: int, tree: Any, stand_in: StandIn) -> None:
+    """A later call, whose layers have not run before its forward is replayed, returns the states of its own text."""
+    target = hybrid(family)
+    for length in (6, 13):
+        inputs = prompts(batch_size, length, padding=batch_size > 1)
+        call = inputs | {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
+        plain = target.generate(**call)
+        draft = draft_of(plain.sequences.tolist())
+        found = target.generate(**call, assistant_model=draft, **graphed(tree))
+        assert torch.equal(found.sequences, plain.sequences)
+        assert_same_states(found.past_key_values, plain.past_key_values, atol=1e-3)
+        assert hf_specdec.last_metrics().mean_acceptance_length > 1.5
+    assert stand_in.captures > 2 and stand_in.replays > 10
 
 
 @BY_ATTENTION

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import assert_same_states
 from support.criteria import Custom
 from support.heads import tiny_head
 from support.hybrids import ONE_OF_EACH, Oracle, hybrid, padded
@@ -16,21 +17,6 @@ from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 
 from hf_specdec import Drafter, DraftTree, NgramDraft, TokenTree, Topology
 from hf_specdec.compat import CACHE
-
-
-def assert_same_states(ours: Any, plain: Any) -> None:
-    """Equal states, keys and values in all layers, up to rounding, which grows with the sums in a state."""
-    assert len(ours.layers) == len(plain.layers)
-    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
-        assert type(mine) is type(theirs)
-        names = ("keys", "values") if hasattr(mine, "keys") else ()
-        found = [(getattr(mine, name), getattr(theirs, name)) for name in names]
-        for name in ("conv_states", "recurrent_states"):
-            pairs = getattr(mine, name, {}).items()
-            found += [(one, getattr(theirs, name)[number]) for number, one in pairs if one is not None]
-        assert found
-        for one, other in found:
-            torch.testing.assert_close(one, other, atol=5e-4 * max(1.0, float(other.abs().max())), rtol=0.0)
 
 
 def converse(

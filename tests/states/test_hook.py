@@ -8,8 +8,7 @@ import pytest
 import torch
 from support.hybrids import hybrid
 
-from hf_specdec.states import Path, convolution, hook
-from hf_specdec.states.recurrences import RECURRENCES
+from hf_specdec.states import Path, hook
 
 
 def test_an_interrupt_while_functions_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +35,3 @@ def test_paths_that_commit_nothing() -> None:
     path = Path.of([[], []], torch.device("cpu"))
     assert (path.nodes.dtype, path.is_on.dtype) == (torch.long, torch.bool)
     assert path.of_nodes(torch.ones(2, 3, 4)).shape == (2, 0, 4)
-
-
-def test_names_of_kernels() -> None:
-    kernels = pytest.importorskip("hf_specdec_kernels")
-    named = {convolution.KERNEL, *(recurrence.kernel for recurrence in RECURRENCES)} - {None}
-    assert named <= set(kernels.__all__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.graphs import install_stand_in
 from support.hybrids import hybrid
 from support.models import noisy_copy, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,9 +22,15 @@ from hf_specdec.forwards.tree_forward import TreeForward
 from hf_specdec.states import groups, layer_kinds_of, recurrences_of
 
 
-def test_states_take_the_memory_that_is_counted() -> None:
-    """Rows for the most requests that may run at once, in target and draft."""
-    model, draft = hybrid("qwen3_5_text"), noisy_copy(hybrid("qwen3_5_text"), 0.03)
+SERVED = ("qwen3_5_text", "kimi_linear", "bamba", "jamba")
+
+
+@pytest.mark.parametrize("family, by_kernel", [("qwen3_5_text", False), *((one, True) for one in SERVED)])
+def test_states_take_the_memory_that_is_counted(family: str, by_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows for the most requests that may run at once, in target and draft, and what steps leave pending of them."""
+    if by_kernel:
+        install_stand_in(monkeypatch, with_kernel=True)
+    model, draft = hybrid(family), noisy_copy(hybrid("lfm2"), 0.03)
     manager = model.init_continuous_batching(
         assistant_model=draft, tree="[(0,)]", continuous_batching_config=Limits(max_requests=3, num_blocks=40)
     )
@@ -35,7 +42,11 @@ def test_states_take_the_memory_that_is_counted() -> None:
     for cache in caches:
         assert cache.num_states == 3
         for layer in cache.state_layers:
-            taken += sum(one.nbytes for one in (layer.conv_states[0], layer.recurrent_states[0]))
+            held = [layer.conv_states[0], layer.recurrent_states[0]]
+            for pending in layer.kernel_pending.values():
+                held += [pending.conv_inputs, *(pending.kept or ())]
+            taken += sum(one.nbytes for one in held if one is not None)
+    assert bool(caches[0].state_layers[0].kernel_pending) is by_kernel
     assert 3 * sum(bytes_per_request([model, draft], 3).values()) == taken
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from support.device_steps import install
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
 from support.hybrids import hybrid
-from support.sampling import LENGTH, PROMPT, ROWS, TREE, VOCAB
+from support.sampling import LENGTH, PROMPT, ROWS, TREE, VOCAB, a_draft, sampled_tokens
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, SpeculativeConfig, last_metrics
 from hf_specdec.cache.state_layers import StateLayer
-from hf_specdec.states import Path
+from hf_specdec.states import Path, PendingPaths
 
 
 @cache
@@ -55,3 +57,23 @@ def test_states_that_keep_all_nodes_do_not_fit(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(StateLayer, "settle", settle)
     assert fit_samples().p_value < 1e-6
+
+
+def test_samples_of_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rejection of drawn children; not if a step commits a node more than was accepted."""
+    steps, draft, rows = install(monkeypatch, with_kernel=True), copy.deepcopy(a_draft("other")).float(), 600
+
+    def found() -> Fit:
+        tokens = sampled_tokens(the_target(), draft, SpeculativeConfig(tree=TREE, cuda_graphs=True), rows)
+        return fit(tokens, expected())
+
+    right = found()
+    assert steps.replays > 1 and right.p_value > SIGNIFICANCE, right
+    assert right.detectable < 0.35
+    keep = PendingPaths.keep
+
+    def keep_more(paths: Any, slots: torch.Tensor, path: torch.Tensor, counts: torch.Tensor) -> None:
+        keep(paths, slots, path, torch.where(counts > 0, path.shape[1], 0))
+
+    monkeypatch.setattr(PendingPaths, "keep", keep_more)
+    assert found().p_value < 1e-6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers.cache_utils import Cache
 
@@ -25,3 +27,18 @@ def assert_same_cache(ours: Cache, plain: Cache, visible: torch.Tensor | None = 
             if visible is not None:
                 states = [held[visible[:, visible.shape[1] - held.shape[1] :]] for held in states]
             torch.testing.assert_close(*states, **(tolerance or {"rtol": 0.0, "atol": 0.0}))
+
+
+def assert_same_states(ours: Any, plain: Any, atol: float = 5e-4) -> None:
+    """Equal states, keys and values in all layers, up to rounding, which grows with the sums in a state."""
+    assert len(ours.layers) == len(plain.layers)
+    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
+        assert type(mine) is type(theirs)
+        names = ("keys", "values") if hasattr(mine, "keys") else ()
+        found = [(getattr(mine, name), getattr(theirs, name)) for name in names]
+        for name in ("conv_states", "recurrent_states"):
+            pairs = getattr(mine, name, {}).items()
+            found += [(one, getattr(theirs, name)[number]) for number, one in pairs if one is not None]
+        assert found
+        for one, other in found:
+            torch.testing.assert_close(one, other, atol=atol * max(1.0, float(other.abs().max())), rtol=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec import Drafter, DraftTree, TokenTree, Topology
 
-from .models import VOCAB
+from .models import VOCAB, tiny_model
 
 
 SMALL = {
@@ -140,6 +141,20 @@ ONE_OF_EACH = ("qwen3_5_text", "kimi_linear", "lfm2", "bamba", "zamba", "zaya")
 """One family for each kind of layer; the last one has code of its own, which runs level by level."""
 
 
+CAPTURED = (
+    "qwen3_5_text",
+    "lfm2",
+    "qwen3_next",
+    "olmo_hybrid",
+    "bamba",
+    "falcon_h1",
+    "nemotron_h",
+    "jamba",
+    "mamba2",
+)
+"""Families whose whole steps are captured, one for each kind of attention and of states."""
+
+
 def is_known(family: str) -> bool:
     """Whether this release of transformers has the family."""
     try:
@@ -179,6 +194,22 @@ def padded(batch_size: int, length: int = 12, seed: int = 0) -> dict[str, torch.
         pads = row * length // (2 * batch_size)
         ids[row, :pads] = mask[row, :pads] = 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def draft_of(texts: list[list[int]]) -> PreTrainedModel:
+    """A model without states that follows a token by what most often follows it in these texts, or else by itself."""
+    draft = copy.deepcopy(tiny_model(hidden_size=64, num_hidden_layers=1, dtype=torch.float32))
+    follows = torch.eye(VOCAB, 64) * 0.5
+    for text in texts:
+        for token, following in zip(text, text[1:], strict=False):
+            follows[following, token] += 1.0
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+        draft.get_input_embeddings().weight.copy_(torch.eye(VOCAB, 64))
+        draft.get_output_embeddings().weight.copy_(follows)
+    return draft
 
 
 class Oracle(Drafter):

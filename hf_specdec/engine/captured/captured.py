@@ -61,7 +61,7 @@ class CapturedStep(ABC):
             RuntimeError: if the step cannot be captured.
         """
         device, captured = self.rows.device, copy.copy(self)
-        captured._cache = DevicePagedCache(self._target.cache, self.rows.tables)
+        captured._cache = DevicePagedCache(self._target.cache, self.rows.tables, self.rows.state_slots)
         captured._forward = self._target.forward.over(captured._cache, self._first_slots, self._first_slots)
         self._compile(captured._forward)
         if self.compiles and self.compiles_whole:
@@ -90,7 +90,8 @@ class CapturedStep(ABC):
     def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
         """Copies the rows of a step to the device, see `InFlightRows.load`. Blocks that may hold NaN are zeroed."""
         self._clean(requests)
-        self.rows.load(requests, values, starts)
+        slots = self._caches[0].note_states([request.table for request in requests])
+        self.rows.load(requests, values, starts, slots)
 
     def _clean(self, requests: list[Request]) -> None:
         for cache in self._caches:

@@ -227,7 +227,11 @@ class DevicePrompts:
         target, drafting = self._target, self._drafting
         if self._failed or not self._decoding_steps.works or not target.cache.has_memory:
             return False
-        if not target.forward.takes_logits_to_keep or request.options.device_warpers is None:
+        if (
+            target.cache.state_layers
+            or not target.forward.takes_logits_to_keep
+            or request.options.device_warpers is None
+        ):
             return False
         if request.options.do_sample and not self.draws_tokens:
             return False

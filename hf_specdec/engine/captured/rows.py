@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +85,7 @@ class InFlightRows:
             "room": (rows,),
             "counts": (rows,),
             "slots": (rows,),
+            "state_slots": (rows,),
             "tail": (rows, size.lag),
         }
         shapes = moving | {
@@ -129,6 +130,8 @@ class InFlightRows:
         """Place of each row's features in `WaitingFeatures`, `[rows]` int64."""
         self.slots: torch.Tensor = on_device["slots"]
         """First slot for new features of each row in `WaitingFeatures`, counted through all places, `[rows]` int64."""
+        self.state_slots: torch.Tensor = on_device["state_slots"]
+        """Slot of each row's states in the target's cache, `[rows]` int64; -1 for none."""
         self.slot_steps: torch.Tensor = on_device["slot_steps"]
         """
         Slots by which a new token moves `slots` on, `[rows]` int64: 1 in rows whose features wait, 0 in rows whose
@@ -156,6 +159,7 @@ class InFlightRows:
         for name in ("room", "kinds", "slot_steps", "top_k", "tail"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
+        host["state_slots"][first:] = -1
         host["slots"][first:] = self._unwanted_slot
         for name in ("counts", "temperature", "top_p", "draft_temperature"):
             host[name][first:] = 1
@@ -164,10 +168,17 @@ class InFlightRows:
         host["numbers"][first:] = -1.0
         host["tables"][first:] = ZERO_BLOCK
 
-    def load(self, requests: list[Request], values: RowValues, starts: list[int] | None = None) -> None:
+    def load(
+        self,
+        requests: list[Request],
+        values: RowValues,
+        starts: list[int] | None = None,
+        state_slots: Sequence[int] = (),
+    ) -> None:
         """
         Copies the rows of a step to the device. With `starts`, as in prefill, a row's text counts only up to `starts +
-        counts`, and its tail begins at its start and is filled with as many tokens as it has room for.
+        counts`, and its tail begins at its start and is filled with as many tokens as it has room for. `state_slots`
+        are the slots of the rows' states, if the target has any.
         """
         if self._was_copied is not None:
             self._was_copied.synchronize()  # the last copy has left the staging buffer
@@ -177,6 +188,7 @@ class InFlightRows:
         host["lengths"][:number] = [start + count for start, count in zip(starts, counts, strict=True)]
         for name, of_rows in vars(values).items():
             host[name][:number] = of_rows
+        host["state_slots"][:number] = state_slots or -1
         if self.size.lag == 1:
             host["tail"][:number, 0] = [request.tokens[-1] for request in requests]
         for row, (request, start) in enumerate(zip(requests, starts, strict=True)):
@@ -265,9 +277,10 @@ class InFlightRows:
         for value, moved in zip(moving, compiled(_moved)(*moving, self.slot_steps, accepted, new), strict=True):
             value.copy_(moved)
 
-    def keep_no_features(self) -> None:
-        """Lets new features be written to the unwanted place until rows are loaded again."""
+    def keep_nothing(self) -> None:
+        """Lets no row have a slot for states, or a wanted one for features, until rows are loaded again."""
         self.slots.fill_(self._unwanted_slot)
+        self.state_slots.fill_(-1)
 
     @property
     def uniforms(self) -> torch.Tensor:

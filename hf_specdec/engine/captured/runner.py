@@ -14,6 +14,7 @@ from ...compiling.layers import any_number_of_shapes
 from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, warn_of_failed_capture
 from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
+from ...states.kernel import MOST_NODES
 from ...verification import Walk
 from ..request import Request
 from .captured import CapturedStep
@@ -105,7 +106,7 @@ class DeviceSteps:
             and all(obstacle_to_graphs(model, "auto") is None for model in models)
             and all(model.device == self._target.device for model in models)
             and forward.can_be_captured
-            and forward.has_kernel
+            and forward.has_kernels
             and forward.dtype in DTYPES
         )
         if self.compiles and not self.works and not self.has_failed:
@@ -147,6 +148,8 @@ class DeviceSteps:
             step = part.step = self._launch(part)
             if step is None:
                 self._drop_features(parts[:number])
+                for earlier in parts[:number]:
+                    self._target.cache.drop_states([request.table for request in earlier.own])
                 return
             outcome.launched_at = outcome.launched_at or step.launched_at
             if len(parts) == 1:
@@ -198,6 +201,8 @@ class DeviceSteps:
                 return None
             if plan.tree.depth > self._drafting.most_levels:
                 return None
+            if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
+                return None
             key = plan.tree, plan.draws_children
             part = parts.setdefault(key, StepPart(requests, *key))
             part.groups.append(group)
@@ -243,7 +248,7 @@ class DeviceSteps:
             step = InFlightStep(self._target, self._drafting, key, asked)
         step.load(own, values)
         if is_new:
-            step.rows.keep_no_features()  # a capture may run the step twice, and features are read first
+            step.rows.keep_nothing()  # a capture may run the step twice, and features are read first
             if not self.capture(step):
                 if not key.kind.compiles:
                     return None

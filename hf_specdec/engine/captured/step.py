@@ -128,6 +128,8 @@ class InFlightStep(CapturedStep):
         # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
         tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
         cache.at(rows.lengths - 1)
+        if topology.is_static:
+            cache.static_ancestors = topology.ancestors
         features = None
         with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
             depths = topology.depths * usable
@@ -158,6 +160,7 @@ class InFlightStep(CapturedStep):
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
+        cache.keep_states(path, accepted, is_nan)
         if self.can_repeat:
             rows.advance(accepted, new, compiled)
         return [self._report]
