@@ -126,8 +126,8 @@ def build_block(
         own.mlp_layer_types = ["sparse" if sparse else "dense"]
     own.vocab_size, own.pad_token_id = 1, 0
     weights = {f"layers.0.{name}": tensor for name, tensor in _with_joined_experts(layer).items()}
-    weights["norm.weight"] = torch.ones(own.hidden_size) if norm is None else norm
-    weights["embed_tokens.weight"] = torch.zeros(1, own.hidden_size)
+    weights["norm.weight"] = torch.ones(own.hidden_size, device="cpu") if norm is None else norm
+    weights["embed_tokens.weight"] = torch.zeros(1, own.hidden_size, device="cpu")
     if has_half_layer(kind, set(layer)):
         block, found = build_half(kind, own, weights, dtype)
     else:

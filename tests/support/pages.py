@@ -43,7 +43,11 @@ PUBLISHED = {
     "FasterDecoding/medusa-vicuna-7b-v1.3": "medusa",
 }
 """For every Hub id that the pages name, something tiny of that kind."""
-FOLDERS = {"SmolLM2-135M-Instruct-EAGLE3": "safeailab_eagle3", "SmolLM2-135M-Instruct-draft": "tiny_target"}
+FOLDERS = {
+    "SmolLM2-135M-Instruct-EAGLE3": "safeailab_eagle3",
+    "SmolLM2-135M-Instruct-DSpark": "dspark",
+    "SmolLM2-135M-Instruct-draft": "tiny_target",
+}
 """The same for folders that model cards name."""
 
 
