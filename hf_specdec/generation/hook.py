@@ -16,7 +16,13 @@ from .importing import when_imported
 
 
 OPTIONS = ("assistant_model", "tree", "speculative_config")
-_MODULES_OF_DRAFTS = ("hf_specdec.drafters", "hf_specdec.eagle.modeling_eagle", "hf_specdec.medusa.modeling_medusa")
+_MODULES_OF_DRAFTS = (
+    "hf_specdec.drafters",
+    "hf_specdec.block.modeling_block",
+    "hf_specdec.eagle.modeling_eagle",
+    "hf_specdec.medusa.modeling_medusa",
+    "hf_specdec.mtp.modeling_mtp",
+)
 """Modules of which one is imported wherever there is a drafter or head of hf_specdec."""
 _DIFFUSION = "transformers.models.diffusion_gemma.generation_diffusion_gemma"
 """Module of a `generate` that calls none of the methods below, and would ignore a draft."""

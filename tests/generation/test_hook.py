@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree, last_metrics
+from hf_specdec.generation import hook
 from hf_specdec.metrics import set_last_metrics
 
 
@@ -150,3 +151,11 @@ def test_importing_again_is_harmless() -> None:
 def test_the_public_names_are_there() -> None:
     assert set(hf_specdec.__all__) <= set(dir(hf_specdec))
     assert hf_specdec.__version__.count(".") == 2
+
+
+def test_every_head_is_known_by_its_module() -> None:
+    """A process may have imported nothing but the module of its head when it calls `generate`."""
+    public = [getattr(hf_specdec, name) for name in hf_specdec.__all__]
+    heads = [one for one in public if isinstance(one, type) and issubclass(one, PreTrainedModel)]
+    assert {hf_specdec.BlockHead, hf_specdec.EagleHead, hf_specdec.MedusaHeads, hf_specdec.MtpHead} <= set(heads)
+    assert {one.__module__ for one in heads} <= set(hook._MODULES_OF_DRAFTS)
