@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 
-class HeadSizes:
+class WithDefaultTree:
+    """A config whose `default_tree` may be given as an object."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them: a default tree that was given as an object is a dict."""
+        fields = super().to_dict()  # type: ignore[misc]
+        tree = fields.get("default_tree")
+        return fields | ({"default_tree": tree.to_dict()} if hasattr(tree, "to_dict") else {})
+
+
+class HeadSizes(WithDefaultTree):
     """Sizes of a head, from the config of its decoder layers and what it reads of its target."""
 
     if TYPE_CHECKING:

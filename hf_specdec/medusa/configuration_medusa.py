@@ -7,8 +7,10 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from ..head_config import WithDefaultTree
 
-class MedusaConfig(PreTrainedConfig):
+
+class MedusaConfig(WithDefaultTree, PreTrainedConfig):
     """
     The configuration of `MedusaHeads`.
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from support.eagle import GOLDENS, publish, published
 
-from hf_specdec import EagleHead, MedusaHeads
+from hf_specdec import BlockHead, DynamicTree, EagleHead, MedusaHeads
 from hf_specdec.checkpoints.pretrained import PublishedModel
+from hf_specdec.trees import as_tree
 
 
 HEADS = [(EagleHead, GOLDENS / "speculators_eagle3"), (MedusaHeads, GOLDENS / "medusa")]
@@ -41,6 +42,13 @@ def test_fields_of_the_config(kind: type[PublishedModel], folder: Path, tmp_path
     config = again.config
     assert kind.from_pretrained(tmp_path, config=config, target_name="another").config.target_name == "another"
     assert config.target_name == "some/model"
+
+
+@pytest.mark.parametrize("kind, folder", [*HEADS, (BlockHead, GOLDENS / "dspark")])
+def test_a_default_tree_given_as_an_object(kind: type[PublishedModel], folder: Path, tmp_path: Path) -> None:
+    tree = DynamicTree(depth=3, top_k=2, num_nodes=6)
+    kind.from_pretrained(folder, default_tree=tree).save_pretrained(tmp_path)
+    assert as_tree(kind.from_pretrained(tmp_path).config.default_tree) == tree
 
 
 def test_medusa_heads_of_several_dtypes(tmp_path: Path) -> None:
