@@ -115,19 +115,21 @@ def commit_path(
 
 
 @triton.jit
-def inverse(lower, depths, deepest, BLOCK_N: tl.constexpr):
+def inverse(lower, depths, BLOCK_N: tl.constexpr):
     """
     (I + L)⁻¹, where L_ij is 0 unless node j is above node i: inverses of spans of twice as many levels at a time, by
     [[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]. Powers of L would cancel where a chain has similar keys.
+
+    Spans above the deepest node add nothing, yet are not left out: Triton 3.6 compiles these products to wrong code in a
+    loop or a branch (numbers on an H200 were wrong, and addresses with 64 nodes).
     """
     nodes = tl.arange(0, BLOCK_N)
     crossing = _crossing(depths, 1)
     found = tl.where(nodes[:, None] == nodes[None, :], 1.0, 0.0) - tl.where(crossing, lower, 0.0)
-    span = 2
-    while span <= deepest:
-        between = tl.where(_crossing(depths, span), lower, 0.0)
-        found -= single(found, single(between, found))
-        span *= 2
+    for level in tl.static_range(1, 6):
+        if (1 << level) < BLOCK_N:
+            between = tl.where(_crossing(depths, 1 << level), lower, 0.0)
+            found -= single(found, single(between, found))
     return found
 
 
@@ -201,8 +203,7 @@ def parts_of(dtype: torch.dtype) -> int:
 def values_of_a_program(key_dim: int, value_dim: int, heads: int, device: torch.device) -> int:
     """
     Values of a state that a program takes: 64, or 32 if there would be fewer programs than multiprocessors or too many
-    keys for one program.
+    keys for one program. 16 are too few for what Triton 3.6 makes of products with 64 nodes.
     """
-    most = triton.next_power_of_2(max(value_dim, 16))
     many = heads * triton.cdiv(value_dim, 64) >= num_multiprocessors(device)
-    return min(most, 64 if many and key_dim <= 128 else 32)
+    return 64 if many and key_dim <= 128 and value_dim > 32 else 32

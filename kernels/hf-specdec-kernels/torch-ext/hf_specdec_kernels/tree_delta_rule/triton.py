@@ -28,7 +28,7 @@ class Tiles(NamedTuple):
     How a launch is divided.
 
     Args:
-        block_v (`int`): values of a state that a program takes, a power of two from 16 on.
+        block_v (`int`): values of a state that a program takes, a power of two from 32 on.
         parts (`int`): parts of float32 values in products with activations, see `product`; 0 multiplies as float32.
         num_warps (`int`): warps of a program.
         registers (`int`, *optional*): most registers of a thread.
@@ -108,12 +108,11 @@ def _tree_delta_rule_kernel(
     # below[i, j]: node j is node i or above it.
     below = ((words[:, None] >> at[None, :].to(tl.int64)) & 1) != 0
     depths = tl.sum(below.to(tl.int32), axis=1) - 1
-    deepest = tl.max(depths, axis=0)
     key_weights = inverse_norm(own_keys.to(tl.float32), NORMALIZE)
     query_weights = inverse_norm(own_queries.to(tl.float32), NORMALIZE) * scale
     if CHANNELS:
         lower, attended, total = _pairs_of_channels(
-            own_queries, own_keys, key, decay + of_nodes[:, None] * KEY_DIM + dims[None, :], below, deepest,
+            own_queries, own_keys, key, decay + of_nodes[:, None] * KEY_DIM + dims[None, :], below, tl.max(depths, axis=0),
             key_inside, key_stride_n, HEADS * KEY_DIM, dims, BLOCK_N, KEY_DIM,
         )  # fmt: skip
         decayed = tl.exp(total)
@@ -132,8 +131,7 @@ def _tree_delta_rule_kernel(
     lower *= (own_beta * key_weights)[:, None] * key_weights[None, :]
     lower = tl.where(at[:, None] == at[None, :], 0.0, lower)
     delta = own_beta[:, None] * (finite(own_values.to(tl.float32)) - key_weights[:, None] * known)
-    if deepest > 0:
-        delta = single(inverse(lower, depths, deepest, BLOCK_N), delta)
+    delta = single(inverse(lower, depths, BLOCK_N), delta)
     result = query_weights[:, None] * (read + single(attended * key_weights[None, :], delta))
 
     out += (wide_row * nodes + at[:, None]) * (HEADS * VALUE_DIM) + head * VALUE_DIM + value_dims[None, :]
