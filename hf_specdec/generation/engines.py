@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -91,6 +91,7 @@ def borrowed_engine(
     key = _key(model, drafter, plan, rows, num_slots)
     with _lock:
         kept: _Kept = vars(model).setdefault(_ATTRIBUTE, _Kept())
+        key = _with_room(kept, key)
         engine, last_work = kept.pop(key, (None, None))
     if engine is None and not _has_memory(model, drafter, key):
         yield None
@@ -112,6 +113,12 @@ def borrowed_engine(
         kept[key] = engine, last_work
         while len(kept) > MOST_ENGINES:
             del kept[next(iter(kept))]
+
+
+def _with_room(kept: _Kept, key: EngineKey) -> EngineKey:
+    """The key of the smallest kept engine with as many blocks and else the same properties; `key` if there is none."""
+    able = [one for one in kept if one.blocks >= key.blocks and replace(one, blocks=key.blocks) == key]
+    return min(able, key=lambda one: one.blocks, default=key)
 
 
 def _forget(model: weakref.ref[PreTrainedModel], key: EngineKey) -> None:

@@ -18,7 +18,7 @@ from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from torch._dynamo.utils import counters
 
-from hf_specdec import NgramDraft, SpeculativeConfig
+from hf_specdec import SpeculativeConfig
 from hf_specdec.compiling import layers
 from hf_specdec.compiling.layers import compiled_layers
 from hf_specdec.engine.captured.prompts import PromptStep
@@ -98,8 +98,8 @@ def test_layers_share_what_is_compiled(stand_in: StandIn) -> None:
     counts = []
     for num_layers in (2, 5):
         target = tiny_model(dtype=torch.float32, num_hidden_layers=num_layers)
-        call = compiled(max_new_tokens=3)
-        target.generate_batch(ragged_prompts((5, 6)), assistant_model=NgramDraft(), **call)
+        draft = tiny_model(dtype=torch.float32)
+        target.generate_batch(ragged_prompts((5, 6)), assistant_model=draft, **compiled(SMALL, max_new_tokens=12))
         counts.append(counters["stats"]["unique_graphs"])
         torch._dynamo.reset()
         counters.clear()

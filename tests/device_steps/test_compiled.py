@@ -43,6 +43,12 @@ SMALL = "[(0,), (1,), (0, 0)]"
 """Few levels: tracing takes a second and more for each."""
 
 
+class NotTraced(torch.nn.Module):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return torch.nn.functional.silu(states)
+
+
 def compiled(tree: Any = IRREGULAR) -> SpeculativeConfig:
     return SpeculativeConfig(tree=tree, compile=True)
 
@@ -108,8 +114,9 @@ def test_short_prompts_take_the_compiled_step_of_long_ones(steps: Steps) -> None
 @pytest.mark.slow
 def test_models_that_cannot_be_traced(steps: Steps) -> None:
     """One warning, and whole steps all the same."""
-    target = tiny_model("mixtral", dtype=torch.float32)
-    inputs, draft = prompts(1, 9), noisy_copy(tiny_model(dtype=torch.float32), 0.05)
+    target = tiny_model(dtype=torch.float32)
+    inputs, draft = prompts(1, 9), noisy_copy(target, 0.05)
+    target.model.layers[1].mlp.act_fn = NotTraced()
     options = {"max_new_tokens": 12, "do_sample": False, "assistant_model": draft, "speculative_config": compiled()}
     with pytest.warns(UserWarning, match="could not be compiled"):
         text = target.generate(**inputs, **options)
@@ -131,7 +138,7 @@ def test_shorter_texts_are_not_compiled_for(steps: Steps) -> None:
     target.generate(
         **options | {"max_new_tokens": 12}, assistant_model=draft, speculative_config=SpeculativeConfig(tree=IRREGULAR)
     )
-    assert steps.captures == 4  # what is not compiled is captured within a second
+    assert steps.captures == 3  # what is not compiled is a step of its own, and serves a third of its length
 
 
 @pytest.mark.parametrize(

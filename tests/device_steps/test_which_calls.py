@@ -54,6 +54,15 @@ def test_others_run_step_by_step(options: dict[str, Any], steps: Steps) -> None:
     assert steps.captures == 0
 
 
+def test_short_texts_by_the_engine_of_long_ones(steps: Steps) -> None:
+    target = tiny_model(dtype=torch.float32)
+    draft, options = noisy_copy(target, 0.05), {"max_new_tokens": 12, "do_sample": False}
+    for length, num_engines in ((40, 1), (9, 1), (140, 2), (9, 2)):
+        text = target.generate(**prompts(1, length), **options, assistant_model=draft, tree=IRREGULAR)
+        assert torch.equal(text, target.generate(**prompts(1, length), **options))
+        assert len(vars(target)["_engines_of_calls"]) == num_engines
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize(
     "config",

@@ -22,7 +22,10 @@ Occurrences of a size after which it gets a graph of its own, even if a larger o
 as some fifty steps, and a step in a graph with a third more rows a few percent longer.)
 """
 LARGEST_DETOUR = 4
-"""Most times the needed rows and blocks that a larger graph may have to stand in for one of the right size."""
+"""
+Most times the needed rows and blocks that a larger graph may have to stand in for one of the right size. A step that
+was compiled as a whole may have any number of blocks: a capture of another one takes half a minute.
+"""
 
 
 class CapturedSteps:
@@ -60,13 +63,14 @@ class CapturedSteps:
         if wanted in self._steps or not self._may_stand_in(wanted):
             return wanted
         kinds, size = wanted.kind.done_by, wanted.size
+        most_blocks = math.inf if wanted.kind.compiles_whole else LARGEST_DETOUR * size.blocks
         able = [
             key
             for key in self._steps
             if key.kind in kinds
             and size.lag <= key.size.lag
             and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
-            and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
+            and size.blocks <= key.size.blocks <= most_blocks
         ]
         if not able:
             return wanted
