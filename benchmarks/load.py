@@ -40,7 +40,7 @@ def load_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="default: SmolLM2-135M-Instruct; pair:0.03 for random weights (no server)")
     parser.add_argument("--draft", help="default: the head in model_cards/ for SmolLM2, else ngram")
-    parser.add_argument("--tree", default="default")
+    parser.add_argument("--tree", default="default", help="default: the draft's; on a CPU what pays")
     parser.add_argument("--prompts", choices=("random", "real"), default="random")
     parser.add_argument("--input-len", type=int, default=1000, help="of random prompts")
     parser.add_argument("--output-len", type=int, default=300)

@@ -11,7 +11,7 @@ the acceptance of the first, whose steps without drafts are shaded. Prints, for 
 mean acceptance length, then one JSON line. The defaults need no network, and take five phases of 15 seconds on each
 of three managers. A trial on a CPU:
 
-    python benchmarks/load_switch.py --open 1 6 1 --limit 2 --phase-seconds 6 --output-len 24 --prompts real
+    python benchmarks/load_switch.py --open 1 6 1 --limit 2 --phase-seconds 6 --output-len 24 --tree chain:3
 """
 
 from __future__ import annotations

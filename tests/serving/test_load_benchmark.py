@@ -53,7 +53,8 @@ def trial(script: str, *options: str) -> dict:
         "--device",
         "cpu",
     ]
-    command = [sys.executable, str(BENCHMARKS / script), *models, "--num-blocks", "100", "--prompts", "random"]
+    same = ["--num-blocks", "100", "--prompts", "random", "--tree", "dynamic:3,3,6"]
+    command = [sys.executable, str(BENCHMARKS / script), *models, *same]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=200, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

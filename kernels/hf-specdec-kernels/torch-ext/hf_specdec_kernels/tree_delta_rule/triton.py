@@ -112,8 +112,8 @@ def _tree_delta_rule_kernel(
     query_weights = inverse_norm(own_queries.to(tl.float32), NORMALIZE) * scale
     if CHANNELS:
         lower, attended, total = _pairs_of_channels(
-            own_queries, own_keys, key, decay + of_nodes[:, None] * KEY_DIM + dims[None, :], below, tl.max(depths, axis=0),
-            key_inside, key_stride_n, HEADS * KEY_DIM, dims, BLOCK_N, KEY_DIM,
+            own_queries, own_keys, key, decay + of_nodes[:, None] * KEY_DIM + dims[None, :], below,
+            tl.max(depths, axis=0), key_inside, key_stride_n, HEADS * KEY_DIM, dims, BLOCK_N, KEY_DIM,
         )  # fmt: skip
         decayed = tl.exp(total)
         known = single(own_keys.to(tl.float32) * decayed, state)
