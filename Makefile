@@ -21,7 +21,7 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo space smoke test test-slow test-sweep test-oldest test-newest test-newest-pinned test-plain test-space \
+.PHONY: help demo space smoke test test-slow test-sweep coverage test-oldest test-newest test-newest-pinned test-plain test-space \
 	bench-auto kernel check format clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test         the tests, without the slow ones"
 	@echo "make test-slow    the slow tests"
 	@echo "make test-sweep   every causal and image-text class of transformers, tiny, beside plain generate"
+	@echo "make coverage     the same, and writes the table of docs/compatibility.md (half an hour)"
 	@echo "make test-oldest  the tests on the oldest supported transformers"
 	@echo "make test-newest  the tests on what pip installs without constraints; test-newest-pinned: on what CI pins"
 	@echo "make test-plain   the Python of README and docs, after the plain install"
@@ -58,6 +59,9 @@ test-slow: .venv/.dev
 
 test-sweep: .venv/.dev
 	.venv/bin/python $(PYTEST) -m sweep tests/sweep $(PYTEST_ARGS)
+
+coverage: .venv/.dev
+	.venv/bin/python -m tests.sweep --write docs/compatibility.md
 
 test-oldest: .venv-oldest/.dev
 	.venv-oldest/bin/python $(PYTEST) -m "not slow and not any_version" $(PYTEST_ARGS)

@@ -222,6 +222,7 @@ class SpeculationPlan:
             max_depth=drafter.max_depth,
             prior=drafter.prior,
             on_cpu=runs_on_cpu(target),
+            only_chains=only_chains(target, drafter),
             reads_noise=drafter.reads_noise,
             vocab_size=vocab_size if drafter.num_tokens is None else min(vocab_size, drafter.num_tokens),
         )
@@ -238,6 +239,7 @@ class SpeculationPlan:
         max_depth: int | None = None,
         prior: Sequence[float] | None = None,
         on_cpu: bool = False,
+        only_chains: str | None = None,
         reads_noise: bool = False,
     ) -> SpeculationPlan:
         """
@@ -253,6 +255,7 @@ class SpeculationPlan:
             prior (`tuple[float, …]`, *optional*): the drafter's expected acceptance; see `AutoTree`.
             on_cpu (`bool`): whether the target runs on a CPU, where `"auto"` is the default and random numbers belong
                 to positions under it.
+            only_chains (`str`, *optional*): why target or draft can read no branches; see `only_chains`.
             reads_noise (`bool`): whether the drafter draws children with the noise of their positions.
 
         Raises:
@@ -274,6 +277,9 @@ class SpeculationPlan:
             )
         # Drawn otherwise, children would hardly ever be what the target draws with the noise of their position.
         may_draw_by_position = on_cpu and (reads_noise or not draws_children) and config.verification != "rejection"
+        if only_chains is not None:
+            default_tree, vocab_size = _as_chain(default_tree), 1
+            _check_is_chain(config.tree, only_chains)
         tree = default_tree if config.tree is None else config.tree
         if config.tree is None and on_cpu and (may_draw_by_position or not do_sample):
             tree = tree if isinstance(tree, TreeSchedule) else AutoTree()
@@ -292,6 +298,31 @@ class SpeculationPlan:
             config.compile,
             draws_by_position,
         )
+
+
+def only_chains(target: PreTrainedModel, drafter: Drafter) -> str | None:
+    """Why a call must draft chains, in one row: which model can read no branches, and why; None if all can."""
+    from .attention import obstacle_to_branches
+
+    for role, model in [("target", target), *(("draft", model) for model in drafter.models)]:
+        obstacle = obstacle_to_branches(model)
+        if obstacle is not None:
+            return f"the {role} {type(model).__name__} {obstacle}"
+    return None
+
+
+def _as_chain(tree: Tree) -> Tree:
+    """A drafter's default tree without its branches."""
+    return TokenTree.chain(min(tree.depth, 5)) if isinstance(tree, TokenTree | DynamicTree) else tree
+
+
+def _check_is_chain(tree: Tree | None, obstacle: str) -> None:
+    for entry in tree.trees if isinstance(tree, TreeSchedule) else [tree]:
+        if isinstance(entry, TokenTree | DynamicTree) and entry.num_nodes > entry.depth:
+            raise ValueError(
+                f"`tree`={cut(str(entry))}: {obstacle}. Use a chain, such as tree='chain:5', or call `generate` "
+                "without `assistant_model`."
+            )
 
 
 def runs_on_cpu(target: PreTrainedModel) -> bool:

@@ -10,19 +10,17 @@ from typing import Any
 import pytest
 import torch
 from support.heads import WIDE, RecordingDrafter, assert_drafts_as_from_scratch, pads_of, tiny_head
-from support.models import FAMILIES, KV_SHARING, attention_of, noisy_copy, prompts, tiny_config, tiny_model
+from support.models import FAMILIES, KV_SHARING, attention_of, noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    BartConfig,
     OpenAIGPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
     RecurrentGemmaConfig,
-    RoFormerConfig,
     T5Config,
 )
 from transformers.masking_utils import eager_mask
@@ -261,17 +259,9 @@ def test_chunked_prefill_of_a_windowed_family() -> None:
 
 _SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
-    "bloom": (tiny_config("bloom", n_head=4, n_layer=2), "ALiBi"),
-    "mpt": (tiny_config("mpt", d_model=32, n_heads=4, n_layers=2), "ALiBi"),
-    "falcon with alibi": (tiny_config("falcon", alibi=True), "ALiBi"),
     "recurrent_gemma": (
         RecurrentGemmaConfig(**_SMALL, intermediate_size=48, lru_width=32, num_key_value_heads=1),
         "recurrent",
-    ),
-    "roformer": (RoFormerConfig(**_SMALL, intermediate_size=48, is_decoder=True), "position_ids"),
-    "bart's decoder": (
-        BartConfig(vocab_size=61, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),
-        "position_ids",
     ),
     "openai-gpt": (OpenAIGPTConfig(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64), CACHE),
 }

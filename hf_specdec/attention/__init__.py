@@ -5,10 +5,12 @@ Attention over the nodes of a tree.
 - `registered`: the attention and mask functions that transformers calls.
 - `selection`: layers that attend to chunks, or to keys that they select.
 - `switch`: switching a model to them during a call.
+- `branches`: models that can read none.
 - `kernel`: the Triton kernel, where it can run.
 - `grouped`: grouped-query attention with a mask, elsewhere.
 """
 
+from .branches import obstacle_to_branches, obstacle_to_masks
 from .context import AttentionContext, TreeContext, mask_values
 from .registered import layer_window, register, tree_attention, tree_attention_mask, window_of
 from .selection import tells_selection
@@ -35,6 +37,8 @@ __all__ = [
     "mask_values",
     "tells_selection",
     "needs_context",
+    "obstacle_to_branches",
+    "obstacle_to_masks",
     "partial_kinds_of",
     "register",
     "supports_switching",

@@ -127,6 +127,13 @@ class TreeContext:
         shape = (len(self.lengths), 1, self.ancestors.shape[1], self.num_slots)
         return torch.zeros(1, 1, 1, 1, dtype=dtype, device=device).expand(shape)
 
+    def padding_mask(self, device: torch.device) -> torch.Tensor:
+        """Which keys are tokens, and no padding, `[batch, slots]` int64: the mask of a text."""
+        mask = torch.ones(len(self.lengths), self.num_slots, dtype=torch.long, device=device)
+        if self.visible is not None:
+            mask[:, : self.visible.shape[1]] = self.visible
+        return mask
+
     def mask(
         self, dtype: torch.dtype, device: torch.device, window: int | None = None, chunk: int | None = None
     ) -> torch.Tensor:

@@ -143,8 +143,11 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Number of committed slots of the longest row."""
-        return self.filled if self.cache.write_window is None else max(self.cache.lengths)
+        """Number of committed slots of the longest row; of all slots before the nodes, if `TreeCache.counts_nodes`."""
+        window = self.cache.write_window
+        if window is None:
+            return self.filled
+        return window.start if self.cache.counts_nodes and window.start is not None else max(self.cache.lengths)
 
     def get_max_length(self) -> int:
         """-1: the layer grows."""

@@ -60,6 +60,8 @@ class TreeCache(HoldsStates, Cache):
     """The `TreeForward.position_shift` of the last forward over a tree, `[…, batch]`."""
     is_paged = False
     """Whether K/V lie in blocks, found by `block_tables`."""
+    counts_nodes = False
+    """Whether the cache's length counts nodes before those of the forward, as a model does that takes no positions."""
     lengths_are_on_device = False
     """Whether `lengths_tensor` is on the device already, at no cost."""
     is_on_device = False

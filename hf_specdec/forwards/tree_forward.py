@@ -10,7 +10,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..attention import AttentionContext, TreeContext, implementation_of, needs_context, supports_switching
+from ..attention import (
+    AttentionContext,
+    TreeContext,
+    implementation_of,
+    needs_context,
+    obstacle_to_branches,
+    obstacle_to_masks,
+    supports_switching,
+)
 from ..attention.kernel import MOST_KERNEL_QUERIES, attends_by_kernel, first_slots_of
 from ..cache import TreeCache, beside_encoder
 from ..compat import CACHE, cache_argument, cache_name_of
@@ -73,7 +81,10 @@ class TreeForward:
             for name in self.TOKEN_TYPES
             if (types := self.model_kwargs.pop(name, None)) is not None
         }
-        self.switches = supports_switching(model)
+        # Else the nodes are a chain in one row, which is a text to the model.
+        self.takes_masks = obstacle_to_masks(model) is None
+        cache.counts_nodes = obstacle_to_branches(model) is not None
+        self.switches = supports_switching(model) and self.takes_masks
         # The dense mask is enough for layers without a window, if their implementation takes one.
         self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
@@ -208,7 +219,7 @@ class TreeForward:
             inputs["tree_context"] = context
         inputs |= self.without_router_logits | {
             self.cache_argument: beside_encoder(self.cache, self.encoder_cache),
-            "attention_mask": context.model_mask(self.dtype, self.device) if self.takes_mask else None,
+            "attention_mask": self._mask(context),
             "use_cache": True,
         }
         if nodes.others is not None:
@@ -249,6 +260,15 @@ class TreeForward:
                 "`assistant_model`."
             )
         return outputs
+
+    def _mask(self, context: AttentionContext) -> torch.Tensor | None:
+        """The mask that the model is given."""
+        if not self.takes_mask:
+            return None
+        if not self.takes_masks:
+            assert isinstance(context, TreeContext)  # forwards of such models are not captured
+            return context.padding_mask(self.device)
+        return context.model_mask(self.dtype, self.device)
 
     def _may_use_kernel(self, queries: int) -> bool:
         """

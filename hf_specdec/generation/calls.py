@@ -16,6 +16,7 @@ from ..models.structure import execution_device
 from ..random_generators import draws_undone_on_error
 from .arguments import CallArguments
 from .loop import speculative_decoding
+from .model_refusals import check_rows
 from .recording import SpeculativeGenerateOutput
 from .refusals import check_inputs
 from .state_refusals import check_states
@@ -35,6 +36,7 @@ def decode(
     generation_config = call["generation_config"]
     check_inputs(model, generation_config, input_ids, model_kwargs)
     drafter = as_drafter(assistant_model)
+    check_rows(model, drafter, len(input_ids))
     config = SpeculativeConfig.from_generation_config(generation_config)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, model)
     if plan.cuda_graphs is True:

@@ -6,9 +6,9 @@ from transformers import PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
-from ..attention import has_windows, implementation_of, is_exact, partial_kinds_of, supports_switching, tells_selection
+from ..attention import implementation_of, is_exact, obstacle_to_branches, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
-from ..config import SpeculativeConfig
+from ..config import SpeculativeConfig, only_chains
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..forwards.vocabulary import SharedVocabulary
 from ..models.hooks import check_hooks
@@ -17,11 +17,14 @@ from ..models.own_positions import preparation_of
 from ..models.prompt_masks import looks_ahead
 from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
-from ..states import is_attention_free, layer_kinds_of, mixers_of_their_own
+from ..states import layer_kinds_of, mixers_of_their_own
 
 
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 """Kinds of layers that hold a state, which may follow a tree."""
+
+_ONE_AT_A_TIME = ("cpmant", "prophetnet")
+"""Architectures whose forward fails with several tokens behind a cache."""
 
 _STATES_ELSEWHERE = (
     "recurrent or convolutional layers{which}"
@@ -64,7 +67,7 @@ def check_target(model: PreTrainedModel) -> None:
         )
     _check_attention(model, "target")
     _check_decoding(model)
-    if _has_method(model, "prepare_dynamic_mask"):
+    if any(hasattr(kind, "prepare_dynamic_mask") for kind in {type(module) for module in modules_of(model)}):
         raise ValueError(
             f"`assistant_model`: the target {name} adds a learned bias to its attention mask, which trees replace. "
             "Call `generate` without `assistant_model`."
@@ -76,16 +79,10 @@ def check_target(model: PreTrainedModel) -> None:
             f"`assistant_model`: the target is tuned with {peft_config.peft_type} (a learned prompt), which a tree "
             "cannot follow. Use a LoRA-like adapter, or call `generate` without `assistant_model`."
         )
-    preparation = preparation_of(model)
-    if not preparation.keeps_tokens_and_cache:
+    if not preparation_of(model).keeps_tokens_and_cache:
         raise ValueError(
             f"`assistant_model`: the target {name} replaces tokens or cache in its `prepare_inputs_for_generation`. "
             "Call `generate` without `assistant_model`."
-        )
-    if preparation.first_position is None:
-        raise ValueError(
-            f"`assistant_model`: the target {name} drops the `position_ids` of `generate`, and does not read those "
-            "that its forward takes, which the nodes of a tree need. Call `generate` without `assistant_model`."
         )
 
 
@@ -94,12 +91,33 @@ def check_batching(model: PreTrainedModel) -> None:
     Checks a target of requests that share steps, whose prompts are read in chunks.
 
     Raises:
-        ValueError: for a model whose own prefill attends to later tokens.
+        ValueError: for a model whose own prefill attends to later tokens, or that reads a chain in one row alone.
     """
+    obstacle = obstacle_to_branches(model)
+    if obstacle is not None:
+        raise ValueError(
+            f"`assistant_model`: the target {type(model).__name__} {obstacle}, and those of rows of unequal length. "
+            "Use `generate` with one row and a chain."
+        )
     if looks_ahead(model):
         raise ValueError(
             f"`assistant_model`: the target {type(model).__name__} attends in both directions while it reads a "
             "prompt, which `generate_batch` and its manager do not. Use `generate`."
+        )
+
+
+def check_rows(model: PreTrainedModel, drafter: Drafter, rows: int) -> None:
+    """
+    Checks the number of rows of a call.
+
+    Raises:
+        ValueError: for several rows of models that read nothing but a chain in one row.
+    """
+    obstacle = only_chains(model, drafter)
+    if rows > 1 and obstacle is not None:
+        raise ValueError(
+            f"`assistant_model`: {obstacle}, and those of rows of unequal length. Pass one row, or call `generate` "
+            "without `assistant_model`."
         )
 
 
@@ -172,26 +190,16 @@ def _check_attention(model: PreTrainedModel, role: str) -> None:
             f"`assistant_model`: the {role} {name} takes no mask of a tree before transformers "
             f"{'.'.join(map(str, TREES_FROM))}. Update transformers, or call `generate` without `assistant_model`."
         )
-    if _has_method(model, "_prepare_decoder_attention_mask"):
+    if text_config.model_type in _ONE_AT_A_TIME:
         raise ValueError(
-            f"`assistant_model`: the {role} {name} takes only masks of padding, not that of a tree. Call `generate` "
-            "without `assistant_model`."
+            f"`assistant_model`: the {role} {name} reads one token at a time behind a cache. Call `generate` without "
+            "`assistant_model`."
         )
-    uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
-    own_windows = any(getattr(text_config, option, None) for option in ("window_size", "attention_types"))
-    needs_more = uses_alibi or own_windows or has_windows(model) or bool(partial_kinds_of(model))
-    if needs_more and not supports_switching(model):
+    if not cache_argument(parameters):
         raise ValueError(
-            f"`assistant_model`: the {role} {name} does not use transformers' attention interface, and its attention "
-            "needs more than a mask (ALiBi, a sliding window, or chunks). Call `generate` without `assistant_model`."
+            f"`assistant_model`: the {role} {name} takes no `{CACHE}`, which the nodes of a tree need. Call "
+            "`generate` without `assistant_model`."
         )
-    takes_positions = "position_ids" in parameters or is_attention_free(model)
-    for argument, takes in (("position_ids", takes_positions), (CACHE, cache_argument(parameters))):
-        if not takes:
-            raise ValueError(
-                f"`assistant_model`: the {role} {name} takes no `{argument}`, which the nodes of a tree need. Call "
-                "`generate` without `assistant_model`."
-            )
 
 
 def _check_kinds(model: PreTrainedModel, role: str, kinds: set[str]) -> None:
@@ -242,11 +250,6 @@ def _check_states(model: PreTrainedModel, role: str) -> None:
             f"`use_kernels=True`: kernels from the Hub replace the recurrent or convolutional layers of the {role} "
             f"{name} as a whole, which a tree cannot follow. Load it without `use_kernels`."
         )
-
-
-def _has_method(model: PreTrainedModel, name: str) -> bool:
-    """Whether a part of the model is of a class with this method."""
-    return any(hasattr(kind, name) for kind in {type(module) for module in modules_of(model)})
 
 
 def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from ..attention import implementation_of, partial_kinds_of, supports_switching
+from ..attention import implementation_of, obstacle_to_branches, partial_kinds_of, supports_switching
 from ..models.hooks import has_hooks_for_graphs
 from ..models.modules import buffers_of, modules_of, parameters_of
 from ..states import is_attention_free, layer_kinds_of
@@ -49,6 +49,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     if hasattr(model, "_orig_mod") or not (supports_switching(model) or is_attention_free(model)):
         return "does not attend through transformers' `AttentionInterface`"
     obstacle = None if layer_kinds_of(model) is None else obstacle_to_kernels(model)
+    obstacle = obstacle_to_branches(model) if obstacle is None else obstacle
     if obstacle is not None:
         return obstacle
     kinds = partial_kinds_of(model)

@@ -25,7 +25,7 @@ from ..cache.sizes import bytes_per_token
 from ..forwards.node_inputs import causal_chain
 from ..forwards.outputs import over_trees
 from ..forwards.tree_forward import TreeForward
-from ..generation.model_refusals import check_target
+from ..generation.model_refusals import check_batching, check_target
 from ..graphs import GraphStore, obstacle_to_graphs
 from ..models.structure import execution_device
 from ..states import layer_kinds_of
@@ -114,6 +114,7 @@ class Writer:
     ):
         try:
             check_target(target)
+            check_batching(target)
         except ValueError as error:
             raise ValueError(
                 f"The target {type(target).__name__} cannot write texts here: {error} Let it write by `generate`, and "

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
-from support.models import noisy_copy, prompts, tiny_config, tiny_model
+from support.models import noisy_copy, prompts, tiny_model
 from transformers import (
-    AutoModelForCausalLM,
     LogitsProcessor,
     MaxLengthCriteria,
     PreTrainedModel,
@@ -106,15 +105,6 @@ class TestLengthDependentRotaryEmbeddings:
             target.config.max_position_embeddings = 32
         with pytest.raises(ValueError, match=f"max_length.*{rope_type}.*32.*max_new_tokens"):
             target.generate(**prompts(1, 12), max_new_tokens=40, do_sample=False, assistant_model=target, tree=TREE)
-
-
-def test_local_attention_without_the_interface_is_refused() -> None:
-    config = tiny_config(
-        "gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8
-    )
-    target = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match="GPTNeo.*sliding window"):
-        target.generate(**prompts(1, 6), assistant_model=target, tree=TREE)
 
 
 class OwnAttention(LlamaAttention):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from support.calls import TREE, assert_same_calls
 from support.heads import tiny_head
-from support.models import VOCAB, noisy_copy, prompts, tiny_config, tiny_model
+from support.models import VOCAB, noisy_copy, prompts, tiny_model
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -323,16 +323,6 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size"
 UNSERVED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "recurrent_gemma": (lambda: model_of("recurrent_gemma", **HEADS, lru_width=32), "recurrent or convolutional"),
     "rwkv": (lambda: model_of("rwkv", attention_hidden_size=32), "recurrent or convolutional"),
-    "bloom": (lambda: model_of("bloom", n_head=4, n_layer=2), "ALiBi"),
-    "mpt": (lambda: model_of("mpt", d_model=32, n_heads=4, n_layers=2), "ALiBi"),
-    "falcon_alibi": (
-        lambda: AutoModelForCausalLM.from_config(tiny_config("falcon", alibi=True, new_decoder_architecture=False)),
-        "ALiBi",
-    ),
-    "gpt_neo": (
-        lambda: model_of("gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]),
-        "sliding window",
-    ),
     "openai_gpt": (lambda: model_of("openai-gpt", n_embd=32, n_layer=2, n_head=4), CACHE),
     "t5": (
         lambda: model_of(

@@ -114,9 +114,9 @@ def _reason(result: Result) -> str:
 
 def _said(outcome: Outcome, pair: Pair) -> str:
     """What a refusal says of a class, without its name and the remedy."""
-    said = re.sub(r"^.*?`assistant_model`: ", "", re.split(r"\. (?=[A-Z])", outcome.detail)[0])
-    said = re.sub(rf"the target \w+(?:{pair.class_name})? ", "", said)
-    return _shortened(said)
+    said = re.sub(r"^.*?`(assistant_model`|tree`=[^:]*): ", "", re.split(r"\. (?=[A-Z])", outcome.detail)[0])
+    said = re.sub(rf"the (target|draft) \w+(?:{pair.class_name})? ", "", said)
+    return _shortened(said.removesuffix(", and those of rows of unequal length"))
 
 
 def _shortened(text: str) -> str:

@@ -1,0 +1,64 @@
+"""Models that can read no branches: a chain in one row is a text to them, and everything else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import GenerationMixin, PreTrainedModel
+
+from ..models.layer_kinds import is_attention_free
+from ..models.modules import modules_of
+from ..models.own_positions import preparation_of
+from ..models.structure import forward_parameters
+from .switch import has_windows, partial_kinds_of, supports_switching
+
+
+_found: WeakKeyDictionary[PreTrainedModel, tuple[Any, str | None]] = WeakKeyDictionary()
+"""By model its obstacle, and what this depends on beside the model's config and class."""
+
+
+def obstacle_to_branches(model: PreTrainedModel) -> str | None:
+    """
+    Why forwards of a model cannot run over the branches of a tree, or over rows of unequal length; None if they can.
+    Without branches, in one row, an index is a depth: such a model reads nodes as it reads a prompt.
+    """
+    key = id(vars(model).get("forward")), model.config._attn_implementation
+    if _found.get(model, (None, None))[0] != key:
+        _found[model] = key, _obstacle(model)
+    return _found[model][1]
+
+
+def _obstacle(model: PreTrainedModel) -> str | None:
+    obstacle = obstacle_to_masks(model)
+    if obstacle is not None:
+        return obstacle
+    if not isinstance(model, GenerationMixin):  # a head of ours
+        return None
+    if "position_ids" not in forward_parameters(model) and not is_attention_free(model):
+        return "takes no `position_ids`, which the nodes of a tree need"
+    if preparation_of(model).first_position is None:
+        return (
+            "drops the `position_ids` of `generate`, and does not read those that its forward takes, which the nodes "
+            "of a tree need"
+        )
+    return None
+
+
+def obstacle_to_masks(model: PreTrainedModel) -> str | None:
+    """Why a model takes no mask but one of padding, which suffices for a chain in one row; None if it takes others."""
+    if any(hasattr(kind, "_prepare_decoder_attention_mask") for kind in {type(part) for part in modules_of(model)}):
+        return "takes only masks of padding, not that of a tree"
+    if _needs_more_than_a_mask(model) and not supports_switching(model):
+        return (
+            "does not use transformers' attention interface, and its attention needs more than a mask (ALiBi, a "
+            "sliding window, or chunks)"
+        )
+    return None
+
+
+def _needs_more_than_a_mask(model: PreTrainedModel) -> bool:
+    text_config = model.config.get_text_config(decoder=True)
+    uses_alibi = getattr(text_config, "alibi", False) or text_config.model_type in ("bloom", "mpt")
+    own_windows = any(getattr(text_config, option, None) for option in ("window_size", "attention_types"))
+    return bool(uses_alibi or own_windows or has_windows(model) or partial_kinds_of(model))
