@@ -21,8 +21,8 @@ SETUP := Makefile pyproject.toml $(wildcard kernels/*/torch-ext/*/__init__.py)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo space smoke test test-slow test-sweep coverage test-oldest test-newest test-newest-pinned test-plain test-space \
-	bench-auto kernel check format clean
+.PHONY: help demo space smoke test test-slow test-sweep coverage test-oldest test-newest test-newest-pinned test-plain \
+	test-space bench-auto kernel check format clean
 
 help:
 	@echo "make demo         generate with and without speculation, and compare"
