@@ -77,7 +77,9 @@ def size_of(*tensors: torch.Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def delta_rule(step: Step, heads: int, key_heads: int, dim: int, channels: bool = False, tiles: Any = None) -> Call:
+def delta_rule(
+    step: Step, heads: int, key_heads: int, dim: int, channels: bool = False, tiles: Any = None, max_depth: Any = None
+) -> Call:
     mixed = step.random((2 * key_heads + heads) * dim)
     query, key, value = (
         part.unflatten(2, (-1, dim)) for part in mixed.split((key_heads * dim, key_heads * dim, heads * dim), 2)
@@ -95,7 +97,7 @@ def delta_rule(step: Step, heads: int, key_heads: int, dim: int, channels: bool 
         if tiles is None:
             return tree_delta_rule(*arguments, kept, step.ancestors, step.pending)
         out = value.new_empty(value.shape)
-        launch_tree_delta_rule(*arguments, *kept, step.ancestors, *step.pending, True, dim**-0.5, out, tiles)
+        launch_tree_delta_rule(*arguments, *kept, step.ancestors, *step.pending, True, dim**-0.5, out, max_depth, tiles)
         return out
 
     return Call(run, moved)
@@ -170,7 +172,7 @@ def timed(make: Callable[[], Call], replays: int = 30) -> tuple[Time, int]:
 def sweep(step: Step) -> None:
     """Times other tiles of the delta rule and prints the five fastest."""
     found: list[tuple[Time, Tiles]] = []
-    for tiles in itertools.starmap(Tiles, itertools.product((16, 32, 64, 128), (2,), (2, 4, 8), (None, 128))):
+    for tiles in itertools.starmap(Tiles, itertools.product((32, 64, 128), (2,), (2, 4, 8), (None, 128))):
         time = attempt(
             str(tiles), lambda tiles=tiles: timed(lambda: delta_rule(step, 32, 16, 128, False, tiles), 10)[0]
         )

@@ -59,7 +59,7 @@ class Layer:
         normalize, scale = case.normalize, case.dims[0] ** -0.5
         common = (tree.ancestors, *rows, normalize, scale)
         out = torch.full(value.shape, torch.nan).to(value)
-        launch_tree_delta_rule(*inputs, self.states, *self.pending, *common, out, case.tiles)
+        launch_tree_delta_rule(*inputs, self.states, *self.pending, *common, out, None, case.tiles)
         wanted = tree_delta_rule_naive(*in_double(inputs), self.expected, *self.expected_pending, *common)
         close(out, wanted, TOLERANCE[case.dtype])
         self.check()
@@ -82,12 +82,14 @@ CASES = {
     "plain": Case(heads=(4, 2)),
     "one node": Case(nodes=1),
     "a chain of one head": Case(nodes=20, chain=True, heads=(1, 1), shared=True, slots=(1, 4)),
-    "64 nodes": Case(nodes=64, slots=(4,), heads=(1, 1)),
+    "64 nodes": Case(nodes=64, slots=(4, 1), heads=(2, 1)),
+    "33 nodes": Case(nodes=33, slots=(4, 0), heads=(1, 1), normalize=False, dims=(24, 16), steepness=0.3),
     "float16 in parts": Case(dtype=torch.float16, tiles=Tiles(32, 2), nodes=17, heads=(1, 1)),
     "without norms": Case(normalize=False, dims=(16, 40), steepness=0.1, tiles=Tiles(32, 0), nodes=5, heads=(1, 1)),
     "steep decay": Case(steepness=60.0),
     "channels": Case(channels=True, heads=(2, 2)),
     "channels, one node": Case(channels=True, nodes=1, heads=(2, 2)),
+    "channels, 40 nodes": Case(channels=True, nodes=40, slots=(4, 2), heads=(2, 2)),
     "channels, steep decay": Case(channels=True, steepness=80.0, nodes=20, heads=(1, 1), dims=(24, 16)),
 }
 

@@ -115,21 +115,20 @@ def commit_path(
 
 
 @triton.jit
-def inverse(lower, depths, BLOCK_N: tl.constexpr):
+def inverse(lower, depths, LEVELS: tl.constexpr, BLOCK_N: tl.constexpr):
     """
     (I + L)⁻¹, where L_ij is 0 unless node j is above node i: inverses of spans of twice as many levels at a time, by
     [[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]. Powers of L would cancel where a chain has similar keys.
 
-    Spans above the deepest node add nothing, yet are not left out: Triton 3.6 compiles these products to wrong code in
-    a loop or a branch (numbers on an H200 were wrong, and addresses with 64 nodes).
+    Nodes have at most 2^LEVELS levels. Spans above the deepest node add nothing, yet are not left out: Triton 3.6 compiles these products to wrong code in
+    a loop or a branch (numbers on an H200 were wrong, or addresses).
     """
     nodes = tl.arange(0, BLOCK_N)
     crossing = _crossing(depths, 1)
     found = tl.where(nodes[:, None] == nodes[None, :], 1.0, 0.0) - tl.where(crossing, lower, 0.0)
-    for level in tl.static_range(1, 6):
-        if (1 << level) < BLOCK_N:
-            between = tl.where(_crossing(depths, 1 << level), lower, 0.0)
-            found -= single(found, single(between, found))
+    for level in tl.static_range(1, LEVELS):
+        between = tl.where(_crossing(depths, 1 << level), lower, 0.0)
+        found -= single(found, single(between, found))
     return found
 
 

@@ -23,6 +23,10 @@ from ..triton_states import (
 )
 
 
+MOST_AT_ONCE = 32
+"""Most nodes that a launch scores: of more, products spill registers, and Triton 3.6 makes wrong code of them."""
+
+
 class Tiles(NamedTuple):
     """
     How a launch is divided.
@@ -53,10 +57,13 @@ def _tree_delta_rule_kernel(
     kept_key_stride_t, kept_key_stride_b, kept_key_stride_n, kept_decay_stride_t, kept_decay_stride_b,
     kept_decay_stride_n, delta_stride_b, delta_stride_n,
     HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, CHANNELS: tl.constexpr,
-    NORMALIZE: tl.constexpr, PARTS: tl.constexpr, COMMIT_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    FIRST: tl.constexpr, LEVELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHANNELS: tl.constexpr, NORMALIZE: tl.constexpr, PARTS: tl.constexpr, COMMIT_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program (BLOCK_V values, head, row): commits the path that is pending, then scores the nodes."""
+    """
+    Program (BLOCK_V values, head, row): commits the path that is pending, then scores the first BLOCK_N nodes. With
+    FIRST, it scores those from there on, after a launch for all nodes before.
+    """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # for the kernel before
         tl.extra.cuda.gdc_launch_dependents()
@@ -67,7 +74,7 @@ def _tree_delta_rule_kernel(
     key_head = head // GROUP
     dims = tl.arange(0, BLOCK_K)
     value_dims = value_block * BLOCK_V + tl.arange(0, BLOCK_V)
-    at = tl.arange(0, BLOCK_N)
+    at = FIRST + tl.arange(0, BLOCK_N)
     is_node = at < nodes
     key_inside = is_node[:, None] & (dims < KEY_DIM)[None, :]
     value_inside = is_node[:, None] & (value_dims < VALUE_DIM)[None, :]
@@ -97,23 +104,37 @@ def _tree_delta_rule_kernel(
     of_nodes = (wide_row * nodes + at) * HEADS + head
     own_beta = finite(tl.load(beta + of_nodes, mask=is_node, other=0.0).to(tl.float32))
 
-    state = commit_path(
-        state, keys + turn * kept_key_stride_t, deltas, decays + turn * kept_decay_stride_t, path + wide_row * width,
-        count, dims, value_dims, kept_key_stride_n, delta_stride_n, kept_decay_stride_n,
-        KEY_DIM, VALUE_DIM, CHANNELS, NORMALIZE, COMMIT_PARTS,
-    )  # fmt: skip
-    tl.debug_barrier()  # all threads have read what is pending
-    tl.store(places, state, mask=state_inside & (dims < tl.where(count > 0, KEY_DIM, 0))[:, None])
+    if FIRST == 0:
+        state = commit_path(
+            state, keys + turn * kept_key_stride_t, deltas, decays + turn * kept_decay_stride_t,
+            path + wide_row * width, count, dims, value_dims, kept_key_stride_n, delta_stride_n, kept_decay_stride_n,
+            KEY_DIM, VALUE_DIM, CHANNELS, NORMALIZE, COMMIT_PARTS,
+        )  # fmt: skip
+        tl.debug_barrier()  # all threads have read what is pending
+        tl.store(places, state, mask=state_inside & (dims < tl.where(count > 0, KEY_DIM, 0))[:, None])
+    keys += (1 - turn) * kept_key_stride_t
+    decays += (1 - turn) * kept_decay_stride_t
 
-    # below[i, j]: node j is node i or above it.
+    # below[i, j]: node j is node i or above it. Levels count from the first node of the path among these.
     below = ((words[:, None] >> at[None, :].to(tl.int64)) & 1) != 0
     depths = tl.sum(below.to(tl.int32), axis=1) - 1
     key_weights = inverse_norm(own_keys.to(tl.float32), NORMALIZE)
     query_weights = inverse_norm(own_queries.to(tl.float32), NORMALIZE) * scale
+    if FIRST > 0:
+        earlier = tl.arange(0, FIRST)
+        above = ((words[:, None] >> earlier[None, :].to(tl.int64)) & 1) != 0
+        their_keys = tl.load(
+            keys + earlier[:, None] * kept_key_stride_n + dims[None, :], mask=(dims < KEY_DIM)[None, :], other=0.0
+        )
+        their_deltas = tl.load(
+            deltas + earlier[:, None] * delta_stride_n + value_dims[None, :],
+            mask=(value_dims < VALUE_DIM)[None, :], other=0.0,
+        )  # fmt: skip
+        their_weights = inverse_norm(their_keys.to(tl.float32), NORMALIZE)
     if CHANNELS:
-        lower, attended, total = _pairs_of_channels(
-            own_queries, own_keys, key, decay + of_nodes[:, None] * KEY_DIM + dims[None, :], below,
-            tl.max(depths, axis=0), key_inside, key_stride_n, HEADS * KEY_DIM, dims, BLOCK_N, KEY_DIM,
+        lower, attended, their_lower, their_attended, total = _pairs_of_channels(
+            own_queries, own_keys, key, decay + of_nodes[:, None] * KEY_DIM + dims[None, :], words, key_inside,
+            key_stride_n, HEADS * KEY_DIM, dims, FIRST, BLOCK_N, KEY_DIM,
         )  # fmt: skip
         decayed = tl.exp(total)
         known = single(own_keys.to(tl.float32) * decayed, state)
@@ -123,22 +144,33 @@ def _tree_delta_rule_kernel(
         read = product(own_queries, state, PARTS)  # the last use of the state: what follows takes its registers
         log_decay = finite(tl.load(decay + of_nodes, mask=is_node, other=0.0))
         total = tl.sum(tl.where(below, log_decay[None, :], 0.0), axis=1)
+        if FIRST > 0:
+            their_log_decay = finite(tl.load(decay + (wide_row * nodes + earlier) * HEADS + head))
+            total += tl.sum(tl.where(above, their_log_decay[None, :], 0.0), axis=1)
         known *= tl.exp(total)[:, None]
         read *= tl.exp(total)[:, None]
         between = tl.exp(tl.where(below, total[:, None] - total[None, :], float("-inf")))
         lower = product_of_activations(own_keys, own_keys, PARTS) * between
         attended = product_of_activations(own_queries, own_keys, PARTS) * between
+        if FIRST > 0:
+            their_total = tl.load(decays + earlier * kept_decay_stride_n)
+            since = tl.exp(tl.where(above, total[:, None] - their_total[None, :], float("-inf")))
+            their_lower = product_of_activations(own_keys, their_keys, PARTS) * since
+            their_attended = product_of_activations(own_queries, their_keys, PARTS) * since
     lower *= (own_beta * key_weights)[:, None] * key_weights[None, :]
     lower = tl.where(at[:, None] == at[None, :], 0.0, lower)
     delta = own_beta[:, None] * (finite(own_values.to(tl.float32)) - key_weights[:, None] * known)
-    delta = single(inverse(lower, depths, BLOCK_N), delta)
+    if FIRST > 0:
+        their_lower *= (own_beta * key_weights)[:, None] * their_weights[None, :]
+        delta -= single(their_lower, their_deltas)
+        read += single(their_attended * their_weights[None, :], their_deltas)
+    delta = single(inverse(lower, depths, LEVELS, BLOCK_N), delta)
     result = query_weights[:, None] * (read + single(attended * key_weights[None, :], delta))
 
     out += (wide_row * nodes + at[:, None]) * (HEADS * VALUE_DIM) + head * VALUE_DIM + value_dims[None, :]
     tl.store(out, tl.where(kept[:, None], result, 0.0).to(out.dtype.element_ty), mask=value_inside)
     tl.store(deltas + at[:, None] * delta_stride_n + value_dims[None, :], delta, mask=value_inside & kept[:, None])
     if value_block == 0:
-        decays += (1 - turn) * kept_decay_stride_t
         if CHANNELS:
             tl.store(
                 decays + at[:, None] * kept_decay_stride_n + dims[None, :], total, mask=key_inside & kept[:, None]
@@ -146,40 +178,50 @@ def _tree_delta_rule_kernel(
         else:
             tl.store(decays + at * kept_decay_stride_n, total, mask=kept)
         if head % GROUP == 0:
-            keys += (1 - turn) * kept_key_stride_t
             tl.store(keys + at[:, None] * kept_key_stride_n + dims[None, :], own_keys, mask=key_inside & kept[:, None])
 
 
 @triton.jit
 def _pairs_of_channels(
-    own_queries, own_keys, key, decay, below, deepest, inside, key_stride_n, decay_stride_n, dims,
-    BLOCK_N: tl.constexpr, KEY_DIM: tl.constexpr,
+    own_queries, own_keys, key, decay, words, inside, key_stride_n, decay_stride_n, dims,
+    FIRST: tl.constexpr, BLOCK_N: tl.constexpr, KEY_DIM: tl.constexpr,
 ):  # fmt: skip
     """
-    Σ_c k_ic k_jc e^(G_ic − G_jc) and Σ_c q_ic k_jc e^(G_ic − G_jc) of every node i and its ancestors j, and G: no
-    product of matrices has these without exponents above 0. Every node goes up its path, a level at a time.
+    Σ_c k_ic k_jc e^(G_ic − G_jc) and Σ_c q_ic k_jc e^(G_ic − G_jc) of every node i and its ancestors j, first among
+    these nodes, then among those before FIRST; and G. No product of matrices has these without exponents above 0: every
+    node goes up its path, a level at a time.
     """
-    at = tl.arange(0, BLOCK_N)
+    at = FIRST + tl.arange(0, BLOCK_N)
+    earlier = tl.arange(0, BLOCK_N)
     keys, queries = own_keys.to(tl.float32), own_queries.to(tl.float32)
     total = finite(tl.load(decay, mask=inside, other=0.0))
     lower = tl.zeros([BLOCK_N, BLOCK_N], tl.float32)
     attended = tl.where(at[:, None] == at[None, :], tl.sum(queries * keys, axis=1)[:, None], 0.0)
+    their_lower, their_attended = lower, lower
+    every = tl.arange(0, FIRST + BLOCK_N)
+    path = ((words[:, None] >> every[None, :].to(tl.int64)) & 1) != 0
+    deepest = tl.max(tl.sum(path.to(tl.int32), axis=1), axis=0) - 1
     above = at
     for _ in range(deepest):
-        above = tl.max(tl.where(below & (at[None, :] < above[:, None]), at[None, :], -1), axis=1)
+        above = tl.max(tl.where(path & (every[None, :] < above[:, None]), every[None, :], -1), axis=1)
         found = (above >= 0)[:, None] & (dims < KEY_DIM)[None, :]
         theirs = tl.load(key + above[:, None] * key_stride_n + dims[None, :], mask=found, other=0.0)
         theirs = finite(theirs.to(tl.float32)) * tl.exp(total)
+        of_keys, of_queries = tl.sum(keys * theirs, axis=1)[:, None], tl.sum(queries * theirs, axis=1)[:, None]
         is_above = above[:, None] == at[None, :]
-        lower += tl.where(is_above, tl.sum(keys * theirs, axis=1)[:, None], 0.0)
-        attended += tl.where(is_above, tl.sum(queries * theirs, axis=1)[:, None], 0.0)
+        lower += tl.where(is_above, of_keys, 0.0)
+        attended += tl.where(is_above, of_queries, 0.0)
+        if FIRST > 0:
+            is_earlier = above[:, None] == earlier[None, :]
+            their_lower += tl.where(is_earlier, of_keys, 0.0)
+            their_attended += tl.where(is_earlier, of_queries, 0.0)
         total += finite(tl.load(decay + (above - at)[:, None] * decay_stride_n, mask=found, other=0.0))
-    return lower, attended, total
+    return lower, attended, their_lower, their_attended, total
 
 
 def launch_tree_delta_rule(
     query, key, value, decay, beta, states, keys, deltas, decays, ancestors, slots, turns, path, counts,
-    normalize, scale, out, tiles: Tiles | None = None,
+    normalize, scale, out, max_depth: int | None = None, tiles: Tiles | None = None,
 ) -> None:  # fmt: skip
     """See `hf_specdec_kernels.tree_delta_rule`; with `tiles` instead of the chosen ones."""
     batch, nodes, heads, value_dim = value.shape
@@ -189,18 +231,21 @@ def launch_tree_delta_rule(
     tiles = choose_tiles(key, value) if tiles is None else tiles
     query, key, value = (unit_stride(tensor) for tensor in (query, key, value))
     overlap = can_overlap(query.device)
-    _tree_delta_rule_kernel[(triton.cdiv(value_dim, tiles.block_v), heads, batch)](
-        query, key, value, decay.contiguous(), beta.contiguous(), states, keys, deltas, decays, ancestors.contiguous(),
-        slots.contiguous(), turns.contiguous(), path.contiguous(), counts.contiguous(), out,
-        scale, nodes, path.shape[1],
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], 0 if len(ancestors) == 1 else nodes,
-        *keys.stride()[:3], *decays.stride()[:3], *deltas.stride()[:2],
-        HEADS=heads, GROUP=heads // key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        BLOCK_N=max(16, triton.next_power_of_2(nodes)), BLOCK_K=max(16, triton.next_power_of_2(key_dim)),
-        BLOCK_V=tiles.block_v, CHANNELS=decay.dim() == 4, NORMALIZE=normalize, PARTS=tiles.parts,
-        COMMIT_PARTS=tiles.parts and tiles.parts + 1, OVERLAP=overlap,
-        num_warps=tiles.num_warps, num_stages=1, **tiles.limits(), **options_of_launch(overlap),
-    )  # fmt: skip
+    decay, beta, ancestors = decay.contiguous(), beta.contiguous(), ancestors.contiguous()
+    block_n = max(16, min(triton.next_power_of_2(nodes), MOST_AT_ONCE))
+    deepest = min(nodes - 1 if max_depth is None else max_depth, block_n - 1)
+    for first in range(0, nodes, MOST_AT_ONCE):
+        _tree_delta_rule_kernel[(triton.cdiv(value_dim, tiles.block_v), heads, batch)](
+            query, key, value, decay, beta, states, keys, deltas, decays, ancestors,
+            slots.contiguous(), turns.contiguous(), path.contiguous(), counts.contiguous(), out,
+            scale, nodes, path.shape[1],
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], 0 if len(ancestors) == 1 else nodes,
+            *keys.stride()[:3], *decays.stride()[:3], *deltas.stride()[:2],
+            HEADS=heads, GROUP=heads // key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, FIRST=first,
+            LEVELS=deepest.bit_length(), BLOCK_N=block_n, BLOCK_K=max(16, triton.next_power_of_2(key_dim)), BLOCK_V=tiles.block_v, CHANNELS=decay.dim() == 4,
+            NORMALIZE=normalize, PARTS=tiles.parts, COMMIT_PARTS=tiles.parts and tiles.parts + 1, OVERLAP=overlap,
+            num_warps=tiles.num_warps, num_stages=1, **tiles.limits(), **options_of_launch(overlap),
+        )  # fmt: skip
 
 
 def choose_tiles(key, value) -> Tiles:
