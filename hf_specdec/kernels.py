@@ -14,10 +14,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes that the kernels take."""
 DEVICES = {"cuda": DTYPES}
 """Dtypes that the kernels take, by device type."""
-# CUDA joins when `tests/test_cuda.py` and the kernels' own tests pass there: `tree_delta_rule` has failed one, without
-# norms (`tests/test_tree_delta_rule.py`).
-STATE_DEVICES: dict[str, tuple[torch.dtype, ...]] = {}
-"""Dtypes that the kernels of recurrent states take, by device type."""
 OLDEST_TRITON = version.parse("3.4")
 """The first Triton with the waits of kernels that are launched early."""
 

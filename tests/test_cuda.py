@@ -19,7 +19,7 @@ from support.models import FAMILIES, UNEQUAL, noisy_copy, prompts, tiny_model
 from transformers import PreTrainedModel
 
 import hf_specdec
-from hf_specdec import SpeculativeConfig, kernels
+from hf_specdec import SpeculativeConfig
 from hf_specdec.compat import CACHE
 
 
@@ -110,9 +110,8 @@ def test_whole_steps(family: str, batch_size: int) -> None:
         *((family, "compiled steps") for family in ("qwen3_5_text", "bamba")),
     ],
 )
-def test_states(family: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states(family: str, way: str) -> None:
     """By kernels; several prompts by the same graphs, with padding, and the cache that is returned."""
-    monkeypatch.setitem(kernels.STATE_DEVICES, "cuda", kernels.DTYPES)
     if not is_known(family):
         pytest.skip("this release has no such family")
     target = copy.deepcopy(hybrid(family)).cuda()

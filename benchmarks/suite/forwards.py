@@ -49,13 +49,15 @@ def forward_after(
         torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
     ):
         target.cache.seat([table])
-        target.forward(ids, *causal_chain(length, model.device), logits_to_keep=1)
-        target.cache.set_lengths([length])
+        target.forward(ids, *causal_chain(length, model.device), logits_to_keep=1, counts=[length])
+        target.cache.keep_text([length])
         forward = target.forward
         if forward.has_kernel:
             width = max(FEWEST_BLOCKS, next_power_of_two(len(table.blocks) + 1))
             padded = table.blocks + [ZERO_BLOCK] * (width - len(table.blocks))
-            cache = DevicePagedCache(target.cache, torch.tensor([padded], device=model.device))
+            slots = torch.tensor(target.cache.note_states([table]), dtype=torch.long, device=model.device)
+            cache = DevicePagedCache(target.cache, torch.tensor([padded], device=model.device), slots)
+            cache.max_depth = topology.depth
             cache.write_tables = cache.writable_tables()
             cache.at(target.cache.lengths_tensor)
             zero = torch.zeros(1, dtype=torch.long, device=model.device)

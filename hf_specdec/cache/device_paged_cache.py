@@ -81,7 +81,7 @@ class DevicePagedCache(PagedCache):
         """Lets state layers run over the nodes of a tree by the kernels, which commit what is pending."""
         if self.state_layers:
             assert by_kernel and self.state_rows is not None
-            self.topology = NodeTopology(ancestors)
+            self.topology = NodeTopology(ancestors, max_depth=self.max_depth)
             of_nodes = self._of_static_nodes if ancestors is self.static_ancestors else None
             self.kernel_forward = KernelForward(self.topology, self.state_rows, self.pending_paths(), of_nodes)
 
@@ -99,6 +99,8 @@ class DevicePagedCache(PagedCache):
             self.kernel_forward.keep(path, (accepted + 1).clamp(min=0).masked_fill(is_nan, 0))
             self.state_rows.masked_fill_(is_nan, -1)
 
+    max_depth: int | None = None
+    """Most levels below the root of the next forward's nodes, if known."""
     write_tables: torch.Tensor
     """`writable_tables`, which the owner of a step makes once for all its forwards."""
 

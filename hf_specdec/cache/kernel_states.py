@@ -68,9 +68,7 @@ class RunsByKernel:
         if pending.kept is None:
             pending.kernel, pending.kept = kernel, kernel.pending(arguments, held, MOST_NODES)
         pending.constants = {name: arguments[name] for name in kernel.constants}
-        ancestors, rows = forward.ancestors(held.device), forward.rows(held.device)
-        outputs = kernel.score(arguments, held, pending.kept, ancestors, rows)
-        return recurrence.returned(outputs, held)
+        return recurrence.returned(kernel.score(arguments, held, pending.kept, forward), held)
 
     def commit_pending(self, rows: Any) -> None:
         """Commits what the kernels have left pending of the slots of `rows`, a `PendingPath`."""

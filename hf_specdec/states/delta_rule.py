@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .kernel import LARGEST_KEY, StateKernel
+from .kernel import LARGEST_KEY, KernelForward, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
 
@@ -67,12 +67,18 @@ class DeltaRuleKernel(StateKernel):
         arguments: dict[str, Any],
         states: torch.Tensor,
         pending: Any,
-        ancestors: torch.Tensor,
-        rows: PendingPath,
+        forward: KernelForward,
     ) -> torch.Tensor:
         from hf_specdec_kernels import tree_delta_rule
 
-        return tree_delta_rule(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
+        return tree_delta_rule(
+            **arguments,
+            states=states,
+            pending=pending,
+            ancestors=forward.ancestors(states.device),
+            rows=forward.rows(states.device),
+            max_depth=forward.topology.max_depth,
+        )
 
     def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:
         from hf_specdec_kernels import commit_delta_rule

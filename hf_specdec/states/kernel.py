@@ -57,10 +57,9 @@ class StateKernel(ABC):
         arguments: dict[str, Any],
         states: torch.Tensor,
         pending: Any,
-        ancestors: torch.Tensor,
-        rows: PendingPath,
+        forward: KernelForward,
     ) -> torch.Tensor:
-        """Commits what is pending to the `states` of the rows, and returns the outputs at the nodes of a tree."""
+        """Commits what is pending to the `states` of the rows, and returns the outputs at the nodes of `forward`."""
 
     @abstractmethod
     def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import silu, softplus
 
-from .kernel import LARGEST_SCAN, StateKernel
+from .kernel import LARGEST_SCAN, KernelForward, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
 
@@ -61,11 +61,11 @@ class Mamba1Kernel(StateKernel):
         arguments: dict[str, Any],
         states: torch.Tensor,
         pending: Any,
-        ancestors: torch.Tensor,
-        rows: PendingPath,
+        forward: KernelForward,
     ) -> torch.Tensor:
         from hf_specdec_kernels import tree_selective_scan
 
+        ancestors, rows = forward.ancestors(states.device), forward.rows(states.device)
         return tree_selective_scan(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
 
     def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:

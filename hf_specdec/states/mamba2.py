@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import softplus
 
-from .kernel import LARGEST_KEY, StateKernel
+from .kernel import LARGEST_KEY, KernelForward, StateKernel
 from .recurrence import Recurrence
 from .topology import NodeTopology
 
@@ -58,11 +58,11 @@ class Mamba2Kernel(StateKernel):
         arguments: dict[str, Any],
         states: torch.Tensor,
         pending: Any,
-        ancestors: torch.Tensor,
-        rows: PendingPath,
+        forward: KernelForward,
     ) -> torch.Tensor:
         from hf_specdec_kernels import tree_ssd
 
+        ancestors, rows = forward.ancestors(states.device), forward.rows(states.device)
         return tree_ssd(**arguments, states=states, pending=pending, ancestors=ancestors, rows=rows)
 
     def commit(self, arguments: dict[str, Any], states: torch.Tensor, pending: Any, rows: PendingPath) -> None:

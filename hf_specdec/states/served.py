@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from ..kernels import DTYPES, STATE_DEVICES, kernels_are_installed
+from ..kernels import DEVICES, DTYPES, kernels_are_installed
 from ..models.probe import CachedStates, layers_of
 from .hook import mixers_of_their_own, recurrences_of
 from .kernel import MOST_NODES, MOST_TAPS
@@ -27,7 +27,7 @@ def obstacle_to_kernels(model: PreTrainedModel, dtype: torch.dtype | None = None
         dtype (`torch.dtype`, *optional*): the dtype that it is to have, if it is not its own.
     """
     model = getattr(model, "_orig_mod", model)
-    if model.device.type not in STATE_DEVICES or not kernels_are_installed():
+    if model.device.type not in DEVICES or not kernels_are_installed():
         return f"has states, for which there are no kernels on {model.device.type}"
     found, key = _found.setdefault(model, {}), dtype or model.dtype
     if key not in found:

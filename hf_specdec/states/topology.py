@@ -18,12 +18,17 @@ class NodeTopology:
             its tokens; those after them are padding. None for a tree, of which a path is committed later.
         prompt_counts (`list[int]`, *optional*): how many of these tokens are of the prompt; those after them were
             written. All, if None.
+        max_depth (`int`, *optional*): levels below the roots at most, if that is known without a look at the nodes.
     """
 
     def __init__(
-        self, ancestors: torch.Tensor, counts: list[int] | None = None, prompt_counts: list[int] | None = None
+        self,
+        ancestors: torch.Tensor,
+        counts: list[int] | None = None,
+        prompt_counts: list[int] | None = None,
+        max_depth: int | None = None,
     ):
-        self.ancestors, self.counts = ancestors, counts
+        self.ancestors, self.counts, self.max_depth = ancestors, counts, max_depth
         self.prompt_counts = counts if prompt_counts is None else prompt_counts
         self._tables: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._copies: dict[torch.device, torch.Tensor] = {}

@@ -73,8 +73,7 @@ def install_stand_in(monkeypatch: pytest.MonkeyPatch, with_kernel: bool, counts:
     found = StandIn()
     if with_kernel:
         pytest.importorskip("triton", reason="the kernels need triton")
-        for devices in (kernels.DEVICES, kernels.STATE_DEVICES):
-            monkeypatch.setitem(devices, "cpu", (torch.float64, torch.float32))
+        monkeypatch.setitem(kernels.DEVICES, "cpu", (torch.float64, torch.float32))
         attend, found.has_kernel = KernelInputs.attend, True
 
         def counted(*args: Any, **options: Any) -> torch.Tensor:

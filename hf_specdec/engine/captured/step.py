@@ -130,6 +130,7 @@ class InFlightStep(CapturedStep):
         cache.at(rows.lengths - 1)
         if topology.is_static:
             cache.static_ancestors = topology.ancestors
+        cache.max_depth = depth
         features = None
         with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
             depths = topology.depths * usable

@@ -51,7 +51,8 @@ class Step:
         parents = ((torch.arange(self.nodes) - 1) // 3).clamp(min=0)[None].cuda()
         self.depths, mask = tree_ancestors(parents, 8)
         self.ancestors, self.parents = pack_ancestors(mask), parents
-        self.kept = max(1, min(5, int(self.depths.max()) + 1))
+        self.depth = int(self.depths.max())
+        self.kept = max(1, min(5, self.depth + 1))
         path = [self.nodes - 1]
         while path[0]:
             path.insert(0, int(parents[0, path[0]]))
@@ -95,9 +96,10 @@ def delta_rule(
 
     def run() -> torch.Tensor:
         if tiles is None:
-            return tree_delta_rule(*arguments, kept, step.ancestors, step.pending)
+            return tree_delta_rule(*arguments, kept, step.ancestors, step.pending, max_depth=step.depth)
         out = value.new_empty(value.shape)
-        launch_tree_delta_rule(*arguments, *kept, step.ancestors, *step.pending, True, dim**-0.5, out, max_depth, tiles)
+        common = (step.ancestors, *step.pending, True, dim**-0.5, max_depth or 64)
+        launch_tree_delta_rule(*arguments, *kept, *common, out, tiles)
         return out
 
     return Call(run, moved)

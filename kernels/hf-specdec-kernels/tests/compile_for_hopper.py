@@ -275,7 +275,7 @@ def delta_rule(nodes: int, dtype: torch.dtype, batch: int = 1, dim: int = 128, c
     )
     rows, ancestors = rows_of(batch, nodes)
     delta_rule_launch.launch_tree_delta_rule(
-        query, query, value, decay, value[..., 0], *kept, ancestors, *rows, True, 1.0, value
+        query, query, value, decay, value[..., 0], *kept, ancestors, *rows, True, 1.0, 5, value
     )
     delta_rule_launch.launch_commit_delta_rule(*kept, *rows, True)
 

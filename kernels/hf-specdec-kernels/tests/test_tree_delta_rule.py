@@ -59,7 +59,8 @@ class Layer:
         normalize, scale = case.normalize, case.dims[0] ** -0.5
         common = (tree.ancestors, *rows, normalize, scale)
         out = torch.full(value.shape, torch.nan).to(value)
-        launch_tree_delta_rule(*inputs, self.states, *self.pending, *common, out, None, case.tiles)
+        deepest = int(tree.depths.max())
+        launch_tree_delta_rule(*inputs, self.states, *self.pending, *common, deepest, out, case.tiles)
         wanted = tree_delta_rule_naive(*in_double(inputs), self.expected, *self.expected_pending, *common)
         close(out, wanted, TOLERANCE[case.dtype])
         self.check()
@@ -146,7 +147,7 @@ def test_what_is_not_a_number_stays_where_it_is(channels: bool, device: torch.de
     rows = rows_of(None, case.slots, (0, 0, 0), layer.turns)
     out = torch.full(inputs[2].shape, torch.nan).to(inputs[2])
     common = (tree.ancestors, *rows, True, 1.0)
-    launch_tree_delta_rule(*inputs, layer.states, *layer.pending, *common, out)
+    launch_tree_delta_rule(*inputs, layer.states, *layer.pending, *common, 8, out)
     wanted = tree_delta_rule_naive(*in_double(clean), layer.expected, *layer.expected_pending, *common)
     others = [node for node in range(9) if node != leaves[0]]
     close(out[0, others], wanted[0, others], 2e-5)

@@ -120,8 +120,8 @@ def inverse(lower, depths, LEVELS: tl.constexpr, BLOCK_N: tl.constexpr):
     (I + L)⁻¹, where L_ij is 0 unless node j is above node i: inverses of spans of twice as many levels at a time, by
     [[A, 0], [C, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]. Powers of L would cancel where a chain has similar keys.
 
-    Nodes have at most 2^LEVELS levels. Spans above the deepest node add nothing, yet are not left out: Triton 3.6 compiles these products to wrong code in
-    a loop or a branch (numbers on an H200 were wrong, or addresses).
+    Nodes have at most 2^LEVELS levels. Where there are fewer, the last spans add nothing, yet are not left out: Triton
+    3.6 compiles these products to wrong code in a loop or a branch (numbers on an H200 were wrong, or addresses).
     """
     nodes = tl.arange(0, BLOCK_N)
     crossing = _crossing(depths, 1)

@@ -39,14 +39,15 @@ def tree_delta_rule(
     *,
     normalize: bool = True,
     scale: float | None = None,
+    max_depth: int | None = None,
 ) -> torch.Tensor:
     """
     Commits what was kept of the step before to the states, then computes the outputs of a tree's nodes.
 
     At every node, from the state of its parent, S ← e^g S, u = β (v − Sᵀk), S ← S + k uᵀ, and the output is
     scale · Sᵀq. No node's state is in memory: with G_i the sum of g over node i and its ancestors, and
-    L_ij = β_i (k_i·k_j) e^(G_i − G_j) for ancestors j of i, u = (I + L)⁻¹ β (v − e^G Sᵀk). One launch on CUDA, which
-    reads a state once and writes it once; where nothing was kept, it is only read.
+    L_ij = β_i (k_i·k_j) e^(G_i − G_j) for ancestors j of i, u = (I + L)⁻¹ β (v − e^G Sᵀk). On CUDA one launch
+    for 32 nodes, the first of which reads a state once and writes it once; where nothing was kept, it is only read.
 
     Args:
         query, key (`torch.Tensor` of shape `[batch, nodes, key_heads, key_dim]`): at most 64 nodes, each after its
@@ -64,6 +65,8 @@ def tree_delta_rule(
         rows ([`PendingPath`]): the slots of the rows, and the nodes that were kept.
         normalize (`bool`): whether queries and keys are divided by their L2 norms.
         scale (`float`, *optional*): 1/√key_dim by default.
+        max_depth (`int`, *optional*): most ancestors that a node has beside itself, to save work. Where it is too low,
+            outputs are wrong. Any number by default.
 
     Returns:
         `torch.Tensor`: `[batch, nodes, heads, value_dim]`, of the dtype of `value`.
@@ -75,7 +78,19 @@ def tree_delta_rule(
     out = value.new_empty(value.shape)
     scale = key.shape[-1] ** -0.5 if scale is None else scale
     ops.tree_delta_rule(
-        query, key, value, decay, beta, states, *pending, ancestors, *rows, normalize, float(scale), out
+        query,
+        key,
+        value,
+        decay,
+        beta,
+        states,
+        *pending,
+        ancestors,
+        *rows,
+        normalize,
+        float(scale),
+        key.shape[1] - 1 if max_depth is None else max_depth,
+        out,
     )
     return out
 

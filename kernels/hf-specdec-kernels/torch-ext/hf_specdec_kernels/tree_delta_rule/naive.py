@@ -28,6 +28,7 @@ def tree_delta_rule_naive(
     counts: torch.Tensor,
     normalize: bool,
     scale: float,
+    max_depth: int = 64,
 ) -> torch.Tensor:
     """See `hf_specdec_kernels.tree_delta_rule`; computes in the states' dtype and reads values on the host."""
     commit_delta_rule_naive(states, keys, deltas, decays, slots, turns, path, counts, normalize)

@@ -58,7 +58,8 @@ def _tree_delta_rule_kernel(
     kept_decay_stride_n, delta_stride_b, delta_stride_n,
     HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     FIRST: tl.constexpr, LEVELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    CHANNELS: tl.constexpr, NORMALIZE: tl.constexpr, PARTS: tl.constexpr, COMMIT_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    CHANNELS: tl.constexpr, NORMALIZE: tl.constexpr, PARTS: tl.constexpr, COMMIT_PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """
     Program (BLOCK_V values, head, row): commits the path that is pending, then scores the first BLOCK_N nodes. With
@@ -188,8 +189,8 @@ def _pairs_of_channels(
 ):  # fmt: skip
     """
     Σ_c k_ic k_jc e^(G_ic − G_jc) and Σ_c q_ic k_jc e^(G_ic − G_jc) of every node i and its ancestors j, first among
-    these nodes, then among those before FIRST; and G. No product of matrices has these without exponents above 0: every
-    node goes up its path, a level at a time.
+    these nodes, then among those before FIRST; and G. No product of matrices has these without exponents above 0:
+    every node goes up its path, a level at a time.
     """
     at = FIRST + tl.arange(0, BLOCK_N)
     earlier = tl.arange(0, BLOCK_N)
@@ -221,7 +222,7 @@ def _pairs_of_channels(
 
 def launch_tree_delta_rule(
     query, key, value, decay, beta, states, keys, deltas, decays, ancestors, slots, turns, path, counts,
-    normalize, scale, out, max_depth: int | None = None, tiles: Tiles | None = None,
+    normalize, scale, max_depth, out, tiles: Tiles | None = None,
 ) -> None:  # fmt: skip
     """See `hf_specdec_kernels.tree_delta_rule`; with `tiles` instead of the chosen ones."""
     batch, nodes, heads, value_dim = value.shape
@@ -233,7 +234,7 @@ def launch_tree_delta_rule(
     overlap = can_overlap(query.device)
     decay, beta, ancestors = decay.contiguous(), beta.contiguous(), ancestors.contiguous()
     block_n = max(16, min(triton.next_power_of_2(nodes), MOST_AT_ONCE))
-    deepest = min(nodes - 1 if max_depth is None else max_depth, block_n - 1)
+    deepest = min(max_depth, block_n - 1)
     for first in range(0, nodes, MOST_AT_ONCE):
         _tree_delta_rule_kernel[(triton.cdiv(value_dim, tiles.block_v), heads, batch)](
             query, key, value, decay, beta, states, keys, deltas, decays, ancestors,
@@ -242,9 +243,10 @@ def launch_tree_delta_rule(
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], 0 if len(ancestors) == 1 else nodes,
             *keys.stride()[:3], *decays.stride()[:3], *deltas.stride()[:2],
             HEADS=heads, GROUP=heads // key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, FIRST=first,
-            LEVELS=deepest.bit_length(), BLOCK_N=block_n, BLOCK_K=max(16, triton.next_power_of_2(key_dim)), BLOCK_V=tiles.block_v, CHANNELS=decay.dim() == 4,
-            NORMALIZE=normalize, PARTS=tiles.parts, COMMIT_PARTS=tiles.parts and tiles.parts + 1, OVERLAP=overlap,
-            num_warps=tiles.num_warps, num_stages=1, **tiles.limits(), **options_of_launch(overlap),
+            LEVELS=deepest.bit_length(), BLOCK_N=block_n, BLOCK_K=max(16, triton.next_power_of_2(key_dim)),
+            BLOCK_V=tiles.block_v, CHANNELS=decay.dim() == 4, NORMALIZE=normalize, PARTS=tiles.parts,
+            COMMIT_PARTS=tiles.parts and tiles.parts + 1, OVERLAP=overlap, num_warps=tiles.num_warps, num_stages=1,
+            **tiles.limits(), **options_of_launch(overlap),
         )  # fmt: skip
 
 
@@ -253,7 +255,7 @@ def choose_tiles(key, value) -> Tiles:
     batch, nodes, heads, value_dim = value.shape
     block_v = values_of_a_program(key.shape[3], value_dim, heads * batch, key.device)
     # Two parts suffice for outputs that are rounded to bfloat16.
-    return Tiles(block_v, min(parts_of(key.dtype), 2), 8 if nodes > 16 else 4)
+    return Tiles(block_v, min(parts_of(key.dtype), 2), 8 if nodes > 16 and block_v > 32 else 4)
 
 
 def launch_commit_delta_rule(states, keys, deltas, decays, slots, turns, path, counts, normalize) -> None:
