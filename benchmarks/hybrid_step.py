@@ -1,6 +1,6 @@
 """
-What the verify of a tree costs in a model with recurrent layers, on a GPU: over its matmuls and the bytes of its states,
-and over a step of one node.
+What the verify of a tree costs in a model with recurrent layers, on a GPU: over its matmuls and the bytes of its
+states, and over a step of one node.
 
     python benchmarks/hybrid_step.py [--shape 4b 27b] [--nodes 8 32 64] [--compile]
 
@@ -102,8 +102,8 @@ def main() -> None:
             figures = {"shape": shape, "nodes": nodes, "verify": verify, "matmuls": floor, "states": states}
             found.append(figures | {"over_floor": verify / (floor + states), "over_one": verify / one})
             print(
-                f"{shape}, {nodes} nodes: verify {verify:.3f} ms, {verify / (floor + states):.3f} × its floor (matmuls "
-                f"{floor:.3f}, states {states:.3f}), {verify / one:.3f} × one node",
+                f"{shape}, {nodes} nodes: verify {verify:.3f} ms, {verify / (floor + states):.3f} × its floor "
+                f"(matmuls {floor:.3f}, states {states:.3f}), {verify / one:.3f} × one node",
                 flush=True,
             )
         del target
