@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedModel
 
-from hf_specdec.attention import switched_to_tree_attention
 from hf_specdec.cache.blocks import ZERO_BLOCK, BlockPool, BlockTable
 from hf_specdec.cache.device_paged_cache import DevicePagedCache
 from hf_specdec.compiling.layers import MOST_SHAPES
 from hf_specdec.engine.target import InFlightTarget
 from hf_specdec.forwards.node_inputs import causal_chain
+from hf_specdec.forwards.outputs import over_trees
 from hf_specdec.graphs.paged import FEWEST_BLOCKS, next_power_of_two
 from hf_specdec.trees import TokenTree, Topology
 
@@ -45,7 +45,7 @@ def forward_after(
     tokens = torch.randint(model.config.vocab_size, (1, nodes), device=model.device)
     with (
         torch.no_grad(),
-        switched_to_tree_attention(model),
+        over_trees(model),
         torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
     ):
         target.cache.seat([table])
