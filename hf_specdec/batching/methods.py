@@ -12,6 +12,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from ..config import SpeculativeConfig
+from ..drafters import reading
 from ..engine.request import SpeculativeGenerationOutput
 from .arguments import BaseConfig, overrides_in
 from .keeping import keep, let_go
@@ -27,9 +28,12 @@ def _make_manager(
     assistant_model: Any = None,
     tree: Any = None,
     speculative_config: Any = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
 ) -> SpeculativeBatchingManager:
     """
-    Implements `init_continuous_batching` (`workload_hints` are ignored: they tune transformers' own manager). Returns
+    Implements `init_continuous_batching` (`workload_hints` are ignored: they tune transformers' own manager), which
+    also takes the tokenizers of a target and a draft model that differ in them, as `generate` does. Returns
     the manager that the model keeps, if it serves these arguments; otherwise destroys it, to free its memory, and
     makes a new one.
 
@@ -41,7 +45,7 @@ def _make_manager(
         generation_config,
         continuous_batching_config,
         {},
-        assistant_model=assistant_model,
+        assistant_model=reading(assistant_model, model, tokenizer, assistant_tokenizer),
         tree=tree,
         speculative_config=speculative_config,
     )
@@ -134,12 +138,14 @@ def _generate_batch(
     assistant_model: Any = None,
     tree: Any = None,
     speculative_config: Any = None,
+    assistant_tokenizer: Any = None,
     **options: Any,
 ) -> dict[str, SpeculativeGenerationOutput]:
     """
     Implements `generate_batch`: returns results by request name, in the order of `inputs`. `options` are options of
-    `generate`, and `seed` and `speculate`. (`max_queue_size` does not apply, because all requests are there from the
-    start.) With `persistent_manager` the model keeps the manager for the next call.
+    `generate`, and `seed` and `speculate`; `tokenizer` serves `assistant_tokenizer`, too. (`max_queue_size` does not
+    apply, because all requests are there from the start.) With `persistent_manager` the model keeps the manager for
+    the next call.
 
     Raises:
         ValueError, TypeError: for a call that cannot be served, before anything runs.
@@ -150,7 +156,7 @@ def _generate_batch(
         generation_config,
         continuous_batching_config,
         overrides_in(options),
-        assistant_model=assistant_model,
+        assistant_model=reading(assistant_model, model, options.get("tokenizer"), assistant_tokenizer),
         tree=tree,
         speculative_config=speculative_config,
     )

@@ -11,6 +11,7 @@ from transformers.utils import logging
 from ..block import BlockHead
 from ..cache.blocks import BlockPool
 from ..eagle import EagleHead
+from ..forwards.vocabulary import is_padded_otherwise
 from ..graphs import GraphPool
 from ..medusa import MedusaHeads
 from ..mtp import MtpHead
@@ -25,6 +26,7 @@ from .mtp import MtpDrafter, SeveralMtpDrafter, SeveralMtpDrafting
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
 from .one_by_one import OneByOneDrafting
+from .other_vocabulary import OtherVocabularyDrafter, translating
 
 
 __all__ = [
@@ -39,9 +41,11 @@ __all__ = [
     "MtpDrafter",
     "NgramDraft",
     "ObservedDrafter",
+    "OtherVocabularyDrafter",
     "as_drafter",
     "drafting_of",
     "is_own_draft",
+    "reading",
 ]
 
 logger = logging.get_logger(__name__)
@@ -90,6 +94,28 @@ def as_drafter(assistant: Any) -> Drafter:
     )
 
 
+def reading(assistant: Any, target: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None) -> Any:
+    """
+    The value of `assistant_model=` with the tokenizers beside it: a drafter that translates between them, if
+    `assistant_tokenizer` is another vocabulary than the target's; else the value itself.
+
+    Raises:
+        TypeError, ValueError: for a draft that has no tokenizer of its own, and as `translating`.
+    """
+    if None in (assistant, assistant_tokenizer) or isinstance(assistant, OtherVocabularyDrafter):
+        return assistant
+    drafter = as_drafter(assistant)
+    if not isinstance(drafter, DraftModelDrafter):
+        raise ValueError(
+            f"`assistant_tokenizer` with {type(drafter).__name__}: it drafts in the target's tokens. Leave "
+            "`assistant_tokenizer` out."
+        )
+    if tokenizer is None and is_padded_otherwise(drafter.model, target):
+        return assistant
+    found = translating(drafter, target, tokenizer, assistant_tokenizer)
+    return assistant if found is drafter else found
+
+
 def drafting_of(
     drafter: Drafter,
     target: PreTrainedModel,
@@ -112,7 +138,7 @@ def drafting_of(
     Raises:
         ValueError: for a drafter of a user's own that watches the target's forwards.
     """
-    if isinstance(drafter, DraftModelDrafter):
+    if isinstance(drafter, DraftModelDrafter) and not isinstance(drafter, OtherVocabularyDrafter):
         return DraftModelDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, SeveralMtpDrafter):
         return SeveralMtpDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)

@@ -59,6 +59,10 @@ class DraftModelDrafter(Drafter):
     def num_tokens(self) -> int:  # type: ignore[override]
         return self.model.config.get_text_config(decoder=True).vocab_size
 
+    def check_vocabulary(self, target: PreTrainedModel) -> None:
+        """Raises a `ValueError` for a target of another vocabulary."""
+        SharedVocabulary.of(self.model, target)
+
     def for_call(self, target: PreTrainedModel) -> DraftModelDrafter:
         drafter: Any = super().for_call(target)
         drafter.shared = SharedVocabulary.of(self.model, target)

@@ -58,7 +58,8 @@ class SharedVocabulary:
         if obstacle is not None:
             raise ValueError(
                 f"`assistant_model`: {type(draft).__name__} has a vocabulary of {mine.vocab_size} tokens, the target "
-                f"one of {its.vocab_size}, and {obstacle}. Use a draft model with the target's tokenizer."
+                f"one of {its.vocab_size}, and {obstacle}. Use a draft model with the target's tokenizer, or pass "
+                "`tokenizer` and `assistant_tokenizer`."
             )
         pad = mine.pad_token_id
         is_shared = isinstance(pad, int) and 0 <= pad < min(mine.vocab_size, its.vocab_size)

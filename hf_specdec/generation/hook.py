@@ -215,8 +215,10 @@ def _wrap_assisted_decoding(mixin: Any) -> None:
                 tokenizer=tokenizer,
                 **model_kwargs,
             )
+        from ..drafters import reading
         from .calls import decode
 
+        assistant_model = reading(assistant_model, self, tokenizer, assistant_tokenizer)
         return decode(self, input_ids, assistant_model, model_kwargs=model_kwargs, **call)
 
     mixin._assisted_decoding = _assisted_decoding

@@ -10,7 +10,6 @@ from ..attention import implementation_of, is_exact, obstacle_to_branches, suppo
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig, only_chains
 from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
-from ..forwards.vocabulary import SharedVocabulary
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
@@ -130,7 +129,7 @@ def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
             its cache, and a sharded draft beside a sharded target.
     """
     if isinstance(drafter, DraftModelDrafter):
-        _check_draft_model(drafter.model, model)
+        _check_draft_model(drafter, model)
     for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:
         _check_keeps_cache(part, role)
     if is_sharded(model):
@@ -261,7 +260,8 @@ def _check_keeps_cache(model: PreTrainedModel, role: str) -> None:
         )
 
 
-def _check_draft_model(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+def _check_draft_model(drafter: DraftModelDrafter, target: PreTrainedModel) -> None:
+    draft = drafter.model
     if draft.config.is_encoder_decoder:
         raise ValueError(
             f"`assistant_model`: the draft {type(draft).__name__} is an encoder-decoder model and cannot fill a tree. "
@@ -272,7 +272,7 @@ def _check_draft_model(draft: PreTrainedModel, target: PreTrainedModel) -> None:
             f"`assistant_model`: the draft {type(draft).__name__} has no language model head to propose tokens with. "
             "Load it with `AutoModelForCausalLM`."
         )
-    SharedVocabulary.of(draft, target)
+    drafter.check_vocabulary(target)
     _check_attention(draft, "draft")
 
 

@@ -11,8 +11,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from ..cache import check_reusable
 from ..compat import cache_name_of, warn_if_untried
 from ..config import SpeculationPlan, SpeculativeConfig
-from ..drafters import as_drafter
-from ..forwards.vocabulary import is_padded_otherwise
+from ..drafters import as_drafter, reading
 from ..models.rope import length_dependent_ropes
 from ..models.structure import keeps_encoder_apart
 from ..states import is_attention_free
@@ -54,8 +53,9 @@ def check_call(
         check_target(model)
     set_aside_idle_options(model, generation_config)
     _check_mode(model, generation_config)
-    _check_options(model, generation_config, generation_mode_kwargs)
-    drafter = as_drafter(assistant_model)
+    _check_options(generation_config)
+    tokenizers = (generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer"))
+    drafter = as_drafter(reading(assistant_model, model, *tokenizers))
     if checks_models:
         check_draft(model, drafter)
     plan = SpeculationPlan.of_call(generation_config, config, drafter, model)
@@ -180,9 +180,7 @@ def _check_mode(model: PreTrainedModel, generation_config: GenerationConfig) -> 
         )
 
 
-def _check_options(
-    model: PreTrainedModel, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
-) -> None:
+def _check_options(generation_config: GenerationConfig) -> None:
     for name in OTHER_DRAFTS:
         if getattr(generation_config, name, None):
             raise ValueError(
@@ -196,14 +194,6 @@ def _check_options(
                 f"`{name}={value!r}` belongs to transformers' own assisted generation and has no meaning for a tree. "
                 "Leave it out; `tree=` says how much is drafted."
             )
-    # A pipeline passes one for a draft whose vocabulary is padded otherwise, which needs none.
-    if generation_mode_kwargs.get("assistant_tokenizer") is not None and not is_padded_otherwise(
-        generation_mode_kwargs["assistant_model"], model
-    ):
-        raise ValueError(
-            "`assistant_tokenizer` with `tree`: a draft must have the target's vocabulary. Leave "
-            "`assistant_tokenizer` out and use such a draft, or leave `tree` out."
-        )
     if generation_config.use_cache is False:
         raise ValueError(
             "`use_cache=False` with `assistant_model`: speculation needs the cache. Leave `use_cache` out."

@@ -510,11 +510,6 @@ def test_no_warning_before_the_refusal(target: PreTrainedModel, name: str, monke
     assert any("will be ignored" in text for text in warnings)
 
 
-def test_a_tokenizer_for_the_assistant(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    options = {"assistant_model": draft, "tree": "[(0,)]", "tokenizer": object(), "assistant_tokenizer": object()}
-    assert_refused(target, options, "`assistant_tokenizer`", "the target's vocabulary", "leave `tree` out")
-
-
 def test_options_of_the_generation_config(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """A refused option is refused wherever it stands."""
     config = copy.deepcopy(target.generation_config)

@@ -138,6 +138,7 @@ def _names() -> dict[str, Any]:
         "model": model,
         "draft": noisy_copy(model, noise=0.2),
         "tokenizer": AutoTokenizer.from_pretrained(GOLDENS / "tiny_target", padding_side="left"),
+        "draft_tokenizer": AutoTokenizer.from_pretrained(GOLDENS / "tiny_target"),
         "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
     }
 

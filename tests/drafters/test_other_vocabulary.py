@@ -1,0 +1,362 @@
+"""Draft models of another tokenizer: in shared tokens with their q, and in texts; contexts, matches, refusals."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits, text_alone
+from support.device_steps import install
+from support.exact import SIGNIFICANCE, fit
+from support.hybrids import hybrid
+from support.models import prompts, tiny_model
+from support.other_vocabulary import (
+    FEW_SHARED,
+    MANY_SHARED,
+    TARGET,
+    byte_level,
+    draft_of,
+    draft_with_spaces,
+    pieces_with_spaces,
+    target_tokenizer,
+)
+from support.parity import IRREGULAR
+from support.sampling import LENGTH, LIMITS, PADDED, PROMPT, TREE, expected_tokens, sampled_tokens, the_target
+from support.tokenizer import tiny_tokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordPiece
+from transformers import PreTrainedTokenizerFast
+
+import hf_specdec
+from hf_specdec import DynamicTree, NgramDraft, SpeculativeConfig, TokenTree
+from hf_specdec.batching.keeping import keep, let_go
+from hf_specdec.drafters import DraftModelDrafter, reading
+from hf_specdec.drafters.other_vocabulary import SharedTokensDrafter, Translation, WrittenTextDrafter
+
+
+DYNAMIC = DynamicTree(depth=3, top_k=3, num_nodes=8)
+ROWS = 1_000
+both_kinds = pytest.mark.parametrize("pieces", [MANY_SHARED, FEW_SHARED], ids=["tokens", "texts"])
+
+
+def call_of(pieces: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments that name a draft and the tokenizers."""
+    draft, tokenizer = draft_of(pieces)
+    return {"assistant_model": draft, "tokenizer": target_tokenizer(), "assistant_tokenizer": tokenizer}
+
+
+def drafter_of(pieces: tuple[str, ...]) -> Any:
+    call = call_of(pieces)
+    return reading(call["assistant_model"], the_target(), call["tokenizer"], call["assistant_tokenizer"])
+
+
+def translation_of(pieces: tuple[str, ...]) -> Translation:
+    return drafter_of(pieces).translation
+
+
+# ------------------------------------------------------------------------------------------------------- greedy texts
+
+
+@both_kinds
+@pytest.mark.parametrize("tree", [IRREGULAR, DYNAMIC, "auto"], ids=["static", "dynamic", "auto"])
+def test_greedy_texts(pieces: tuple[str, ...], tree: Any) -> None:
+    """Padded rows of a call, and the same as requests."""
+    target, call = the_target(), call_of(pieces)
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    plain = target.generate(**PADDED, **options)
+    text = target.generate(**PADDED, **options, **call, tree=tree)
+    assert text.tolist() == plain.tolist()
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0 or tree == "auto"
+    texts = [row[mask.bool()].tolist() for row, mask in zip(*PADDED.values(), strict=True)]
+    options["eos_token_id"] = -1
+    outputs = list(target.generate_batch(texts, **options, **call, tree=tree).values())
+    assert [output.generated_tokens for output in outputs] == plain[:, 4:].tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_texts_of_a_tokenizer_with_spaces(batch_size: int) -> None:
+    target, inputs = tiny_model(), prompts(batch_size, 12, padding=True)
+    plain = target.generate(**inputs, max_new_tokens=30, do_sample=False)
+    text = target.generate(
+        **inputs,
+        max_new_tokens=30,
+        do_sample=False,
+        assistant_model=draft_with_spaces(),
+        tokenizer=tiny_tokenizer(),
+        assistant_tokenizer=pieces_with_spaces(),
+        tree=[(rank,) for rank in range(8)] + [(0, 0), (1, 0)],
+    )
+    assert text.tolist() == plain.tolist()
+    assert hf_specdec.last_metrics().num_accepted_tokens > 0
+
+
+@both_kinds
+def test_calls_with_graphs_draft_on_the_host(pieces: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the kernels need triton")
+    steps = install(monkeypatch, with_kernel=True)
+    target, call = copy.deepcopy(the_target()).float(), call_of(pieces)
+    call["assistant_model"] = copy.deepcopy(call["assistant_model"]).float()
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    config = SpeculativeConfig(tree=IRREGULAR, cuda_graphs=True)
+    plain = target.generate(**PROMPT, **options)
+    text = target.generate(**PROMPT, **options, **call, speculative_config=config)
+    assert text.tolist() == plain.tolist() and steps.replays == 0
+    outputs = target.generate_batch([PROMPT["input_ids"][0].tolist()], **options, **call, speculative_config=config)
+    assert next(iter(outputs.values())).generated_tokens == plain[0, 4:].tolist() and steps.replays == 0
+
+
+def test_end_tokens_end_texts() -> None:
+    """The draft proposes the target's end token where it has its own; nothing follows one that was accepted."""
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": True, "top_k": 0, "eos_token_id": 2}
+    torch.manual_seed(0)
+    ids = {name: values.expand(60, -1) for name, values in PROMPT.items()}
+    text = the_target().generate(**ids, **options, pad_token_id=6, **call_of(MANY_SHARED), tree=TREE)
+    ended = [row[row.index(2, 4) + 1 :] for row in text.tolist() if 2 in row[4:]]
+    assert ended and {token for rest in ended for token in rest} == {6}
+
+
+# ------------------------------------------------------------------------------------------------------- sampled texts
+
+
+METHODS = {
+    "tokens, rejection": (MANY_SHARED, SpeculativeConfig(tree=TREE)),
+    "tokens, budgets": (MANY_SHARED, SpeculativeConfig(tree=LIMITS, draft_sampling="sample")),
+    "tokens, target": (MANY_SHARED, SpeculativeConfig(tree=TREE, draft_sampling="greedy")),
+    "texts": (FEW_SHARED, SpeculativeConfig(tree=TREE)),
+}
+
+
+def p_value(method: str, rows: int = ROWS, **options: Any) -> float:
+    """How well texts of `generate` fit the enumerated distribution."""
+    pieces, config = METHODS[method]
+    new = sampled_tokens(the_target(), drafter_of(pieces), config, rows, **options)
+    return fit(new, expected_tokens("top-k" if options else "plain")).p_value
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_distribution(method: str) -> None:
+    assert p_value(method) > SIGNIFICANCE
+
+
+def test_the_distribution_with_a_warper() -> None:
+    assert p_value("tokens, rejection", top_k=5) > SIGNIFICANCE
+
+
+@both_kinds
+def test_the_distribution_of_requests(pieces: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    rows = 150
+    outputs = the_target().generate_batch(
+        [PROMPT["input_ids"][0].tolist()] * rows,
+        **call_of(pieces),
+        tree="[(0,), (1,), (0,0)]",
+        continuous_batching_config=limits(3000, max_requests_per_batch=rows, max_batch_tokens=4 * rows),
+        max_new_tokens=LENGTH + 1,
+        do_sample=True,
+        top_k=0,
+        eos_token_id=-1,
+    )
+    new = torch.tensor([output.generated_tokens[:LENGTH] for output in outputs.values()])
+    assert sum(output.speculation.num_accepted_tokens for output in outputs.values()) > 0
+    assert fit(new, expected_tokens("plain")).p_value > SIGNIFICANCE
+
+
+def test_a_seed_gives_one_text_with_any_trees() -> None:
+    """Where random numbers belong to positions, the draft draws with those of the target's tokens."""
+    texts = []
+    for tree in ("[(0,)]", IRREGULAR):
+        output = the_target().generate_batch(
+            [[5, 5, 3, 7]], **call_of(MANY_SHARED), tree=tree, max_new_tokens=16, do_sample=True, seed=3, top_k=0
+        )
+        texts.append(next(iter(output.values())).generated_tokens)
+    assert texts[0] == texts[1]
+
+
+def test_q_over_all_tokens_of_the_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q as it was before tokens that are not shared left it: their share is at a token that nobody proposes."""
+    propose, run_level = SharedTokensDrafter.propose, DraftModelDrafter.run_level
+
+    def unnormalised(self: SharedTokensDrafter, *args: Any) -> Any:
+        levels: list[torch.Tensor] = []
+
+        def kept(self: Any, nodes: Any) -> torch.Tensor:
+            levels.append(run_level(self, nodes))
+            return levels[-1]
+
+        monkeypatch.setattr(DraftModelDrafter, "run_level", kept)
+        draft = propose(self, *args)
+        if draft is None or draft.scores is None:
+            return draft
+        q = torch.cat([self.root_logits[:, None], *levels], dim=1).float().softmax(dim=-1)
+        shared = q[..., self.translation.draft_tokens]
+        lost = (1 - shared.sum(dim=-1, keepdim=True)).clamp(min=0)
+        vocabulary = torch.cat([draft.vocabulary, torch.tensor([TARGET.index("d")])])
+        return replace(draft, scores=torch.cat([shared, lost], dim=-1).log(), vocabulary=vocabulary)
+
+    monkeypatch.setattr(SharedTokensDrafter, "propose", unnormalised)
+    assert p_value("tokens, rejection") < 1e-6
+
+
+def test_a_context_with_a_drawn_child_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q of the root's children from a text that is encoded anew with one of them."""
+    propose, known = SharedTokensDrafter.propose, {}
+
+    def with_child(self: SharedTokensDrafter, sequences: Any) -> Any:
+        draft = propose(self, sequences)
+        if draft is None or draft.scores is None:
+            return draft
+        scores = draft.scores.clone()
+        for row in range(sequences.batch_size):
+            text = tuple(self.translation.context([*self.text(sequences, row), int(draft.tokens[row, 0])]))
+            if text not in known:
+                with torch.no_grad():
+                    known[text] = self.model(torch.tensor([text])).logits[0, -2, self.translation.draft_tokens]
+            scores[row, 0] = known[text]
+        return replace(draft, scores=scores)
+
+    monkeypatch.setattr(SharedTokensDrafter, "propose", with_child)
+    assert p_value("tokens, rejection") < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------ matches and contexts
+
+
+def named(translation: Translation, tokenizers: tuple[Any, Any]) -> dict[str, str]:
+    """The names of shared tokens, the target's and the draft's."""
+    pairs = zip(translation.target_tokens.tolist(), translation.draft_tokens.tolist(), strict=True)
+    mine, its = tokenizers
+    return {mine.convert_ids_to_tokens(one): its.convert_ids_to_tokens(other) for one, other in pairs}
+
+
+def test_shared_tokens() -> None:
+    """By their bytes, special ones by role; each with one token."""
+    translation = translation_of(MANY_SHARED)
+    names = named(translation, (target_tokenizer(), draft_of(MANY_SHARED)[1]))
+    assert names == {"a": "a", "b": "b", "c": "c", "ab": "ab", "<bos>": "<s>", "<eos>": "</s>"}
+    assert translation.share_of_vocabulary == 4 / 6
+    assert isinstance(drafter_of(MANY_SHARED), SharedTokensDrafter)
+    assert isinstance(drafter_of(FEW_SHARED), WrittenTextDrafter)
+
+
+def test_tokens_are_shared_by_their_bytes() -> None:
+    """Byte-level against `▁` and `<0xNN>`. Of two tokens for one byte the first is no `<0xNN>`."""
+    tokenizers = tiny_tokenizer(), pieces_with_spaces()
+    translation = Translation.of(tiny_model(), draft_with_spaces(), *tokenizers)
+    names = named(translation, tokenizers)
+    assert names["a"] == "a" and names["Ġaa"] == "▁aa" and names["Ġ"] == "▁"
+    assert names["Ċ"] == "<0x0A>" and names["."] == "<0x2E>"
+    assert names["<unk>"] == "<unk>" and names["<eos>"] == "</s>"
+    assert "ab" not in names and "Ġzz" not in names
+    assert len(names) == len(set(names.values()))
+
+
+@pytest.mark.parametrize(
+    "text, tokens",
+    [("abc", ["a", "bc"]), ("abb", ["ab", "b"]), ("bcab", ["bc", "ab"]), ("d", []), ("", ["</s>"])],
+)
+def test_contexts_are_encoded_anew(text: str, tokens: list[str]) -> None:
+    """Whatever the target's own tokens are."""
+    translation, tokenizer = translation_of(MANY_SHARED), draft_of(MANY_SHARED)[1]
+    ids = [TARGET.index(letter) for letter in text]
+    before = [] if text else [2]
+    found = translation.context(before + ids)
+    assert tokenizer.convert_ids_to_tokens(found) == (tokens or ["<s>"])
+
+
+def test_contexts_with_spaces_and_parts_of_characters() -> None:
+    """The draft's tokenizer adds its own space in front; the bytes of an unfinished character are byte tokens."""
+    target, draft = byte_level(["a", "Ġ", "Ã", "©", "<e>"], "<e>", "<e>"), pieces_with_spaces()
+    translation = Translation.of(tiny_model(vocab_size=5), draft_with_spaces(), target, draft)
+    assert draft.convert_ids_to_tokens(translation.context([0, 1, 0])) == ["▁a", "▁a"]
+    assert draft.convert_ids_to_tokens(translation.context([0, 2])) == ["▁a", "<0xC3>"]
+    assert draft.convert_ids_to_tokens(translation.context([0, 2, 3])) == ["▁a", "<0xC3>", "<0xA9>"]
+    backwards = Translation.of(draft_with_spaces(), tiny_model(vocab_size=5), draft, target)
+    assert target.convert_ids_to_tokens(backwards.context(draft("a a").input_ids)) == ["a", "Ġ", "a"]
+
+
+def test_written_texts() -> None:
+    translation, tokenizer = translation_of(FEW_SHARED), draft_of(FEW_SHARED)[1]
+
+    def written(text: str, pieces: list[str]) -> list[str]:
+        ids = [TARGET.index(letter) for letter in text]
+        return [TARGET[token] for token in translation.written(ids, tokenizer.convert_tokens_to_ids(pieces))]
+
+    assert written("a", ["ca", "bd"]) == ["c", "ab", "d"]
+    assert written("c", ["dc", "</s>", "ca"]) == ["d", "c", "<eos>"]
+    assert written("a", ["b"]) == ["b"]  # not ab, whose beginning is written
+
+
+def test_one_vocabulary_needs_no_translation() -> None:
+    target = the_target()
+    assert reading(target, target, target_tokenizer(), byte_level(TARGET, "<bos>", "<eos>")) is target
+    text = target.generate(
+        **PROMPT,
+        assistant_model=target,
+        tokenizer=target_tokenizer(),
+        assistant_tokenizer=byte_level(TARGET, "<bos>", "<eos>"),
+        tree=TokenTree.chain(3),
+        max_new_tokens=9,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    metrics = hf_specdec.last_metrics()
+    assert text.shape[1] == 13 and metrics.num_accepted_tokens == 6 == metrics.num_draft_tokens
+
+
+def test_a_kept_manager_serves_the_next_call() -> None:
+    target, call = the_target(), call_of(MANY_SHARED)
+    options: dict[str, Any] = {"tree": "[(0,)]", "max_new_tokens": 4, "do_sample": False, "persistent_manager": True}
+    try:
+        target.generate_batch([[5, 6]], **call, **options)
+        keep(first := let_go(target))
+        outputs = target.generate_batch([[5, 6]], **call, **options)
+        assert let_go(target) is first
+    finally:
+        target.destroy_cached_continuous_batching_manager()
+    assert next(iter(outputs.values())).generated_tokens == text_alone(target, [5, 6], max_new_tokens=4)
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def word_pieces() -> PreTrainedTokenizerFast:
+    vocab = {piece: token for token, piece in enumerate(["[UNK]", "a", "##a", "b", "##b", "c", "d"])}
+    tokenizer = Tokenizer(WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "shares nothing": (
+        {"assistant_tokenizer": byte_level(["x", "<s>", "</s>", "y"], "<s>", "</s>")},
+        ("`assistant_tokenizer`", "share no text", "Use a draft model whose vocabulary"),
+    ),
+    "no tokenizer": ({"tokenizer": None}, ("`assistant_tokenizer` without `tokenizer`", "Pass `tokenizer=`")),
+    "a drafter": ({"assistant_model": NgramDraft()}, ("`assistant_tokenizer` with NgramDraft", "Leave")),
+    "words": ({"assistant_tokenizer": word_pieces()}, ("`assistant_tokenizer`", "decodes the tokens", "byte-level")),
+    "slow": ({"assistant_tokenizer": object()}, ("`assistant_tokenizer`", "fast tokenizer", "object")),
+    "states": (
+        {"assistant_model": "mamba2"},
+        ("`assistant_tokenizer`", "Mamba2ForCausalLM", "recurrent states"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    changed, words = REFUSED[name]
+    call = call_of(MANY_SHARED) | changed
+    if isinstance(call["assistant_model"], str):
+        call["assistant_model"] = hybrid(call["assistant_model"])
+    target = the_target()
+    for run in (
+        lambda: target.generate(**PROMPT, **call, tree="[(0,)]", max_new_tokens=4),
+        lambda: target.generate_batch([[5, 6]], **call, tree="[(0,)]", max_new_tokens=4),
+    ):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            run()
+        for part in words:
+            assert part in str(caught.value)
