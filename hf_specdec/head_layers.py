@@ -91,15 +91,6 @@ def write_keys_and_values(
     cache_of(kwargs).update(keys, values, attention.layer_idx)
 
 
-def windows_of(config: PreTrainedConfig) -> list[int | None]:
-    """The sliding window of every layer of a head, None where a layer has none."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    if types is None:
-        return [window] * config.num_hidden_layers
-    return [window if kind == "sliding_attention" else None for kind in types[: config.num_hidden_layers]]
-
-
 def window_argument(config: PreTrainedConfig, index: int) -> dict[str, int]:
     """
     The sliding window of a Llama layer, as an argument for flash attention, which takes no mask. Other kinds of layers

@@ -8,9 +8,8 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..checkpoints.layer_fields import as_layers_config, change_layers
+from ..checkpoints.layer_fields import as_layers_config, change_layers, windows_of
 from ..head_config import HeadSizes
-from ..head_layers import windows_of
 
 
 MARKOV_TYPES = ("vanilla", "gated", "rnn")

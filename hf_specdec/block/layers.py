@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from ..checkpoints.layer_fields import windows_of
 from ..eagle.layers import Eagle3Layer
-from ..head_layers import Layers, layers_of, windows_of
+from ..head_layers import Layers, layers_of
 from .configuration_block import BlockConfig
 
 

@@ -6,7 +6,7 @@ import torch
 
 from ..attention.context import mask_values
 from ..attention.switch import previous_implementation
-from ..head_layers import windows_of
+from ..checkpoints.layer_fields import windows_of
 from .configuration_block import BlockConfig
 from .layers import is_causal_within
 

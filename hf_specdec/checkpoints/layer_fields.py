@@ -58,3 +58,12 @@ def change_layers(config: PreTrainedConfig, fields: dict[str, Any]) -> None:
         }
     else:
         config.text_config.rope_parameters = {**rope, "rope_theta": float(theta)}
+
+
+def windows_of(config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of every layer of a head, None where a layer has none."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return [window] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in types[: config.num_hidden_layers]]

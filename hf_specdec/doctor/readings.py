@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..block import BlockConfig
+from ..checkpoints.layer_fields import windows_of
 from ..eagle import EagleConfig
-from ..head_layers import windows_of
 from .along_text import Head
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ..block import BlockHead
 from ..cache import TreeCache
-from ..head_layers import windows_of
+from ..checkpoints.layer_fields import windows_of
 from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
 from .features import FeatureDrafter
 from .growth import LevelNodes, Noise, Warp, grow_from_positions

@@ -115,8 +115,8 @@ def _jsonable(entry: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]
 
 def _register_configs() -> None:
     """Imports the modules that register our configs with `AutoConfig`, except one whose import triggered this hook."""
-    for name in ("hf_specdec.eagle.configuration_eagle", "hf_specdec.medusa.configuration_medusa"):
-        if name not in sys.modules:
+    for kind in ("block", "eagle", "medusa", "mtp"):
+        if (name := f"hf_specdec.{kind}.configuration_{kind}") not in sys.modules:
             import_module(name)
 
 

@@ -37,6 +37,16 @@ class MtpConfig(HeadSizes, PreTrainedConfig):
     draft_vocab_size = None
     recipe = None
 
+    def __post_init__(self, **kwargs):
+        from . import modeling_mtp  # noqa: F401  (which tells AutoModel what it makes of such a config)
+
+        if isinstance(self.text_config, dict):
+            self.text_config = AutoConfig.for_model(**self.text_config)
+        super().__post_init__(**kwargs)
+
     def aux_boundaries(self, num_layers: int) -> list[int]:
         """None: the modules read the target's last hidden state, after its final norm."""
         return []
+
+
+AutoConfig.register(MtpConfig.model_type, MtpConfig, exist_ok=True)

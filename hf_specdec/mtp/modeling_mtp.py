@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedModel
+from transformers import AutoModel, Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..checkpoints.pretrained import PublishedModel
@@ -244,3 +244,6 @@ def _module(target: PreTrainedModel, config: MtpConfig, index: int, weights: Mod
     norm = weights.own.get("norm.weight")
     block = build_block(target, config.text_config, index, weights.layer, norm, target.dtype)
     return MtpModule(block, weights.own, target.get_decoder().norm, config.hidden_first)
+
+
+AutoModel.register(MtpConfig, MtpHead, exist_ok=True)

@@ -10,9 +10,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.blocks import block_head
+from support.eagle import head_of
 from support.fresh import run_python
+from support.heads import trained_medusa_heads
 
 import hf_specdec
+from hf_specdec import MtpConfig
 
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -100,6 +104,29 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
     modules = ("torch", "hf_specdec.generation.loop")
     print_loaded = f"import sys, hf_specdec; print([name for name in {modules} if name in sys.modules])"
     assert run(print_loaded).strip() == "[]"
+
+
+def test_auto_classes_know_heads_of_every_kind(tmp_path: Path) -> None:
+    """In a process that has imported `hf_specdec` alone. MTP modules belong to a target: the message says so."""
+    heads = {"block": block_head("dspark"), "eagle": head_of("speculators_eagle3"), "medusa": trained_medusa_heads()}
+    for name, head in heads.items():
+        head.save_pretrained(tmp_path / name)
+    MtpConfig(text_config=heads["eagle"].config.text_config, num_modules=2).save_pretrained(tmp_path / "mtp")
+    printed = run_python(f"""
+        import hf_specdec
+        from transformers import AutoConfig, AutoModel
+
+        for name in ("block", "eagle", "medusa", "mtp"):
+            folder = {str(tmp_path)!r} + "/" + name
+            assert AutoConfig.from_pretrained(folder).model_type == "hf_specdec_" + name
+            try:
+                print(type(AutoModel.from_pretrained(folder)).__name__)
+            except ValueError as error:
+                print(error)
+    """)
+    *classes, refusal = printed.splitlines()
+    assert classes == [type(head).__name__ for head in heads.values()]
+    assert "MtpHead.from_target(model)" in refusal
 
 
 @pytest.mark.parametrize(

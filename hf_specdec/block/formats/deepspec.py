@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...checkpoints.keys import Keys
+from ...checkpoints.layer_fields import windows_of
 from ...checkpoints.published import PublishedHead
 from ...checkpoints.reading import Checkpoint
 from ...checkpoints.target_files import TargetFiles
 from ...checkpoints.writing import Writing, check_expressible, published_layers
-from ...head_layers import windows_of
 from .backbone import KIND, Backbone, causality, read_backbone
 from .gemma import gemma_layer_config
 from .writing import boundaries, check_family, dspark_options, outputs, weights_of, with_copies

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...checkpoints.carried import compared_fields
+from ...checkpoints.layer_fields import windows_of
 from ...checkpoints.target_files import TargetFiles
 from ...checkpoints.writing import check_expressible, t2d_of
-from ...head_layers import windows_of
 from ..configuration_block import BlockConfig
 
 
