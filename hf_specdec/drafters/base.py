@@ -16,6 +16,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ..config import SpeculationPlan
 from ..sequences import Sequences
 from ..trees import DraftTree, DynamicTree, Evidence, TokenTree, Tree, TreeChoice
+from ..trees.told import Belief
 from ..verification import BatchNoise, PositionNoise
 from ..verification.draft_temperature import DraftTemperature
 
@@ -44,6 +45,8 @@ class DraftRequest:
             are drawn; without them, they are drawn by torch's generator.
         refine (`Callable`, *optional*): chooses the tree again from what the draft tells of the step at hand; see
             `TreeChoice.refine`.
+        belief (`Callable`, *optional*): how captured steps read what the draft tells, by which they shape the plan's
+            tree anew, with as many nodes and levels.
     """
 
     plan: SpeculationPlan
@@ -55,6 +58,7 @@ class DraftRequest:
     loans: GraphLoans | None = None
     noises: Sequence[PositionNoise] | None = None
     refine: Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None] | None = None
+    belief: Callable[[], Belief] | None = None
 
     def noise(self, lengths: Sequence[int], token_ids: torch.Tensor | None = None) -> Noise | None:
         """

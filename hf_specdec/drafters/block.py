@@ -94,11 +94,13 @@ class BlockDrafter(FeatureDrafter):
     def has_confidence(self) -> bool:
         return self.head.confidence_head is not None
 
-    def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+    def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor, is_quick: bool = False) -> torch.Tensor:
         """See `FeatureDrafter.confidence`: where the estimate reads the token before, that of a greedy chain."""
         levels, told, parents, carried = self.states.shape[1], [], roots, self._carried
         if not self.head.config.confidence_with_markov:
             return self._estimates(self.states, parents)
+        if is_quick:
+            return self._estimates(self.states, torch.cat([roots, self._targets(self.all_logits[:, :-1])], dim=1))
         for level in range(levels):
             here = slice(level, level + 1)
             told.append(self._estimates(self.states[:, here], parents))
@@ -108,9 +110,13 @@ class BlockDrafter(FeatureDrafter):
             if level > 0:
                 base, states = self.all_logits[:, here], self.states[:, here]
                 logits, carried = self.head.conditional_logits(base, states, parents, carried)
-            best = logits.argmax(dim=-1)
-            parents = best if self.target_ids is None else self.target_ids[best]
+            parents = self._targets(logits)
         return torch.cat(told, dim=1)
+
+    def _targets(self, logits: torch.Tensor) -> torch.Tensor:
+        """The target's token of the best column of logits `[batch, rows, draft vocab]`."""
+        best = logits.argmax(dim=-1)
+        return best if self.target_ids is None else self.target_ids[best]
 
     def _estimates(self, states: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
         estimates: Any = self.head.confidence_logits(states, parents)

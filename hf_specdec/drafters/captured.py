@@ -11,6 +11,7 @@ import torch
 from ..cache.device_paged_cache import DevicePagedCache
 from ..forwards.node_inputs import causal_chain
 from ..trees import DraftTree, DynamicTree, TokenTree, Topology
+from ..trees.told import Belief
 from .growth import Warp, grow, held_levels
 
 
@@ -25,6 +26,15 @@ class CapturedDraft(ABC):
     drafter: Any = None
     """The drafter whose forwards run in the step; None if there are none."""
 
+    told: torch.Tensor | None = None
+    """What the draft told of its acceptance in the run that is captured, `[rows, levels]`; None if it is not asked."""
+    ranks: torch.Tensor | None = None
+    """The rank of every node of the tree that was chosen by it, `[rows, nodes + 1]` int64."""
+
+    def load_belief(self, belief: Belief) -> None:
+        """Copies to the device how the draft's estimates are read from now on."""
+        raise NotImplementedError(f"{type(self).__name__} tells nothing.")
+
     @abstractmethod
     def write_as(self, cache: DevicePagedCache) -> None:
         """Lets the draft's cache write by the tables of the target's `cache`, which are the same for both."""
@@ -32,7 +42,7 @@ class CapturedDraft(ABC):
     def without_drafter(self) -> CapturedDraft:
         """A copy that holds no more than a graph needs as long as it lives."""
         held = copy.copy(self)
-        held.drafter = None
+        held.drafter = held.told = held.ranks = None
         return held
 
     @abstractmethod

@@ -118,6 +118,8 @@ class Drafting(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be captured.")
 
+    tells = False
+    """Whether the draft estimates its acceptance before a tree grows; see `FeatureDrafter.confidence`."""
     most_levels = sys.maxsize
     """Most levels of a tree that the draft can grow in a captured step."""
     features: WaitingFeatures | None = None

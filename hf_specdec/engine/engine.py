@@ -335,7 +335,8 @@ class Engine:
             of_groups = {row: group.asked.plan.tree for group in groups for row in group.rows}
             trees = {row: tree for row, tree in of_groups.items() if row in ran}
             paths = [path if outcome.drafted.get(row) else None for row, path in enumerate(walk.paths)]
-            self.choices.end_device_step(trees, paths, seconds, outcome.only_read, outcome.was_put_off)
+            flags = {"only_read": outcome.only_read, "was_put_off": outcome.was_put_off}
+            self.choices.end_device_step(trees, paths, seconds, **flags, told=outcome.told)
         self.books.mark_nan_of_failed(requests)
         # What goes on was wiped after this run had been launched.
         self.books.mark_nan([requests[row] for row in outcome.left_with_nan if requests[row].is_over])
@@ -370,7 +371,7 @@ class Engine:
             if self.choices.takes_best(row):
                 plan = replace(plan, draws_children=False, uses_rejection=False)
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
-            auto = self.choices.auto_of(row)
+            auto = self.choices.auto_of(row) if self.drafting.tells else None
             key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, auto)
             group = groups.get(key)
             if group is None:
@@ -390,6 +391,9 @@ class Engine:
         """Lets "auto" choose again while a group is drafted for, within the blocks that its trees have."""
         autos = [key[-1] for key in groups]
         for (tree, *_, auto), group in groups.items():
-            if auto is not None and autos.count(auto) == 1:
+            belief = None if auto is None else self.choices.belief_of(auto)
+            if belief is not None:
+                group.asked = replace(group.asked, belief=belief)
+            elif auto is not None and autos.count(auto) == 1:
                 refine = self.choices.refiner(auto, group.rows, self.drafting.num_slots(tree))
                 group.asked = replace(group.asked, refine=refine)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
 from ..trees.auto import times_of
 from ..trees.auto_learning import Acceptances
 from ..trees.auto_menu import MenuChoice, TreeMenu
+from ..trees.told import Belief, Told
 from ..trees.whole_times import WholeTimes
 from .request import Request
 
@@ -128,11 +130,21 @@ class TreeChoices:
         return isinstance(wanted, AutoTree) and self._auto_choice(wanted).takes_best
 
     def auto_of(self, row: int) -> AutoTree | None:
-        """The "auto" of a row of this step that may still choose another tree, see `refiner`; else None."""
+        """The "auto" of a row of this step that reads what the draft tells, see `refiner`, `belief_of`; else None."""
         wanted = self._wanted[row]
-        if self._always is not None or not isinstance(wanted, AutoTree):
+        if not isinstance(wanted, AutoTree):
             return None
-        return wanted if self._auto_choice(wanted).reads_confidence else None
+        choice = self._auto_choice(wanted)
+        if self._always is not None and not (isinstance(choice, MenuChoice) and self._always[0] in choice.menu.trees):
+            return None
+        return wanted if choice.reads_confidence else None
+
+    def belief_of(self, tree: AutoTree) -> Callable[[], Belief] | None:
+        """
+        How captured steps read what a draft tells of rows that ask for this "auto"; None where `refiner` reads it.
+        """
+        choice = self._auto_choice(tree)
+        return choice.belief if isinstance(choice, MenuChoice) else None
 
     def refiner(self, tree: AutoTree, rows: list[int], most_nodes: int) -> Refine:
         """
@@ -172,6 +184,7 @@ class TreeChoices:
         seconds: float | None,
         only_read: bool = False,
         was_put_off: bool = False,
+        told: Mapping[int, Told] = MappingProxyType({}),
     ) -> None:
         """
         Lets "auto" learn from a step that ran on the device as a whole. (Rows with fixed trees add the same time to
@@ -184,6 +197,7 @@ class TreeChoices:
             seconds (`float`, *optional*): duration of the step; None if it was not measured or is no typical time.
             only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
             was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+            told (`Mapping[int, Told]`): by row what the draft told of its acceptance.
         """
         for asked, rows in self._asked.items():
             drafted = [row for row in rows if row in trees]
@@ -191,7 +205,8 @@ class TreeChoices:
             if isinstance(choice, MenuChoice):
                 tree = trees[drafted[0]] if drafted else None
                 if not isinstance(tree, DynamicTree):  # a schedule may have one during the warm-up
-                    choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read)
+                    its = [told[row] for row in drafted if row in told and paths[row] is not None]
+                    choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read, its)
                     if was_put_off and not drafted:
                         choice.put_off()
 

@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from .auto import AutoTree
 from .auto_tables import AcceptanceTable
+from .told import LEAST_CHANCE, MOST_CHANCE, told_chances
 
 
 @dataclass
@@ -100,7 +103,6 @@ class Trust:
     """Weight in drafts of the assumption that estimates come true; factor on earlier outcomes at every new one."""
     START, MOST = -0.7, 8.0
     """Logarithm of the odds for estimates at first, and the most by which it favours either."""
-    LEAST_CHANCE, MOST_CHANCE = 0.02, 0.97
 
     def __init__(self) -> None:
         self._log_odds, self._told, self._hits = self.START, self.WEIGHT, self.WEIGHT
@@ -110,11 +112,13 @@ class Trust:
         """Weight of the draft's estimates, from 0 to 1."""
         return 1.0 / (1.0 + math.exp(-self._log_odds))
 
-    def _corrected(self, told: float) -> float:
-        return self._within(told * self._hits / self._told)
+    @property
+    def factor(self) -> float:
+        """How often estimates came true, over what they said."""
+        return self._hits / self._told
 
     def _within(self, chance: float) -> float:
-        return min(max(chance, self.LEAST_CHANCE), self.MOST_CHANCE)
+        return min(max(chance, LEAST_CHANCE), MOST_CHANCE)
 
     def learn(self, told: float, learnt: float, is_hit: bool) -> None:
         """
@@ -126,7 +130,8 @@ class Trust:
             is_hit (`bool`): whether the child was accepted.
         """
         of_told, of_learnt = (
-            math.log(chance if is_hit else 1.0 - chance) for chance in (self._corrected(told), self._within(learnt))
+            math.log(chance if is_hit else 1.0 - chance)
+            for chance in (self._within(told * self.factor), self._within(learnt))
         )
         self._log_odds = max(-self.MOST, min(self.DECAY * self._log_odds + of_told - of_learnt, self.MOST))
         rest = (1.0 - self.DECAY) * self.WEIGHT
@@ -135,18 +140,15 @@ class Trust:
 
     def chances(self, told: Sequence[float], learnt: list[list[float]]) -> list[list[float]]:
         """
-        Chances `[depth][rank]` of one row in the step at hand: those learnt, with the best child's by its estimate
-        where there is one. The other children share what it leaves as they do by `learnt`.
+        Chances `[depth][rank]` of one row in the step at hand: those learnt, where there are estimates joined with
+        them; see `told_chances`.
         """
-        share, found = self.share, []
-        for level, chance in zip(learnt, [*told, *[None] * len(learnt)], strict=False):
-            if chance is None or not 0.0 < level[0] < 1.0:
-                found.append(level)
-                continue
-            best = share * self._corrected(chance) + (1.0 - share) * level[0]
-            factor = min((1.0 - best) / (1.0 - level[0]), best / level[0])
-            found.append([best, *(factor * other for other in level[1:])])
-        return found
+        levels = min(len(told), len(learnt))
+        if not levels:
+            return learnt
+        given = torch.tensor([told[:levels]], dtype=torch.float64, device="cpu")
+        chances = torch.tensor(learnt[:levels], dtype=torch.float64, device="cpu")
+        return told_chances(given, chances, self.share, self.factor)[0].tolist() + learnt[levels:]
 
 
 def rounded(chance: float) -> float:

@@ -10,14 +10,16 @@ than the tree in use.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .auto import AutoTree, Plan
+from .auto_learning import Ratio, Trust
 from .auto_tables import AcceptanceTable, expected_length, likeliest_paths
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
+from .told import Belief, Told
 from .whole_times import WholeTimes
 
 
@@ -63,6 +65,7 @@ class MenuChoice(TreeChoice):
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
     """
 
+    reads_confidence = True
     REPLAN = 4
     """Steps from one plan to the next."""
     GAIN = 1.03
@@ -113,6 +116,8 @@ class MenuChoice(TreeChoice):
         """
         self._reading = 0.0
         """Extra seconds of the last step in which a head only caught up on waiting features."""
+        self.trust, self._ratio = Trust(), Ratio()
+        self._belief: Belief | None = None
         self.most_nodes: int | None = None
         """Most draft tokens per row of the next step; None for no limit."""
 
@@ -170,12 +175,21 @@ class MenuChoice(TreeChoice):
         return tree
 
     def _renew_plan(self) -> None:
-        if self._step % self.REPLAN or not self.times.has(None):
+        if self._step % self.REPLAN:
+            return
+        self._belief = None
+        if not self.times.has(None):
             return
         tree = self.plan().tree
         if self.worth(tree) > self.GAIN * self.worth(self._planned):
             self._planned = tree
             self._looks.pop(tree, None)
+
+    def belief(self) -> Belief:
+        """How the next step reads what its draft tells; renewed with the plan."""
+        if self._belief is None:
+            self._belief = Belief(self.acceptance.chances(), self.trust.share, self.trust.factor)
+        return self._belief
 
     def _count_step(self) -> None:
         self._step += 1
@@ -191,7 +205,12 @@ class MenuChoice(TreeChoice):
             self._account(tree, paths, propose + rest)
 
     def end_whole_step(
-        self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None, only_read: bool = False
+        self,
+        tree: TokenTree | None,
+        paths: list[list[int] | None],
+        seconds: float | None,
+        only_read: bool = False,
+        told: Sequence[Told] = (),
     ) -> None:
         """
         Takes the result of a step that ran whole on the device; all nodes of its tree count as drafted.
@@ -203,8 +222,11 @@ class MenuChoice(TreeChoice):
             only_read (`bool`, *optional*, defaults to `False`): whether a head caught up on waiting features in the
                 step, without drafting, so that it took longer than other steps with the tree. In an exploration the
                 extra time counts as lost.
+            told (`Sequence[Told]`): what the draft told of its acceptance, if it shaped the tree by this.
         """
-        if tree is not None:
+        if tree is not None and told:
+            self._learn_told(tree, told)
+        elif tree is not None:
             self.acceptance.add_whole(tree, paths)
         if only_read and self.times.has(tree):
             if seconds is None:
@@ -213,6 +235,21 @@ class MenuChoice(TreeChoice):
         elif seconds is not None and not only_read:
             self.times.add(tree, seconds)
         self._account(tree, paths, seconds)
+
+    def _learn_told(self, tree: TokenTree, told: Sequence[Told]) -> None:
+        """Takes the result of a step whose tree was shaped by what the draft told."""
+        learnt = self.belief().learnt
+        accepted = statistics.mean(len(row.ranks) for row in told)
+        self._ratio.add(expected_length(tree.paths, learnt) - 1.0, accepted)
+        for row in told:
+            ranks = [*row.ranks, None]
+            for chance, level, offered, rank in zip(row.chances, learnt, row.offered, ranks, strict=False):
+                if not offered:
+                    break
+                self.trust.learn(chance, level[0], rank == 0)
+                if rank != 0:
+                    break
+        self.acceptance.add_offered([(row.ranks, row.offered) for row in told])
 
     def put_off(self) -> None:
         """Plans the tree of the last step again: the last step could not carry it, but the next one can."""
@@ -241,7 +278,8 @@ class MenuChoice(TreeChoice):
     def expected_tokens(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
         """Expected tokens per row of a step with each of these trees."""
         chances = self.acceptance.chances()
-        return {tree: expected_length(() if tree is None else tree.paths, chances) for tree in trees}
+        accepted = {tree: expected_length(() if tree is None else tree.paths, chances) - 1.0 for tree in trees}
+        return {tree: 1.0 + its * self._ratio.value for tree, its in accepted.items()}
 
     def _price(self, tree: TokenTree | None) -> float:
         return 1.0 if tree is None else self.WORTH

@@ -61,6 +61,19 @@ class AcceptanceTable:
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
 
+    def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """
+        Counts one step: of every row the ranks of the accepted nodes, and how many children were drafted at the root
+        and at each of them.
+        """
+        self.grow_older()
+        for ranks, offered in rows:
+            steps = zip([*ranks, None], offered, strict=True)
+            for trials, hits, (accepted, count) in zip(self._trials, self._hits, steps, strict=False):
+                for rank in range(min(count, len(trials))):
+                    trials[rank] += 1
+                    hits[rank] += rank == accepted
+
     def grow_older(self) -> None:
         """Lets earlier counts count less."""
         for table in (self._hits, self._trials):

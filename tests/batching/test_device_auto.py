@@ -110,9 +110,9 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(runner.DeviceSteps, "run", noted)
     told, end_step = [], MenuChoice.end_whole_step
 
-    def end_noted(self: MenuChoice, tree: Any, paths: Any, seconds: Any, only_read: bool = False) -> None:
+    def end_noted(self: MenuChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, *rest: Any) -> None:
         told.append(only_read)
-        end_step(self, tree, paths, seconds, only_read)
+        end_step(self, tree, paths, seconds, only_read, *rest)
 
     monkeypatch.setattr(MenuChoice, "end_whole_step", end_noted)
     target, head = trained_target(), trained_head()

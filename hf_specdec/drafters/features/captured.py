@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...trees import DraftTree, DynamicTree, TokenTree
+from ...trees.told import Belief, told_chances, wide_tree
 from ..base import DraftRequest
 from ..captured import GrowingDraft
-from ..growth import Warp
+from ..growth import LikeliestNodes, Warp
 
 
 if TYPE_CHECKING:
@@ -19,12 +20,21 @@ if TYPE_CHECKING:
 class CapturedFeatures(GrowingDraft):
     """
     A head that reads the target's features: its cache has a row for every token but the first after the step, each
-    read with the feature of the token before it. Without a tree the head only catches up.
+    read with the feature of the token before it. Without a tree the head only catches up. Where the request says how
+    the head's estimates of its acceptance are read, the tree has the nodes that are likeliest by these.
     """
 
     def __init__(
         self, drafting: Any, tree: TokenTree | DynamicTree | None, rows: InFlightRows, asked: DraftRequest | None
     ):
+        self._likeliest: LikeliestNodes | None = None
+        if asked is not None and asked.belief is not None and isinstance(tree, TokenTree):
+            learnt = asked.belief().learnt[: tree.depth]
+            wide = wide_tree(tree, min(len(learnt[0]), drafting.drafter.num_tokens))
+            self._likeliest = LikeliestNodes(wide, tree.num_nodes, len(learnt[0]), rows.device)
+            self._learnt = torch.zeros(len(learnt), len(learnt[0]), device=rows.device)
+            self._trust = torch.zeros(2, device=rows.device)
+            tree = wide
         super().__init__(drafting, tree, rows, asked)
         drafter = self.drafter
         self._waiting = drafting.features.held[:, : rows.size.lag]
@@ -43,8 +53,18 @@ class CapturedFeatures(GrowingDraft):
             states = states.gather(1, (rows.counts - 1)[:, None, None].expand(-1, 1, states.shape[2]))
         self.cache.at(rows.lengths - 1)
         root_logits = drafter.begin_tree(states, rows.roots, self.tree.depth)
+        chances = None
+        if self._likeliest is not None:  # before any child is drawn
+            self.told = told = drafter.confidence(root_logits, rows.roots, is_quick=True).nan_to_num()
+            chances = told_chances(told, self._learnt, *self._trust)
         draft = drafter.grow(self.tree, root_logits, self.tree.depth, warp)
+        if self._likeliest is not None and chances is not None:
+            draft, self.ranks = self._likeliest.of(draft, chances)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
+
+    def load_belief(self, belief: Belief) -> None:
+        self._learnt.copy_(torch.tensor(belief.learnt[: len(self._learnt)], device="cpu"), non_blocking=True)
+        self._trust.copy_(torch.tensor([belief.share, belief.factor], device="cpu"), non_blocking=True)
 
     def read(
         self,

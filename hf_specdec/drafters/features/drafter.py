@@ -336,7 +336,7 @@ class FeatureDrafter(Drafter):
         """Whether the head estimates its acceptance before a tree grows; see `confidence`."""
         return False
 
-    def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
+    def confidence(self, root_logits: torch.Tensor, roots: torch.Tensor, is_quick: bool = False) -> torch.Tensor:
         """
         The estimated chance that the best token of each level of the tree that was begun is accepted where those
         before it are, `[batch, levels]` float32.
@@ -344,6 +344,8 @@ class FeatureDrafter(Drafter):
         Args:
             root_logits (`torch.Tensor` of shape `[batch, draft vocab]`): what `begin_tree` returned.
             roots (`torch.Tensor` of shape `[batch, 1]`, int64): the root of every sequence.
+            is_quick (`bool`): whether estimates may be of tokens that each position takes for the best by itself, so
+                that all levels are computed at once.
         """
         raise NotImplementedError(f"{type(self).__name__} has no confidence head.")
 

@@ -185,6 +185,10 @@ class FeatureDrafting(CachedDrafting):
     most_levels = WaitingFeatures.LEAST_CAPACITY - 2  # beside a waiting feature, the root's and one per level
 
     @property
+    def tells(self) -> bool:  # type: ignore[override]
+        return self.drafter.has_confidence
+
+    @property
     def can_be_captured(self) -> bool:
         return self.drafter.grows_on_device and can_be_captured(self.drafter.forward)
 

@@ -8,6 +8,7 @@ Growth of a tree, level by level, from a draft's logits, whatever model computes
 - `dynamic`: dynamic trees from the best tokens.
 - `positions`: trees from logits that depend on the position alone, as of Medusa heads.
 - `budgeted`: dynamic trees from drawn tokens.
+- `likeliest`: the likeliest nodes of a wider tree.
 - `best_tokens`, `drawing`: a level's candidates.
 - `nodes`: the nodes that a level forwards.
 """
@@ -21,6 +22,7 @@ from .best_tokens import BestTokens, best_tokens
 from .budgeted import grow_budgeted
 from .drawing import Draws, Tempered, draw_without_replacement
 from .dynamic import grow_dynamic
+from .likeliest import LikeliestNodes
 from .nodes import LevelNodes, Noise, RunLevel, Warp
 from .positions import grow_from_positions
 from .static import grow_drawn, grow_static, held_levels
@@ -30,6 +32,7 @@ __all__ = [
     "BestTokens",
     "Draws",
     "LevelNodes",
+    "LikeliestNodes",
     "Noise",
     "RunLevel",
     "Tempered",

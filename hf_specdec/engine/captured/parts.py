@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...trees import DynamicTree, TokenTree
+from ...trees.told import Told
 from ...verification import DraftTemperature, Walk
 from .drawing import mean_overlaps
+from .reshaping import num_columns, read_told
 from .walks import error_of
 
 
@@ -41,6 +43,7 @@ class StepPart:
         plain (`list[int]`): the rows without drafts.
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
         was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
+        shapes (`bool`): whether the tree's nodes are chosen by what the draft tells of its acceptance.
         wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
         step (`InFlightStep`, *optional*): the captured step that was launched for them.
     """
@@ -52,8 +55,15 @@ class StepPart:
     plain: list[int] = field(default_factory=list)
     reading: list[int] = field(default_factory=list)
     was_put_off: bool = False
+    shapes: bool = False
     wanted: StepKey | None = None
     step: InFlightStep | None = None
+
+    def load_belief(self) -> None:
+        """Loads how the step that runs the part reads what the draft tells."""
+        belief = self.groups[0].asked.belief if self.shapes else None
+        if belief is not None and self.step is not None:
+            self.step.draft.load_belief(belief())
 
     def of(self, rows: list[int]) -> list[Request]:
         """The requests of some of its rows."""
@@ -88,7 +98,7 @@ class StepPart:
     def put_off(self, reading: list[int]) -> None:
         """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
         self.was_put_off = bool(self.groups)
-        self.plain, self.groups, self.tree, self.draws = self.rows, [], None, False
+        self.plain, self.groups, self.tree, self.draws, self.shapes = self.rows, [], None, False, False
         self.reading = reading
 
 
@@ -112,6 +122,7 @@ class Outcome:
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
+        told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it.
         learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
     """
 
@@ -126,12 +137,14 @@ class Outcome:
     captured: bool = False
     only_read: bool = False
     was_put_off: bool = False
+    told: dict[int, Told] = field(default_factory=dict)
     learnt: set[DraftTemperature] = field(default_factory=set)
 
     def take(self, part: StepPart) -> None:
         """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
         assert part.step is not None
         report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
+        told = slice(2 * new, 2 * new + (num_columns(new - 1) if part.shapes else 0))
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             if row in self.left_out:
                 if is_nan:
@@ -148,8 +161,10 @@ class Outcome:
             self.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
             if row in were_drafted:
                 self.drafted[row] = drafted
+                if part.shapes and accepted >= 0:
+                    self.told[row] = read_told(rest[told], new - 1, accepted)
         if part.draws:
-            overlaps = {row: of_row[3 + 2 * new :] for row, of_row in zip(part.rows, report, strict=False)}
+            overlaps = {row: of_row[3 + told.stop :] for row, of_row in zip(part.rows, report, strict=False)}
             self._learn(part.groups, overlaps)
 
     def _learn(self, groups: list[DraftGroup], overlaps: dict[int, list[int]]) -> None:

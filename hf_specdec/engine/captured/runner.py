@@ -145,7 +145,7 @@ class DeviceSteps:
         captures = self._captures
         outcome, repeats, is_ahead = Outcome(Walk.start(len(requests), [])), None, False
         for number, part in enumerate(parts):
-            step = part.step = self._launch(part)
+            step = self._launch(part)
             if step is None:
                 self._drop_features(parts[:number])
                 for earlier in parts[:number]:
@@ -203,8 +203,8 @@ class DeviceSteps:
                 return None
             if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
                 return None
-            key = plan.tree, plan.draws_children
-            part = parts.setdefault(key, StepPart(requests, *key))
+            key = plan.tree, plan.draws_children, group.asked.belief is not None
+            part = parts.setdefault(key, StepPart(requests, *key[:2], shapes=key[2]))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
         plain = [row for row in range(len(requests)) if row not in drafted]
@@ -227,14 +227,16 @@ class DeviceSteps:
             has_seeds=self.mixes_rows,
             draws=part.draws,
             is_filtered=part.draws and any(map(_is_filtered, part.of(part.drafted))),
+            shapes=part.shapes,
             reads=bool(part.reading),
             compiles=self.compiles,
             compiles_whole=self.compiles_whole,
         )
         size = StepSize.of(part.own, part.depth, lag, self.fewest_blocks, self.fewest_rows)
         part.wanted = StepKey(kind, size)
-        step = self._step_for(part.wanted, part, values)
+        step = part.step = self._step_for(part.wanted, part, values)
         if step is not None:
+            part.load_belief()
             step.launch()
         return step
 

@@ -1,0 +1,184 @@
+"""Captured steps of "auto" that shape their trees by what a head tells of its acceptance."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from support.batches import ragged_prompts, text_alone
+from support.device_steps import Steps, install
+from support.exact import SIGNIFICANCE, Fit, fit
+from support.heads import tiny_block_head
+from support.models import prompts, tiny_model
+from support.parity import plain_text
+from support.sampling import expected_tokens, sampled_tokens, the_target
+from transformers import PreTrainedModel
+
+from hf_specdec import DraftTree, SpeculativeConfig, TokenTree, Topology
+from hf_specdec.drafters.growth import LikeliestNodes
+from hf_specdec.trees.auto_learning import Trust
+from hf_specdec.trees.auto_menu import MenuChoice
+from hf_specdec.trees.auto_tables import AcceptanceTable, likeliest_paths
+from hf_specdec.trees.told import Told, told_chances, wide_tree
+
+
+CPU = torch.device("cpu")
+CAUGHT = 1e-6
+TREE = TokenTree.parse("[(0,), (1,), (0,0), (0,1)]")
+CHAIN = TokenTree.chain(3)
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"anchor_first": True, "has_confidence_head": True},
+    "markov": {
+        "anchor_first": True,
+        "markov_rank": 4,
+        "has_confidence_head": True,
+        "confidence_with_markov": True,
+        "draft_vocab_size": 6,
+    },
+    "rnn": {"markov_rank": 4, "markov_type": "rnn", "has_confidence_head": True, "confidence_with_markov": True},
+}
+"""Those of small ranks in `test_confidence.py`."""
+
+
+def some_chances(seed: int, depth: int, ranks: int) -> torch.Tensor:
+    generator = random.Random(seed)
+    best = tuple(generator.uniform(0.1, 0.95) for _ in range(depth))
+    return torch.tensor(AcceptanceTable(depth, ranks, best).chances())
+
+
+def test_the_likeliest_nodes_of_a_wide_tree() -> None:
+    """They are those of all trees as large, where the wide tree has them, with their tokens and places of scores."""
+    wide = TokenTree.from_branching((4, 4, 4))
+    nodes = torch.arange(1, wide.num_nodes + 1)[None].expand(3, -1)
+    index = torch.arange(wide.num_nodes + 1)[None]
+    draft = DraftTree(nodes, Topology.of_tree(wide, CPU), nodes % 2 == 0, nodes[..., None].float(), index)
+    chances = torch.stack([some_chances(seed, 3, 4) for seed in range(3)])
+    found, ranks = LikeliestNodes(wide, 9, 4, CPU).of(draft, chances)
+    for row in range(3):
+        expected = TokenTree(tuple(path for _, path in likeliest_paths(chances[row].tolist(), 9, 3)))
+        assert [wide.paths[node - 1] for node in found.tokens[row].tolist()] == list(expected.paths)
+        assert found.topology.parents[row].tolist() == [max(parent, 0) for parent in expected.parents]
+        assert ranks[row].tolist() == list(expected.ranks)
+        assert found.valid[row].tolist() == [node % 2 == 0 for node in found.tokens[row].tolist()]
+        assert found.score_index[row].tolist() == [0, *found.tokens[row].tolist()]
+
+
+@pytest.mark.parametrize("tree", [TokenTree.chain(8), TREE, TokenTree.from_branching((4, 2, 1))])
+def test_wide_trees_hold_good_trees_for_any_draft(tree: TokenTree) -> None:
+    wide = wide_tree(tree, 8)
+    assert set(tree.paths) <= set(wide.paths) and wide.depth == tree.depth and not wide.has_rank_gaps
+    assert wide.num_nodes <= 2 * tree.num_nodes
+
+
+def test_chances_are_those_of_the_host() -> None:
+    trust, learnt = Trust(), some_chances(5, 3, 4)
+    for is_hit in (True, False, True):
+        trust.learn(0.9, 0.4, is_hit)
+    told = torch.tensor([[0.9, 0.2, 0.5], [0.0, 1.0, 0.4]])
+    found = told_chances(told, learnt, torch.tensor(trust.share), torch.tensor(trust.factor))
+    for row in range(2):
+        torch.testing.assert_close(found[row], torch.tensor(trust.chances(told[row].tolist(), learnt.tolist())))
+    assert (found[..., 1:] <= found[..., :-1] + 1e-7).all()
+
+
+def test_what_was_not_drafted_does_not_count() -> None:
+    table, same = AcceptanceTable(3, 4), AcceptanceTable(3, 4)
+    table.add_offered([([1], [2, 0])])
+    same.add_whole(TokenTree.parse("[(0,), (1,)]"), [[2]])
+    assert table.chances() == same.chances()
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    pytest.importorskip("triton", reason="the kernels need triton")
+    return install(monkeypatch, with_kernel=True)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    """What steps were told, all of which take `TREE`, or a chain now and then."""
+    found: list[Told] = []
+    goes_on = itertools.cycle((True, False))
+    end_whole_step = MenuChoice.end_whole_step
+
+    def noted(self: MenuChoice, tree: Any, paths: Any, seconds: Any, only_read: bool, its: Any) -> None:
+        found.extend(its)
+        end_whole_step(self, tree, paths, seconds, only_read, its)
+
+    def chosen(self: MenuChoice) -> TokenTree:
+        self._step += 1
+        self._belief = None
+        return CHAIN if self._step % 3 == 0 else TREE
+
+    monkeypatch.setattr(MenuChoice, "_chosen", chosen)
+    monkeypatch.setattr(MenuChoice, "begin_next", lambda self: next(goes_on))
+    monkeypatch.setattr(MenuChoice, "end_whole_step", noted)
+    return found
+
+
+def a_target() -> PreTrainedModel:
+    return tiny_model("llama", seed=1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_texts_are_plain(kind: str, told: list[Told], steps: Steps) -> None:
+    target = a_target()
+    head, inputs = tiny_block_head(target, **KINDS[kind]), prompts(3, 9, padding=True)
+    expected = plain_text(target, inputs, max_new_tokens=24)
+    config = SpeculativeConfig(tree="auto", cuda_graphs=True)
+    text = target.generate(
+        **inputs, do_sample=False, max_new_tokens=24, pad_token_id=0, assistant_model=head, speculative_config=config
+    )
+    assert text.tolist() == expected.tolist()
+    assert steps.captures == 2 and steps.replays > 4
+    assert len({row.offered[0] for row in told}) > 1  # trees differ from row to row
+    assert all(0.0 < chance < 1.0 for row in told for chance in row.chances)
+
+
+def test_requests(told: list[Told], steps: Steps) -> None:
+    target, batch = a_target(), ragged_prompts((5, 9, 2))
+    head = tiny_block_head(target, **KINDS["markov"])
+    outputs = target.generate_batch(batch, max_new_tokens=20, do_sample=False, assistant_model=head, tree="auto")
+    assert told and steps.replays > 4
+    for prompt, output in zip(batch, outputs.values(), strict=True):
+        assert output.error is None and output.generated_tokens == text_alone(target, prompt, max_new_tokens=20)
+
+
+def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
+    """How well first tokens of whole steps fit."""
+    config = SpeculativeConfig(tree="auto", cuda_graphs=True, **settings)
+    head = tiny_block_head(the_target(), **KINDS[kind])
+    tokens = sampled_tokens(copy.deepcopy(the_target()).float(), head, config, rows)
+    return fit(tokens, expected_tokens("plain"))
+
+
+@pytest.mark.parametrize(
+    "kind, settings", [("markov", {}), ("plain", {}), ("rnn", {"draft_sampling": "greedy"})], ids=str
+)
+def test_samples_are_the_target_s(kind: str, settings: dict[str, Any], told: list[Told], steps: Steps) -> None:
+    found = of_whole_steps(kind, **settings)
+    assert len({row.offered[0] for row in told}) > 1 and any(row.ranks for row in told)
+    assert found.p_value > SIGNIFICANCE, found
+
+
+def test_nodes_chosen_by_their_own_tokens_do_not_fit(monkeypatch: pytest.MonkeyPatch, steps: Steps) -> None:
+    """Of two nodes, the root's second child stays for some of its tokens alone."""
+    of = LikeliestNodes.of
+
+    def wrong(self: LikeliestNodes, draft: DraftTree, chances: torch.Tensor) -> Any:
+        assert self.wide.paths == ((0,), (1,), (0, 0))
+        wants_second = draft.tokens[:, 1, None] < 3
+        chances[:, 1, 0] = 0.3
+        chances[:, 0, 1:2] = torch.where(wants_second, 0.9, 0.1) * chances[:, 0, :1]
+        return of(self, draft, chances)
+
+    monkeypatch.setattr(MenuChoice, "_chosen", lambda self: TokenTree.chain(2))
+    monkeypatch.setattr(LikeliestNodes, "of", wrong)
+    assert of_whole_steps("markov", rows=2_000).p_value < CAUGHT
