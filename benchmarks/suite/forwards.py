@@ -24,7 +24,11 @@ BLOCK_SIZE = 32
 
 @contextmanager
 def forward_after(
-    model: PreTrainedModel, ids: torch.Tensor, tree: TokenTree | None, compiles: bool = False
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    tree: TokenTree | None,
+    compiles: bool = False,
+    fewest_blocks: int = FEWEST_BLOCKS,
 ) -> Iterator[Callable[[], object]]:
     """
     Yields the forward of the root and a tree's nodes after a context, as steps run it, with random tokens.
@@ -33,34 +37,37 @@ def forward_after(
 
     Args:
         model (`PreTrainedModel`): the model.
-        ids (`torch.Tensor` of shape `[1, tokens]`, int64): the context.
+        ids (`torch.Tensor` of shape `[rows, tokens]`, int64): the contexts.
         tree (`TokenTree`, *optional*): the tree; None for the root alone.
         compiles (`bool`, *optional*, defaults to `False`): whether the forward is compiled.
+        fewest_blocks (`int`, *optional*): blocks of a row for which the forward has room at least.
     """
     topology, length = Topology.of_tree(tree, model.device), ids.shape[1]
     nodes = topology.num_nodes + 1
-    pool, table = BlockPool(-(-(length + nodes) // BLOCK_SIZE), BLOCK_SIZE), BlockTable()
-    pool.reserve(table, length + nodes)
-    target = InFlightTarget(model, pool, max_requests=1, cuda_graphs="auto")
-    tokens = torch.randint(model.config.vocab_size, (1, nodes), device=model.device)
+    rows, blocks = len(ids), -(-(length + nodes) // BLOCK_SIZE)
+    pool, tables = BlockPool(rows * blocks, BLOCK_SIZE), [BlockTable() for _ in range(rows)]
+    for table in tables:
+        pool.reserve(table, length + nodes)
+    target = InFlightTarget(model, pool, max_requests=rows, cuda_graphs="auto")
+    tokens = torch.randint(model.config.vocab_size, (rows, nodes), device=model.device)
     with (
         torch.no_grad(),
         over_trees(model),
         torch._dynamo.config.patch(recompile_limit=MOST_SHAPES),
     ):
-        target.cache.seat([table])
-        target.forward(ids, *causal_chain(length, model.device), logits_to_keep=1, counts=[length])
-        target.cache.keep_text([length])
+        target.cache.seat(tables)
+        target.forward(ids, *causal_chain(length, model.device), logits_to_keep=1, counts=[length] * rows)
+        target.cache.keep_text([length] * rows)
         forward = target.forward
         if forward.has_kernel:
-            width = max(FEWEST_BLOCKS, next_power_of_two(len(table.blocks) + 1))
-            padded = table.blocks + [ZERO_BLOCK] * (width - len(table.blocks))
-            slots = torch.tensor(target.cache.note_states([table]), dtype=torch.long, device=model.device)
-            cache = DevicePagedCache(target.cache, torch.tensor([padded], device=model.device), slots)
+            width = max(fewest_blocks, next_power_of_two(blocks + 1))
+            padded = [table.blocks + [ZERO_BLOCK] * (width - blocks) for table in tables]
+            slots = torch.tensor(target.cache.note_states(tables), dtype=torch.long, device=model.device)
+            cache = DevicePagedCache(target.cache, torch.tensor(padded, device=model.device), slots)
             cache.max_depth = topology.depth
             cache.write_tables = cache.writable_tables()
             cache.at(target.cache.lengths_tensor)
-            zero = torch.zeros(1, dtype=torch.long, device=model.device)
+            zero = torch.zeros(rows, dtype=torch.long, device=model.device)
             forward = forward.over(cache, zero, zero)
             forward.compiles = compiles
         yield lambda: forward(tokens, topology.ancestors, topology.depths)
