@@ -128,20 +128,25 @@ class InFlightStep(CapturedStep):
         rows, depth = self.rows, self.rows.size.depth
         draft = self.draft.propose(None if self._drawing is None else self._drawing.warp)
         topology = draft.topology
-        usable = draft.usable(rows.room)
-        # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
-        tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
+        if depth > 0:
+            usable = draft.usable(rows.room)
+            # Nodes without room and invalid ones get the root's token: the drafted one may be any token.
+            tokens = torch.where(usable, torch.cat([rows.roots, draft.tokens], dim=1), rows.roots)
+            depths, walked = topology.depths * usable, tokens.masked_fill(~usable, -1)
+            drafted = usable[:, 1:].expand(rows.size.rows, -1).sum(dim=1)
+        else:
+            tokens = walked = rows.roots.contiguous()
+            depths, drafted = topology.depths, torch.zeros_like(rows.lengths)
         cache.at(rows.lengths - 1)
         if topology.is_static:
             cache.static_ancestors = topology.ancestors
         cache.max_depth = depth
         features = None
         with self._target.recorded_features(for_compiler=self.compiles_whole) as watched:
-            depths = topology.depths * usable
             logits = forward(tokens, topology.ancestors, topology.depths, position_depths=depths).logits
             if watched is not None:
                 features = watched.take(rows.device, logits.dtype)
-        path, accepted, next_tokens = self._walks.walk(logits, draft, tokens.masked_fill(~usable, -1))
+        path, accepted, next_tokens = self._walks.walk(logits, draft, walked)
         for compaction in self._compactions:
             compaction(rows.lengths - 1, path, accepted, rows.tables)
         if features is not None:
@@ -157,7 +162,6 @@ class InFlightStep(CapturedStep):
         new = new_tokens(tokens.gather(1, path), accepted, next_tokens) if depth > 0 else next_tokens[:, None]
         highest = logits.amax(dim=-1)
         is_nan = rows_with_nan(logits, highest)
-        drafted = usable[:, 1:].expand(len(path), -1).sum(dim=1)
         is_compiled = self.compiles and self.compiles_whole
         compiled: Any = compiled_function if is_compiled else lambda function: function
         accepted = self._walks.checked(highest, path, accepted, compiled)
