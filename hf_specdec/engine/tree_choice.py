@@ -13,6 +13,7 @@ from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeC
 from ..trees.auto import times_of
 from ..trees.auto_learning import Acceptances
 from ..trees.auto_menu import MenuChoice, TreeMenu
+from ..trees.menu_ways import MenuWays
 from ..trees.told import Belief, Told
 from ..trees.whole_times import WholeTimes
 from .request import Request
@@ -48,6 +49,9 @@ class TreeChoices:
         self._takes_few = takes_few
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
         self._auto: dict[Any, TreeChoice] = {}
+        self._ways: dict[Any, MenuWays] = {}
+        self._with_best: dict[Any, set[TokenTree]] = {}
+        self._is_warm = False
         self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
         self._asked: dict[AutoTree, list[int]] = {}
         self._share: int | None = None
@@ -81,11 +85,12 @@ class TreeChoices:
 
     def forget_texts(self) -> None:
         """Forgets acceptance statistics. Step times are kept, because they belong to the machine and not to texts."""
-        for of_texts in (self._auto, self._acceptance, self._asked):
+        for of_texts in (self._auto, self._ways, self._acceptance, self._asked):
             of_texts.clear()
 
     def end_warm_up(self) -> None:
         """Takes note that every tree that is worth a capture has been timed."""
+        self._is_warm = True
         for choice in self._auto.values():
             if isinstance(choice, MenuChoice):
                 choice.times.are_complete = True
@@ -107,6 +112,9 @@ class TreeChoices:
                 choice.most_nodes = share
         chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
+        for asked, its in chosen.items():
+            if self._always is None and (ways := self._ways_of(asked)) is not None:
+                ways.begin_step(its if isinstance(its, TokenTree) else None)
         if self._always is not None:
             trees = [self._always[0]] * len(trees)
         if share is None:
@@ -127,7 +135,10 @@ class TreeChoices:
     def takes_best(self, row: int) -> bool:
         """Whether a row's children are the draft's best tokens in this step, although its request draws them."""
         wanted = self._wanted[row]
-        return isinstance(wanted, AutoTree) and self._auto_choice(wanted).takes_best
+        if not isinstance(wanted, AutoTree):
+            return False
+        ways = self._ways_of(wanted)
+        return self._auto_choice(wanted).takes_best if ways is None else self._always is None and ways.takes_best
 
     def auto_of(self, row: int) -> AutoTree | None:
         """The "auto" of a row of this step that reads what the draft tells, see `refiner`, `belief_of`; else None."""
@@ -168,7 +179,12 @@ class TreeChoices:
         """
         if any(_may_change(request) for request in requests):
             return False
-        return all(self._auto_choice(tree).begin_next() for tree in self._asked)
+        return all(self._begins_next(tree) for tree in self._asked)
+
+    def _begins_next(self, asked: AutoTree) -> bool:
+        choice, ways = self._auto_choice(asked), self._ways_of(asked)
+        tree = choice.tree if isinstance(choice.tree, TokenTree) else None
+        return choice.begin_next() and (ways is None or ways.begin_next(tree))
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
@@ -206,25 +222,44 @@ class TreeChoices:
                 tree = trees[drafted[0]] if drafted else None
                 if not isinstance(tree, DynamicTree):  # a schedule may have one during the warm-up
                     its = [told[row] for row in drafted if row in told and paths[row] is not None]
+                    ways = self._ways_of(asked)
+                    if ways is not None:
+                        choice.acceptance = ways.present
                     choice.end_whole_step(tree, [paths[row] for row in drafted], seconds, only_read, its)
+                    if ways is not None:
+                        choice.acceptance = ways.planned
                     if was_put_off and not drafted:
                         choice.put_off()
 
+    def _ways_of(self, tree: AutoTree) -> MenuWays | None:
+        """What says how captured steps fill the trees of rows that ask for this "auto", if there is a choice."""
+        if not (tree.takes_either and self._draws and self._takes_few()):
+            return None
+        key = tree, self._batch_size
+        if key not in self._ways:
+            acceptance = self._acceptance_of(tree)
+            with_best = self._with_best.setdefault(key, set())
+            self._ways[key] = MenuWays(acceptance, with_best, may_capture=not self._is_warm)
+        return self._ways[key]
+
+    def _acceptance_of(self, tree: AutoTree) -> Acceptances:
+        key = replace(tree, takes_either=False), self._draws
+        if key not in self._acceptance:
+            self._acceptance[key] = Acceptances(tree)
+        return self._acceptance[key]
+
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
-        takes_few = self._takes_few()
-        kind, limits = ("in flight", self._batch_size, self._draws), replace(tree, takes_either=False)
-        if takes_few:  # trees of a graph are drawn in one way
-            tree = limits
+        takes_few, kind = self._takes_few(), ("in flight", self._batch_size, self._draws)
+        if takes_few:  # which `_ways_of` fills in either way
+            tree = replace(tree, takes_either=False)
         if (tree, kind, takes_few) not in self._auto:
-            key = limits, self._draws
-            if key not in self._acceptance:
-                self._acceptance[key] = Acceptances(tree)
+            acceptance = self._acceptance_of(tree)
             if takes_few:
                 times = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
-                choice: Any = MenuChoice(times, tree, self._acceptance[key].of())
+                choice: Any = MenuChoice(times, tree, acceptance.of())
             else:
                 choice = choice_of(tree, self.target, self.draft, kind)
-                choice.acceptance = self._acceptance[key]
+                choice.acceptance = acceptance
             self._auto[tree, kind, takes_few] = choice
         return self._auto[tree, kind, takes_few]
 

@@ -1,0 +1,110 @@
+"""Drawn or best tokens in captured steps of "auto"."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import random
+from typing import Any
+
+import pytest
+from support.device_steps import Steps, install
+from support.exact import SIGNIFICANCE, Fit, fit
+from support.sampling import a_block_head, expected_tokens, sampled_tokens, the_target
+
+from hf_specdec import DraftTree, SpeculativeConfig, TokenTree
+from hf_specdec.drafters import BlockDrafter
+from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.trees import AutoTree
+from hf_specdec.trees.auto_learning import Acceptances
+from hf_specdec.trees.auto_menu import MenuChoice
+from hf_specdec.trees.menu_ways import MenuWays
+
+
+TREE = TokenTree.parse("[(0,), (1,), (0,0)]")
+OTHER = TokenTree.chain(3)
+CAUGHT = 1e-6
+
+
+def share_of_best(chance_drawn: float, chance_best: float, with_best: set[TokenTree], **options: Any) -> float:
+    """The share of best tokens in 400 steps of a chain, of which the first token is accepted with these chances."""
+    ways, generator, taken = MenuWays(Acceptances(AutoTree()), with_best, **options), random.Random(0), []
+    for _ in range(400):
+        ways.begin_step(OTHER)
+        taken.append(ways.takes_best)
+        is_hit = generator.random() < (chance_best if ways.takes_best else chance_drawn)
+        ways.present.add_whole(OTHER, [[1] if is_hit else []])
+    return sum(taken) / len(taken)
+
+
+def test_what_is_accepted_more_often_is_taken() -> None:
+    with_best = set[TokenTree]()
+    assert share_of_best(0.2, 0.8, with_best) > 0.8
+    assert with_best == {OTHER}
+    assert 0.0 < share_of_best(0.8, 0.2, with_best) < 0.1
+    assert share_of_best(0.2, 0.8, set(), may_capture=False) == 0.0
+
+
+def test_trees_are_captured_twice_only_where_that_pays() -> None:
+    """At first a single tree is, to compare both."""
+    for gives_more in (False, True):
+        ways = MenuWays(Acceptances(AutoTree()), {OTHER})
+        for tree in [TREE] * 40 + [OTHER] * 40 + [TREE] * 40:
+            ways.begin_step(tree)
+            ways.present.add_whole(tree, [[1] if ways.takes_best == gives_more else []])
+        assert ways._with_best == ({OTHER, TREE} if gives_more else {OTHER})
+
+
+def test_a_step_is_repeated_until_it_may_take_others() -> None:
+    for may_capture in (True, False):
+        ways = MenuWays(Acceptances(AutoTree()), set(), may_capture)
+        ways.begin_step(TREE)
+        repeats = sum(itertools.takewhile(bool, (ways.begin_next(TREE) for _ in range(200))))
+        assert repeats == (MenuWays.AT_FIRST - 2 if may_capture else 200) and not ways.takes_best
+        ways.begin_step(TREE)
+        assert ways.takes_best == may_capture and ways.begin_next(TREE) != may_capture
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Whole steps of one tree, with best tokens in every second one."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    turns = itertools.cycle((False, True))
+
+    def begin_step(ways: MenuWays, tree: TokenTree | None) -> None:
+        ways.takes_best = next(turns)
+
+    monkeypatch.setattr(MenuChoice, "_chosen", lambda choice: TREE)
+    monkeypatch.setattr(MenuWays, "begin_step", begin_step)
+    monkeypatch.setattr(MenuWays, "begin_next", lambda ways, tree: False)
+    return install(monkeypatch, with_kernel=True)
+
+
+def fit_of_calls(draft: Any, rows: int = 1_000) -> Fit:
+    config = SpeculativeConfig(tree="auto", cuda_graphs=True)
+    tokens = sampled_tokens(copy.deepcopy(the_target()).float(), draft, config, rows)
+    return fit(tokens, expected_tokens("plain"))
+
+
+def test_samples_are_the_target_s(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds, launch = [], InFlightStep.launch
+    monkeypatch.setattr(InFlightStep, "launch", lambda step: (kinds.append(step.kind.draws), launch(step))[1])
+    found = fit_of_calls(a_block_head("markov"))
+    assert set(kinds) == {False, True} and steps.captures == 2
+    assert found.p_value > SIGNIFICANCE, found
+
+
+def test_best_tokens_verified_as_if_drawn_are_caught(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow = BlockDrafter.grow
+
+    def claims_to_draw(drafter: BlockDrafter, *asked: Any) -> DraftTree:
+        return dataclasses.replace(grow(drafter, *asked), tokens=grow(drafter, *asked[:3]).tokens, valid=None)
+
+    monkeypatch.setattr(BlockDrafter, "grow", claims_to_draw)
+    found = fit_of_calls(a_block_head("dflash"), rows=2_000)
+    assert steps.captures == 2
+    assert found.p_value < CAUGHT, found
