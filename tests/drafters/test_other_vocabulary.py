@@ -237,8 +237,15 @@ def test_shared_tokens() -> None:
     names = named(translation, (target_tokenizer(), draft_of(MANY_SHARED)[1]))
     assert names == {"a": "a", "b": "b", "c": "c", "ab": "ab", "<bos>": "<s>", "<eos>": "</s>"}
     assert translation.share_of_vocabulary == 4 / 6
-    assert isinstance(drafter_of(MANY_SHARED), SharedTokensDrafter)
-    assert isinstance(drafter_of(FEW_SHARED), WrittenTextDrafter)
+
+
+def test_the_first_call_says_how_it_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("hf_specdec.drafters.other_vocabulary.logger.info_once", said.append)
+    drafters = [drafter_of(MANY_SHARED), drafter_of(FEW_SHARED)]
+    assert [type(drafter) for drafter in drafters] == [SharedTokensDrafter, WrittenTextDrafter]
+    assert "in the tokens that both have: they share 4 of the target's 6 tokens (67% of its vocabulary" in said[0]
+    assert "in texts: they share 2 of the target's 6 tokens (33%" in said[1]
 
 
 def test_tokens_are_shared_by_their_bytes() -> None:
@@ -317,6 +324,11 @@ def test_a_kept_manager_serves_the_next_call() -> None:
     finally:
         target.destroy_cached_continuous_batching_manager()
     assert next(iter(outputs.values())).generated_tokens == text_alone(target, [5, 6], max_new_tokens=4)
+
+
+def test_managers_take_tokenizers() -> None:
+    manager = the_target().init_continuous_batching(**call_of(MANY_SHARED), tree="[(0,)]")
+    assert isinstance(manager.engine.drafting.drafter, SharedTokensDrafter)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals

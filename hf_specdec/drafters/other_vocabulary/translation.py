@@ -60,7 +60,7 @@ class Translation:
         self.target_tokens = torch.tensor(ordered)
         """The shared tokens as the target numbers them, in order, `[shared]` int64."""
         self.draft_tokens = torch.tensor([pairs[token] for token in ordered])
-        """The same tokens as the draft numbers them, `[shared]` int64."""
+        """Shared tokens as the draft numbers them, in the same order, `[shared]` int64."""
         self.share_of_vocabulary = self.num_texts / len(target.tokens)
         """Share of the target's tokens that the draft has."""
         self.share_of_text, self.tokens_ratio = self._shares_of_text()
