@@ -125,6 +125,10 @@ class Drafting(ABC):
     features: WaitingFeatures | None = None
     """Store of target features that an EAGLE head has not read yet; None if the draft keeps none on the device."""
 
+    def make_store(self) -> None:
+        """Makes `features` before the first prompt comes, if the draft has any; else that prompt makes it."""
+        return
+
     def make_room(self, requests: list[Request], count: int) -> None:
         """Makes room in `features` for `count` more features per request, by reading those that wait."""
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -92,7 +91,7 @@ class Engine:
         )
         device_steps = self.device_steps
         self.choices = TreeChoices(
-            model, drafter.times_key, max_step_nodes, lambda: device_steps.works, self.drafting.evidence
+            model, drafter.times_key, max_step_nodes, lambda: device_steps.works, self.drafting.evidence, device_steps
         )
         self.num_steps = self.num_tokens_read = 0
         self.runs_ahead = True
@@ -100,7 +99,7 @@ class Engine:
         self.speculates = True
         """Whether the load lets requests speculate at present."""
         self._last_end: float | None = None
-        """Time at which the last captured step ended (`time.perf_counter`); None if anything else has run since."""
+        """When the last captured step's report came (`time.perf_counter`); None if anything else has run since."""
         self._vocab_size = model.config.get_text_config().vocab_size
         self._temperatures = DraftTemperatures()
         self.acceptance = Acceptance(self.ranks, self.books, self._temperatures)
@@ -345,14 +344,16 @@ class Engine:
 
     def _seconds_of_step(self, outcome: Outcome) -> float | None:
         """
-        Seconds from the launch of a captured step, or from the end of the step before it if that was later, to now.
-        (What the host does between two steps would count in some steps, and not in those that were launched ahead.)
+        Seconds from the launch of a captured step, or from the report of the step before it if that came later, to its
+        report. (What the host does with a report counts where it keeps the device waiting, as the next step is then
+        launched late, and not in a step that was launched alone: else that would seem slower than one launched ahead.)
         None if that is no measure of a step, because prompts were read in between (as after every pause) or something
         was captured.
         """
-        now, before = time.perf_counter(), self._last_end
-        self._last_end = now
-        return now - max(before, outcome.launched_at) if before is not None and not outcome.captured else None
+        before, self._last_end = self._last_end, outcome.came_at
+        if before is None or outcome.captured:
+            return None
+        return outcome.came_at - max(before, outcome.launched_at)
 
     # ------------------------------------------------------------------------------------------------------- propose
 

@@ -83,6 +83,12 @@ class RequestOptions:
         return Verifier.REJECTION if by_rejection else Verifier.FROM_TARGET
 
     @cached_property
+    def filters(self) -> bool:
+        """Whether tokens are drawn with top-k or top-p."""
+        warpers = self.device_warpers
+        return self.do_sample and warpers is not None and not warpers.values.keys() <= {"temperature"}
+
+    @cached_property
     def device_warpers(self) -> Warpers | None:
         """The processors as device warpers for captured steps; None if these cannot apply them."""
         warpers = Warpers.of(self.processors)

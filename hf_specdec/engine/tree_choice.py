@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
 from ..trees.auto import times_of
@@ -18,6 +18,9 @@ from ..trees.told import Belief, Told
 from ..trees.whole_times import WholeTimes
 from .request import Request
 
+
+if TYPE_CHECKING:
+    from .captured import DeviceSteps
 
 Refine = Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None]
 
@@ -35,6 +38,7 @@ class TreeChoices:
         takes_few (`Callable`, *optional*): returns whether "auto" must choose from a short menu of trees, as where
             each tree needs a CUDA graph.
         evidence (`Callable`, *optional*): what the draft knows of requests before it proposes; see `Drafter.evidence`.
+        captures (`DeviceSteps`, *optional*): says which trees need a capture, and how long that takes.
     """
 
     def __init__(
@@ -44,8 +48,9 @@ class TreeChoices:
         max_step_nodes: int | None,
         takes_few: Callable[[], bool] = lambda: False,
         evidence: Callable[[list[Request]], Evidence | None] = lambda requests: None,
+        captures: DeviceSteps | None = None,
     ):
-        self._evidence = evidence
+        self._evidence, self._captures = evidence, captures
         self._takes_few = takes_few
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
         self._auto: dict[Any, TreeChoice] = {}
@@ -56,6 +61,15 @@ class TreeChoices:
         self._asked: dict[AutoTree, list[int]] = {}
         self._share: int | None = None
         self._always: tuple[TokenTree | DynamicTree | None] | None = None
+        self._kept_for: int | None = None
+        self._own_times: dict[Any, WholeTimes] = {}
+
+    def keep_captures_for(self, rows: int) -> None:
+        """
+        From now on captures are kept for later calls of up to `rows` rows, whose steps all have room for as many:
+        "auto" tries all that may be worth a capture at first, and times hold for this engine's graphs alone.
+        """
+        self._kept_for = rows
 
     @contextmanager
     def always(self, tree: TokenTree | DynamicTree | None) -> Iterator[None]:
@@ -97,19 +111,23 @@ class TreeChoices:
 
     def begin_step(self, requests: list[Request]) -> list[TokenTree | DynamicTree | None]:
         """Chooses the tree of every row of the step that begins; None for a row that drafts nothing."""
-        self._batch_size = _bucket(len(requests))
+        self._batch_size = _bucket(len(requests)) if self._kept_for is None else self._kept_for
         self._asked = {}
         wanted = self._wanted = _shared([_wanted_tree(request) for request in requests])
         for row, tree in enumerate(wanted):
             if isinstance(tree, AutoTree):
                 self._asked.setdefault(tree, []).append(row)
-        self._draws = any(requests[row].options.do_sample for rows in self._asked.values() for row in rows)
+        asking = [requests[row] for rows in self._asked.values() for row in rows]
+        self._draws = any(request.options.do_sample for request in asking)
+        # Those that filter have other graphs; in flight they come and go.
+        self._filters = self._kept_for is not None and any(request.options.filters for request in asking)
         longest = max((request.length for request in requests), default=0)
         share = self._share = None if self.max_step_nodes is None else self.max_step_nodes // max(len(requests), 1)
         for tree in self._asked:
             choice = self._auto_choice(tree)
             if isinstance(choice, MenuChoice):
                 choice.most_nodes = share
+                self._tell_of_captures(choice, requests)
         chosen = {tree: self._chosen(tree, requests, rows, longest) for tree, rows in self._asked.items()}
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
         for asked, its in chosen.items():
@@ -120,6 +138,12 @@ class TreeChoices:
         if share is None:
             return trees
         return [None if tree is None else _within(tree, share) for tree in trees]
+
+    def _tell_of_captures(self, choice: MenuChoice, requests: list[Request]) -> None:
+        if self._captures is None or self._kept_for is not None:
+            return
+        choice.ready = self._captures.ready_trees(requests)
+        choice.seconds_of_capture = self._captures.seconds_of_capture
 
     def _chosen(
         self, tree: AutoTree, requests: list[Request], rows: list[int], longest: int
@@ -249,19 +273,25 @@ class TreeChoices:
         return self._acceptance[key]
 
     def _auto_choice(self, tree: AutoTree) -> TreeChoice:
-        takes_few, kind = self._takes_few(), ("in flight", self._batch_size, self._draws)
+        takes_few = self._takes_few()
+        kind: Any = ("in flight", self._batch_size, "filtered" if self._filters else self._draws)
         if takes_few:  # which `_ways_of` fills in either way
             tree = replace(tree, takes_either=False)
         if (tree, kind, takes_few) not in self._auto:
             acceptance = self._acceptance_of(tree)
             if takes_few:
-                times = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
-                choice: Any = MenuChoice(times, tree, acceptance.of())
+                is_kept = self._kept_for is not None
+                times = self._own_times.setdefault(kind, WholeTimes()) if is_kept else self._shared_times(kind)
+                choice: Any = MenuChoice(times, tree, acceptance.of(), tries_all=is_kept)
             else:
                 choice = choice_of(tree, self.target, self.draft, kind)
                 choice.acceptance = acceptance
             self._auto[tree, kind, takes_few] = choice
         return self._auto[tree, kind, takes_few]
+
+    def _shared_times(self, kind: Any) -> WholeTimes:
+        times: WholeTimes = times_of(self.target, self.draft, (kind, "whole"), WholeTimes)
+        return times
 
 
 def _bucket(batch_size: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .auto import AutoTree, Plan
 from .auto_learning import Ratio, Trust
@@ -20,6 +21,7 @@ from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
 from .told import Belief, Told
+from .trials import Trials
 from .whole_times import WholeTimes
 
 
@@ -43,15 +45,19 @@ class TreeMenu:
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
         found: dict[TokenTree, None] = {}
-        for chances, sizes in self.DRAFTS:
-            table = [list(chances[: limits.max_children])] * limits.max_depth
+        for table, (_, sizes) in zip(self.drafts_within(limits), self.DRAFTS, strict=True):
             for nodes, levels in sizes:
                 likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, limits.max_depth))
                 found[TokenTree([path for _, path in likeliest])] = None
         trees = list(found)
         if times is not None and times.are_complete:
             trees = [tree for tree in found if times.has(tree)] or trees
-        self.trees = sorted(trees, key=lambda tree: (tree.num_nodes, tree.depth))
+        self.trees = sorted(trees, key=_size)
+
+    @classmethod
+    def drafts_within(cls, limits: AutoTree) -> list[list[list[float]]]:
+        """Acceptance probabilities `[depth][rank]` of the drafts for which trees are built."""
+        return [[list(chances[: limits.max_children])] * limits.max_depth for chances, _ in cls.DRAFTS]
 
 
 class MenuChoice(TreeChoice):
@@ -63,11 +69,13 @@ class MenuChoice(TreeChoice):
         times (`WholeTimes`): measured times of whole steps on this machine, updated by every step.
         limits (`AutoTree`): largest size of a tree.
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
+        tries_all (`bool`): whether all trees that may be worth a capture are tried before any is planned, and no
+            other one ever, as where captures are kept for later calls, which must not wait for any; see `Trials`.
     """
 
     reads_confidence = True
-    REPLAN = 4
-    """Steps from one plan to the next."""
+    REPLAN, EARLY = 4, 12
+    """Steps from one plan to the next; first steps with a new plan each."""
     GAIN = 1.03
     """Factor by which another tree must promise to be better than the planned one."""
     PROBE = 16
@@ -79,8 +87,8 @@ class MenuChoice(TreeChoice):
     """
     ROUNDS = 3
     """Most rounds of trial steps; a round is repeated if untimed (captures, or steps with other requests' trees)."""
-    BUDGET = 0.01
-    """Largest share of step time that exploration may cost."""
+    BUDGET, BUDGET_OF_CALLS = 0.01, 0.005
+    """Largest share of step time that exploration may cost: in flight, and in calls, which begin with trials."""
     MEMORY = 1024
     """Number of last steps over which the cost of exploration is averaged (exponentially)."""
     LOOK = 64
@@ -93,33 +101,35 @@ class MenuChoice(TreeChoice):
     MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
-    def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable):
+    def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable, tries_all: bool = False):
         super().__init__(None)
         self.times, self.acceptance, self.menu = times, acceptance, TreeMenu(limits, times)
         middling = min(self.menu.trees, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
         self._small = TokenTree.chain(min(2, limits.max_depth))
         # Without known times, every kind of step is tried twice, because the first one includes warming up.
         self._trials = (None, self._small, None, self._small, middling, middling)
-        self._to_try: list[TokenTree | None] = [] if times.are_known else list(self._trials)
+        self._all: Trials | None = None
+        if tries_all:
+            self._all = Trials(self.menu.trees, self._small, times, TreeMenu.drafts_within(limits))
+        self._to_try: list[TokenTree | None] = [] if times.are_known or tries_all else list(self._trials)
         self._planned: TokenTree | None = None
-        self._step = self._without = 0
+        # A call that begins without trees tries one at once, where no features wait for a head.
+        self._step, self._without = 0, self.PROBE if tries_all else 0
         self._rounds = 1
         self._look_at, self._slow_look_at = self.LOOK, 0
         self._looks: dict[TokenTree | None, int] = {}
         self._next_look: dict[TokenTree | None, int] = {}
         self._explores = False
         """Whether the present step is an exploration: its tree is not the planned one."""
-        self._spent = self._lost = 0.0
-        """
-        Seconds of all steps, and seconds that explorations took beyond planned steps for as many tokens. Both decay
-        exponentially.
-        """
         self._reading = 0.0
         """Extra seconds of the last step in which a head only caught up on waiting features."""
         self.trust, self._ratio = Trust(), Ratio()
         self._belief: Belief | None = None
         self.most_nodes: int | None = None
         """Most draft tokens per row of the next step; None for no limit."""
+        self.ready: frozenset[Any] | None = None
+        """Trees (None: no tree) for which the next step captures nothing; None if captures do not matter."""
+        self.seconds_of_capture = 0.0
 
     def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | None:
         self.tree = self._chosen()
@@ -127,6 +137,9 @@ class MenuChoice(TreeChoice):
         return self.tree
 
     def begin_next(self) -> bool:
+        if self._to_try and self._to_try[0] == self.tree:
+            self._to_try.pop(0)
+            return True
         if self._explores or self._may_explore or self.tree not in (None, *self._allowed):
             return False
         self._renew_plan()
@@ -138,35 +151,52 @@ class MenuChoice(TreeChoice):
     @property
     def _may_explore(self) -> bool:
         """Whether the next step may be an exploration, so that `begin_step` must be asked."""
-        if self._to_try or not self.times.has(None) or (not self.times.are_known and self._rounds < self.ROUNDS):
+        if self._to_try or not self.times.has(None) or self._tries_again or (self._all and not self._all.are_over):
             return True
         step, is_slow = self._step + 1, self.times.slowed > self.SLOWED
         is_due = step >= self._look_at or (is_slow and step >= self._slow_look_at) or self._without + 1 >= self.PROBE
         return is_due and not self._is_over_budget
 
     @property
+    def _tries_again(self) -> bool:
+        """Whether there is another round of trial steps, because not all of the earlier ones were timed."""
+        return self._all is None and not self.times.are_known and self._rounds < self.ROUNDS
+
+    @property
     def _is_over_budget(self) -> bool:
         """Whether exploration has cost so much that there must be none for now."""
-        return self._lost > self.BUDGET * self._spent
+        budget = self.BUDGET if self._all is None else self.BUDGET_OF_CALLS
+        return self.times.lost > budget * self.times.spent
 
     def _chosen(self) -> TokenTree | None:
         """The tree of this step: the planned one, or one to explore."""
-        if not self._to_try and not self.times.are_known and self._rounds < self.ROUNDS:
+        if not self._to_try and self._all is not None:
+            self._to_try = self._all.take()
+        elif not self._to_try and self._tries_again:
             self._rounds += 1
-            self._to_try = list(self._trials)  # not all of the earlier ones were timed
-        if self._to_try:
-            return self._to_try.pop(0)
+            self._to_try = list(self._trials)
+        while self._to_try:
+            tree = self._to_try.pop(0)
+            if self._may_take(tree) or not self._ready_trees:
+                return tree
         if self._planned not in (None, *self._allowed):
             self._planned = None
+        if not self._may_take(self._planned):
+            self._planned = self.plan().tree if self.times.has(None) else None
         self._renew_plan()
         self._count_step()
         if not self.times.has(None) or self._is_over_budget:
             return self._planned
         if self._without >= self.PROBE:
             self._without = 0
-            return self._small
+            return self._small if self._may_take(self._small) else min(self._ready_trees, key=_size, default=None)
         tree = self._planned
-        if self._planned is not None and self.times.slowed > self.SLOWED and self._step >= self._slow_look_at:
+        if (
+            self._planned is not None
+            and self._may_take(None)
+            and self.times.slowed > self.SLOWED
+            and self._step >= self._slow_look_at
+        ):
             self._slow_look_at, tree = self._step + self.LOOK, None
         elif self._step >= self._look_at:
             self._look_at, tree = self._step + self.LOOK, self._worth_a_look()
@@ -175,13 +205,18 @@ class MenuChoice(TreeChoice):
         return tree
 
     def _renew_plan(self) -> None:
-        if self._step % self.REPLAN:
+        if self._step >= self.EARLY and self._step % self.REPLAN:
             return
         self._belief = None
         if not self.times.has(None):
             return
-        tree = self.plan().tree
-        if self.worth(tree) > self.GAIN * self.worth(self._planned):
+        tree, now = self.plan(captures=True).tree, self.worth(self._planned)
+        if self.worth(tree) > self.GAIN * now and not self._may_take(tree):
+            steps = 1 if self._step < self.EARLY else self.REPLAN
+            lost = steps * self.times.of(self._planned) * (1.0 - now / self.worth(tree))
+            self.times.owed[tree] = self.times.owed.get(tree, 0.0) + lost
+            tree = self.plan().tree
+        if self.worth(tree) > self.GAIN * now:
             self._planned = tree
             self._looks.pop(tree, None)
 
@@ -190,6 +225,21 @@ class MenuChoice(TreeChoice):
         if self._belief is None:
             self._belief = Belief(self.acceptance.chances(), self.trust.share, self.trust.factor)
         return self._belief
+
+    @property
+    def _ready_trees(self) -> list[TokenTree]:
+        """Trees that can be tried without a capture."""
+        return [tree for tree in self._allowed if self.ready is None or tree in self.ready]
+
+    def _may_take(self, tree: TokenTree | None) -> bool:
+        """
+        Whether the step may have this tree: it captures nothing, or must capture something anyway, or steps have lost,
+        for want of this tree, what a capture takes. (So captures and their absence together never cost more than twice
+        what the best choice in hindsight would.)
+        """
+        if not self.ready or tree in self.ready:
+            return True
+        return self.times.owed.get(tree, 0.0) > self.seconds_of_capture
 
     def _count_step(self) -> None:
         self._step += 1
@@ -257,10 +307,15 @@ class MenuChoice(TreeChoice):
             assert not isinstance(self.tree, DynamicTree)
             self._to_try.insert(0, self.tree)
 
-    def plan(self) -> Plan[TokenTree]:
-        """The best plan now, among trees that were timed or have at most `times.reach` nodes."""
-        trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= self.times.reach]
-        plans = (Plan(tree, rate) for tree, rate in self.rates((None, *trees)).items())
+    def plan(self, captures: bool = False) -> Plan[TokenTree]:
+        """
+        The best plan now, among trees that were timed or have at most `times.reach` nodes; with `captures` also among
+        those that may not be captured.
+        """
+        reach = -1 if self._all is not None else self.times.reach
+        trees = [tree for tree in self._allowed if self.times.has(tree) or tree.num_nodes <= reach]
+        able = [tree for tree in (None, *trees) if captures or self._may_take(tree)] or [None]
+        plans = (Plan(tree, rate) for tree, rate in self.rates(able).items())
         return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
 
     def worth(self, tree: TokenTree | None) -> float:
@@ -297,7 +352,8 @@ class MenuChoice(TreeChoice):
         old = [
             tree
             for tree in (None, *self._allowed)
-            if tree != self._planned and self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
+            if tree != self._planned and self._may_take(tree)
+            if self.times.is_old(tree) and self._step >= self._next_look.get(tree, 0)
         ]
         due = {
             tree: tokens / self.times.best_of(tree) / self._price(tree)
@@ -315,9 +371,13 @@ class MenuChoice(TreeChoice):
         if not self.times.has(self._planned) or not self.times.has(tree):
             return
         seconds = self.times.of(tree) if seconds is None else seconds
-        kept = 1.0 - 1.0 / self.MEMORY
-        self._spent, self._lost = kept * self._spent + seconds, kept * self._lost
+        kept, times = 1.0 - 1.0 / self.MEMORY, self.times
+        times.spent, times.lost = kept * times.spent + seconds, kept * times.lost
         if self._explores:
             taken = [len(path) for path in paths if path is not None]
             tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
-            self._lost = max(self._lost + seconds - tokens / self.rate(self._planned), 0.0)
+            times.lost = max(times.lost + seconds - tokens / self.rate(self._planned), 0.0)
+
+
+def _size(tree: TokenTree) -> tuple[int, int]:
+    return tree.num_nodes, tree.depth

@@ -37,6 +37,13 @@ class WholeTimes:
         """
         self.are_complete = False
         """Whether every tree that is worth a capture has been timed, as after a warm-up."""
+        self.owed: dict[TokenTree | None, float] = {}
+        """Seconds that steps without a capture of a tree have lost; see `MenuChoice`."""
+        self.spent = self.lost = 0.0
+        """
+        Seconds of all steps, and seconds that explorations took beyond planned steps for as many tokens. Both decay
+        exponentially; see `MenuChoice`.
+        """
         self._clear()
 
     def _clear(self) -> None:
@@ -60,11 +67,15 @@ class WholeTimes:
     @property
     def reach(self) -> int:
         """Largest number of nodes for which the time of an untimed tree is estimated."""
-        return max(2 * self._likely.rest.largest, 4)
+        return max(3 * self._likely.rest.largest, 4)
 
     def has(self, tree: TokenTree | None) -> bool:
         """Whether any step with `tree` (None: without a tree) was timed."""
         return tree in self._first
+
+    def count(self, tree: TokenTree | None) -> int:
+        """Number of first times of `tree` (None: without a tree), at most `FIRST`."""
+        return len(self._first.get(tree, ()))
 
     def add(self, tree: TokenTree | None, seconds: float, is_whole: bool = True) -> None:
         """

@@ -20,6 +20,7 @@ from hf_specdec.engine.captured import runner
 from hf_specdec.engine.captured.step import InFlightStep
 from hf_specdec.trees.auto import AutoTree, Plan
 from hf_specdec.trees.auto_menu import MenuChoice, TreeMenu
+from hf_specdec.trees.whole_times import WholeTimes
 
 
 pytestmark = pytest.mark.filterwarnings("error:.*could not be captured")
@@ -50,8 +51,9 @@ def test_auto_beside_a_request_with_a_tree_of_its_own(others: Any) -> None:
         assert of_two and all(choice.times.are_known for choice in of_two)
 
 
-def test_auto_takes_few_trees(runs: list[InFlightStep]) -> None:
-    """Each has a graph of its own."""
+def test_auto_takes_few_trees(runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a graph of its own, even where captures cost nothing."""
+    monkeypatch.setattr(MenuChoice, "_may_take", lambda self, tree: True)
     target = tiny_model(dtype=torch.float32)
     with target.init_continuous_batching(
         assistant_model=noisy_copy(target, 0.05), tree="auto", continuous_batching_config=limits()
@@ -92,7 +94,7 @@ def test_auto_captures_nothing_once_it_is_warm(
 
 def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head is further behind by then than the probe is deep: it reads first, and the probe comes one step later."""
-    monkeypatch.setattr(MenuChoice, "plan", lambda self: Plan(None, 1.0))
+    monkeypatch.setattr(MenuChoice, "plan", lambda self, **_: Plan(None, 1.0))
     monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree is None))
     monkeypatch.setattr(MenuChoice, "BUDGET", 1.0)
     monkeypatch.setattr(MenuChoice, "_worth_a_look", lambda self: None)
@@ -128,8 +130,11 @@ def test_probes_of_auto_carry_their_trees(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("few_trees")
-def test_auto_within_a_budget_and_beside_other_trees(runs: list[InFlightStep]) -> None:
+def test_auto_within_a_budget_and_beside_other_trees(
+    runs: list[InFlightStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It chooses among the trees that are within each row's share; those of a schedule are captured as they are."""
+    monkeypatch.setattr(WholeTimes, "of", lambda self, tree: 1.0)
     target = tiny_model(dtype=torch.float32)
     draft = noisy_copy(target, 0.02)
     manager = target.init_continuous_batching(

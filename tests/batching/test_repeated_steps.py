@@ -473,7 +473,7 @@ def test_auto_learns_from_steps_what_they_were(repeats: list[Repeats], monkeypat
         end_step(self, tree, *args)
 
     # Whatever the machine's times are, a tree is planned.
-    monkeypatch.setattr(MenuChoice, "plan", lambda self: Plan(self.menu.trees[0], 1.0))
+    monkeypatch.setattr(MenuChoice, "plan", lambda self, **_: Plan(self.menu.trees[0], 1.0))
     monkeypatch.setattr(MenuChoice, "worth", lambda self, tree: float(tree == self.menu.trees[0]))
     monkeypatch.setattr(Outcome, "take", noted)
     monkeypatch.setattr(MenuChoice, "end_whole_step", end_noted)

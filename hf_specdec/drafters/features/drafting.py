@@ -96,11 +96,7 @@ class FeatureDrafting(CachedDrafting):
         nodes, size]`, these requests, and their kept nodes.
         """
         features = self.drafter.take_features()
-        if self.features is None:
-            most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
-            size, dtype = features.shape[2], self.drafter.head.dtype
-            capacity = WaitingFeatures.capacity_for(self._max_requests, size * dtype.itemsize)
-            self.features = WaitingFeatures(most, size, self.drafter.device, dtype, capacity)
+        self.make_store()
         rows = [
             row
             for row, (request, nodes) in enumerate(zip(requests, kept, strict=True))
@@ -109,6 +105,13 @@ class FeatureDrafting(CachedDrafting):
         if len(rows) < len(requests):
             features = features[rows]
         return features, [requests[row] for row in rows], [kept[row] for row in rows]
+
+    def make_store(self) -> None:
+        if self.features is None:
+            most = min(self._max_requests, self.cache.pool.num_blocks)  # each has a block at least
+            size, dtype = self.drafter.head.config.feature_size, self.drafter.head.dtype
+            capacity = WaitingFeatures.capacity_for(self._max_requests, size * dtype.itemsize)
+            self.features = WaitingFeatures(most, size, self.drafter.device, dtype, capacity)
 
     def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
         self.drafter.ask(asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -118,7 +119,8 @@ class Outcome:
         left_out (`set[int]`): rows whose requests have left since the step was launched, or were spoiled in the run
             before it: nothing is taken from them.
         left_with_nan (`set[int]`): those of them whose K/V may have NaN now.
-        launched_at (`float`): when the step was launched (`time.perf_counter`).
+        launched_at (`float`), came_at (`float`): when the step was launched, and when its last report had come
+            (`time.perf_counter`).
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
@@ -134,6 +136,7 @@ class Outcome:
     left_out: set[int] = field(default_factory=set)
     left_with_nan: set[int] = field(default_factory=set)
     launched_at: float = 0.0
+    came_at: float = 0.0
     captured: bool = False
     only_read: bool = False
     was_put_off: bool = False
@@ -144,6 +147,7 @@ class Outcome:
         """Waits for the report of a part's step, see `InFlightStep.report`. Draft temperatures learn from it."""
         assert part.step is not None
         report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
+        self.came_at = time.perf_counter()
         told = slice(2 * new, 2 * new + (num_columns(new - 1) if part.shapes else 0))
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             if row in self.left_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from ...graphs import RECORDERS, GraphPool, fingerprint_of, obstacle_to_graphs, 
 from ...graphs.paged import FEWEST_BLOCKS, next_size
 from ...kernels import DTYPES, kernels_are_installed
 from ...states.kernel import MOST_NODES
+from ...trees import DynamicTree, TokenTree
 from ...verification import Walk
 from ..request import Request
 from .captured import CapturedStep
@@ -86,14 +88,27 @@ class DeviceSteps:
         self.prompts = DevicePrompts(self, target, drafting)
         """Captured prefill steps."""
         self._captures = 0
+        self.seconds_of_capture = 0.3
+        """Seconds that the last capture took; those of a usual one before the first."""
+        self._reads_at_once = False
+        self._read: set[tuple[bool, int]] = set()
 
     def capture_no_size_twice(self) -> None:
-        """From now on, a captured size serves smaller ones for ever; see `CapturedSteps`."""
+        """
+        From now on, a captured size serves smaller ones for ever; see `CapturedSteps`. The first steps without a tree
+        let a head read at each width, so that no later call has to wait for these captures.
+        """
         self._steps.capture_no_size_twice()
+        self._reads_at_once = True
 
     def capturing_every_size(self) -> AbstractContextManager[None]:
         """A context in which every size gets a graph of its own, and no larger graph stands in for it."""
         return self._steps.capturing_every_size()
+
+    def ready_trees(self, requests: list[Request]) -> frozenset[TokenTree | DynamicTree | None]:
+        """Trees (None: no tree) of a step of these requests for which nothing need be captured."""
+        size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
+        return self._steps.trees_for(size, any(request.options.do_sample for request in requests))
 
     def renew(self) -> None:
         """Drops captured steps if weights have moved since, and checks again whether steps can be captured."""
@@ -118,6 +133,7 @@ class DeviceSteps:
         fingerprint = [fingerprint_of(model) for model in models]
         if fingerprint != self._fingerprint:
             self._steps.clear()
+            self._read.clear()
             self.prompts.clear()
             if self._pool is not None:
                 self._pool.leave()
@@ -220,13 +236,13 @@ class DeviceSteps:
     def _launch(self, part: StepPart) -> InFlightStep | None:
         """Starts the step of a part's rows and returns it; None if its capture failed."""
         num_rows = next_size(max(self.fewest_rows, len(part.own)))
-        lag, values = self._values.of(part, self.read_width, num_rows)
+        lag, values = self._values.of(part, self.read_width or self._new_width(part), num_rows)
         kind = StepKind(
             tree=part.tree,
             kinds=kinds_among(values.kinds, part.draws) if self.mixes_rows else frozenset(values.kinds),
             has_seeds=self.mixes_rows,
             draws=part.draws,
-            is_filtered=part.draws and any(map(_is_filtered, part.of(part.drafted))),
+            is_filtered=part.draws and any(request.options.filters for request in part.of(part.drafted)),
             shapes=part.shapes,
             reads=bool(part.reading),
             compiles=self.compiles,
@@ -239,6 +255,18 @@ class DeviceSteps:
             part.load_belief()
             step.launch()
         return step
+
+    def _new_width(self, part: StepPart) -> int:
+        """A width at which a head has not read yet, where it is to read at each at once; else 0."""
+        store: Any = self._drafting.features
+        if not self._reads_at_once or part.groups or store is None or not max(store.counts(part.own)):
+            return 0
+        draws = any(request.options.do_sample for request in part.own)
+        for width in store.widths:
+            if (draws, width) not in self._read:
+                self._read.add((draws, width))
+                return width
+        return 0
 
     def _step_for(self, wanted: StepKey, part: StepPart, values: RowValues) -> InFlightStep | None:
         """A captured step of a kind and size, with the part's requests loaded; None if its capture failed."""
@@ -263,6 +291,7 @@ class DeviceSteps:
     def capture(self, step: CapturedStep) -> bool:
         """Captures a step with rows loaded. Returns whether it succeeded; a failure ends captures, or compilation."""
         self.deliver_results()  # results would have to wait for the capture
+        start = time.perf_counter()
         compiles = step.compiles
         if compiles and self._captures == 0:
             name, what = type(self._target.model).__name__, "steps" if self.compiles_whole else "layers"
@@ -283,6 +312,8 @@ class DeviceSteps:
             warn_of_failed_capture(self._target.model, error, "A step", what)
             return False
         self._captures += 1
+        if not compiles or self._captures > 1:  # the first one compiles for all
+            self.seconds_of_capture = time.perf_counter() - start
         return True
 
     def _note(self, part: StepPart, outcome: Outcome) -> None:
@@ -300,8 +331,3 @@ class DeviceSteps:
         """
         self.deliver_results()
         outcome.take(part)
-
-
-def _is_filtered(request: Request) -> bool:
-    warpers = request.options.device_warpers
-    return request.options.do_sample and warpers is not None and not warpers.values.keys() <= {"temperature"}

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ...trees import DynamicTree, TokenTree
+
 
 if TYPE_CHECKING:
+    from .rows import StepSize
     from .step import InFlightStep, StepKey
 
 MOST_STEPS = 512
@@ -75,6 +78,20 @@ class CapturedSteps:
         if not able:
             return wanted
         return min(able, key=lambda key: (key.size.rows, key.size.blocks, key.size.lag, key.kind != wanted.kind))
+
+    def trees_for(self, size: StepSize, draws: bool) -> frozenset[TokenTree | DynamicTree | None]:
+        """
+        Trees (None: no tree) of captured steps that have room for these rows and blocks, and stand in at least;
+        `draws` says whether any row is sampled.
+        """
+        return frozenset(
+            key.kind.tree
+            for key in self._steps
+            if not key.kind.reads
+            and (len(key.kind.kinds) > 1) == draws
+            and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
+            and size.blocks <= key.size.blocks <= LARGEST_DETOUR * size.blocks
+        )
 
     def may_repeat(self, wanted: StepKey) -> bool:
         """
