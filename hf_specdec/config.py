@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 _DRAFT_SAMPLING = ("auto", "greedy", "sample")
 _VERIFICATION = ("auto", "target", "rejection")
+SAMPLED_CALLS_CHOOSE_ON_GPU = False
+"""
+Whether "auto" is the default of sampled calls on a GPU, too, unless they are compiled: a fixed tree, compiled as a
+whole, is faster with few rows. Off until `benchmarks/auto_speed.py` has shown it on a GPU; a seed then gives one text
+only as long as the same trees are chosen.
+"""
 _ON_FOREIGN_HOOKS = ("warn", "refuse")
 
 
@@ -281,7 +287,9 @@ class SpeculationPlan:
             default_tree, vocab_size = _as_chain(default_tree), 1
             _check_is_chain(config.tree, only_chains)
         tree = default_tree if config.tree is None else config.tree
-        if config.tree is None and on_cpu and (may_draw_by_position or not do_sample):
+        chooses_on_gpu = SAMPLED_CALLS_CHOOSE_ON_GPU and do_sample and not config.compile
+        chooses = (may_draw_by_position or not do_sample) if on_cpu else chooses_on_gpu
+        if config.tree is None and chooses:
             tree = tree if isinstance(tree, TreeSchedule) else AutoTree()
         first = default_tree if on_cpu and isinstance(default_tree, TokenTree | DynamicTree) else None
         takes_either = do_sample and draws_children and config.draft_sampling == config.verification == "auto"
