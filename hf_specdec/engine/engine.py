@@ -124,7 +124,8 @@ class Engine:
             for cache in (self.target.cache, self.drafting.cache):
                 if cache is not None and cache.graphs is not None:
                     cache.graphs.renew()
-            self.device_steps.renew()
+            if self.device_steps.renew():
+                self.choices.forget_captures()
             self._last_end = None
             self.ranks.share_random_state()
             self._num_runs += 1

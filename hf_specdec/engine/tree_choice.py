@@ -102,6 +102,12 @@ class TreeChoices:
         for of_texts in (self._auto, self._ways, self._acceptance, self._asked):
             of_texts.clear()
 
+    def forget_captures(self) -> None:
+        """Forgets step times that hold for this engine's graphs, which are gone."""
+        if self._own_times:
+            self._own_times.clear()
+            self._auto.clear()
+
     def end_warm_up(self) -> None:
         """Takes note that every tree that is worth a capture has been timed."""
         self._is_warm = True

@@ -66,6 +66,20 @@ def test_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds[0] > 5 and not any(kinds[1:])
 
 
+def test_weights_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All graphs are gone, so that the next call tries trees as the first did."""
+    simulation = simulate(monkeypatch, DEVICE, CHANCES[0.0])
+    target, found = tiny_model(dtype=torch.float32), []
+    head = tiny_head(target)
+    for call in range(4):
+        if call == 2:
+            target.lm_head.weight.data = target.lm_head.weight.data.clone()
+        simulation.begin_call()
+        target.generate(**prompts(2, 9), assistant_model=head, tree="auto", max_new_tokens=90, do_sample=False)
+        found.append(len(simulation.captured))
+    assert min(found[0], found[2]) > 5 and found[1] == found[3] == 0
+
+
 @pytest.mark.parametrize("capture", [3e5, 3.0], ids=["dear", "cheap"])
 def test_in_flight_a_capture_must_pay(capture: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One tree is tried at first. Others are captured once steps have lost as much for want of them."""

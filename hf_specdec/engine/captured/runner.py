@@ -110,8 +110,11 @@ class DeviceSteps:
         size = StepSize.of(requests, 0, 1, self.fewest_blocks, self.fewest_rows)
         return self._steps.trees_for(size, any(request.options.do_sample for request in requests))
 
-    def renew(self) -> None:
-        """Drops captured steps if weights have moved since, and checks again whether steps can be captured."""
+    def renew(self) -> bool:
+        """
+        Drops captured steps if weights have moved since, and checks again whether steps can be captured. Returns
+        whether there are none now.
+        """
         models = (self._target.model, *self._drafting.models)
         forward = self._target.forward
         self.works = (
@@ -138,6 +141,7 @@ class DeviceSteps:
             if self._pool is not None:
                 self._pool.leave()
         self._fingerprint = fingerprint
+        return not len(self._steps)
 
     # ---------------------------------------------------------------------------------------------------- which steps
 
