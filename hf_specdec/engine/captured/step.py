@@ -166,7 +166,7 @@ class InFlightStep(CapturedStep):
         compiled: Any = compiled_function if is_compiled else lambda function: function
         accepted = self._walks.checked(highest, path, accepted, compiled)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
-        if self.draft.told is not None and self.draft.ranks is not None:
+        if depth > 0 and self.draft.told is not None and self.draft.ranks is not None:
             report.append(told_columns(self.draft.told, self.draft.ranks, path, topology.parents, usable))
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
