@@ -38,14 +38,14 @@ def warn_if_untried() -> None:
 
 # --------------------------------------------------------------------------------------------------------------- names
 
-_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """
 Names of the cache argument, newest first: transformers 5.24 renamed `past_key_values`, and `cache_params` of Mamba, to
 `cache`.
 """
 
 _prepares = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-CACHE: str = next(name for name in _CACHE_NAMES if name in _prepares)
+CACHE: str = next(name for name in CACHE_NAMES if name in _prepares)
 """
 Name of the cache in this release: among the keyword arguments that `generate` hands to a decoding method, in
 `prepare_inputs_for_generation`, in the functions that make masks, in the layers of models, and in outputs.
@@ -57,7 +57,7 @@ def cache_argument(parameters: set[str]) -> str | None:
     The name by which a forward with these parameters takes its cache; None if it takes none. Models outside of
     transformers may have kept the older name.
     """
-    return next((name for name in _CACHE_NAMES if name in parameters), None)
+    return next((name for name in CACHE_NAMES if name in parameters), None)
 
 
 def cache_name_of(model: Any) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria
 from ..cache.blocks import BlockPool
 from ..config import SpeculationPlan, SpeculativeConfig
 from ..drafters import Drafter
+from ..engine.prompt_inputs import PromptInputs
 from ..engine.request import Request, RequestOptions
 from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
@@ -24,7 +26,8 @@ from ..models.prompt_masks import window_left_out
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
-from .preparing import Preparations, Prepared
+from .model_inputs import checked_inputs, split_prompt
+from .preparing import Preparations, Prepared, prepare_inputs
 
 
 class Admission:
@@ -118,7 +121,7 @@ class Admission:
     def request(
         self,
         request_id: str,
-        input_ids: Iterable[int],
+        input_ids: Iterable[int] | Mapping[str, Any],
         options: dict[str, Any],
         *,
         tree: Any = None,
@@ -127,6 +130,7 @@ class Admission:
         generation_config: GenerationConfig | None = None,
         streaming: bool = False,
         record_timestamps: bool = False,
+        model_inputs: Mapping[str, Any] | None = None,
         run: Hashable | None = None,
     ) -> Request:
         """
@@ -138,7 +142,10 @@ class Admission:
             ValueError, TypeError: if the request cannot be served.
         """
         check_kinds(request_id, speculate, seed)
-        prompt, options = checked_prompt(input_ids, self.num_embeddings), checked_options(options)
+        tokens, values = split_prompt(input_ids, model_inputs)
+        prompt, options = checked_prompt(tokens, self.num_embeddings), checked_options(options)
+        values = checked_inputs(self.model, len(prompt), values)
+        inputs = PromptInputs(values, partial(prepare_inputs, self.model, prompt)) if values else None
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)
@@ -164,6 +171,7 @@ class Admission:
                 streaming,
                 record_timestamps,
                 self.max_positions,
+                inputs,
             )
         self._check_fits(request)
         return request
@@ -234,7 +242,8 @@ class Admission:
         than positions allow, or would be read by the model itself without its sliding window.
         """
         length = len(request.prompt)
-        if self._longest_prompt is not None and length > self._longest_prompt:
+        is_in_chunks = request.inputs is None
+        if is_in_chunks and self._longest_prompt is not None and length > self._longest_prompt:
             raise ValueError(
                 f"`assistant_model`: the target {type(self.model).__name__} reads a prompt without its sliding "
                 "window, which `generate_batch` and its manager do not. Use `generate`, or prompts of at most "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -127,7 +127,7 @@ def _running_manager(
 
 def _generate_batch(
     model: PreTrainedModel,
-    inputs: list[list[int]],
+    inputs: list[list[int] | Mapping[str, Any]],
     generation_config: GenerationConfig | None = None,
     continuous_batching_config: ContinuousBatchingConfig | None = None,
     record_timestamps: bool = False,
@@ -142,7 +142,8 @@ def _generate_batch(
     **options: Any,
 ) -> dict[str, SpeculativeGenerationOutput]:
     """
-    Implements `generate_batch`: returns results by request name, in the order of `inputs`. `options` are options of
+    Implements `generate_batch`: returns results by request name, in the order of `inputs`, which are lists of tokens,
+    or dicts of the model's inputs for one prompt each, as a processor returns them. `options` are options of
     `generate`, and `seed` and `speculate`; `tokenizer` serves `assistant_tokenizer`, too. (`max_queue_size` does not
     apply, because all requests are there from the start.) With `persistent_manager` the model keeps the manager for
     the next call.

@@ -19,6 +19,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
+from ..compat import cache_name_of
 from ..config import SpeculationPlan
 from ..generation.inherited import idle_options_of, tell_set_aside
 from ..models.structure import execution_device
@@ -185,10 +186,6 @@ def prepare_options(
     Raises:
         ValueError: for options that `generate` refuses.
     """
-
-    def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
-        return prepared
-
     generation_config, options = _with_stop_strings(model, generation_config, dict(options))
     for name in _OF_THE_MANAGER:
         if getattr(model.generation_config, name) is not None:
@@ -210,14 +207,45 @@ def prepare_options(
         generation_config = copy.copy(generation_config)
         for name, value in own.items():  # `generate` checks them, with the model's defaults
             setattr(generation_config, name, value)
-    ids = torch.tensor([prompt], device=execution_device(model))
-    # With an explicit mask of ones, padding tokens in the prompt count as tokens.
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    prepared = model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
+    prepared = _captured(model, prompt, generation_config, options)
     config, processors = prepared["generation_config"], prepared["logits_processor"]
     criteria, of_caller = prepared["stopping_criteria"], options.get("stopping_criteria") or ()
     clocks = [one for one in criteria if type(one) is MaxTimeCriteria and one not in of_caller]
     return Prepared(config, processors, criteria, clocks[0] if clocks else None)
+
+
+def prepare_inputs(model: Any, prompt: list[int], values: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
+    """
+    Generation config and keyword arguments that `generate` hands to a decoding method for a prompt with inputs beside
+    its tokens, `values`: it may encode images already.
+
+    Raises:
+        ValueError: for inputs that `generate` refuses.
+    """
+    device, own = execution_device(model), model.generation_config
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 1, **idle_options_of(model)}
+    for name in (*_OF_THE_MANAGER, "stop_strings", "prefill_chunk_size"):
+        if getattr(own, name, None) is not None:
+            options[name] = None  # overrides the model's own
+    options |= {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    prepared = _captured(model, prompt, None, options)
+    config = prepared["generation_config"]
+    not_passed = ("generation_config", "logits_processor", "stopping_criteria", cache_name_of(model))
+    return config, {name: value for name, value in prepared.items() if name not in not_passed}
+
+
+def _captured(
+    model: Any, prompt: list[int], generation_config: GenerationConfig | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The keyword arguments that `generate` hands to a decoding method."""
+
+    def capture(model: Any, input_ids: torch.Tensor, **prepared: Any) -> Any:
+        return prepared
+
+    ids = torch.tensor([prompt], device=execution_device(model))
+    # With an explicit mask of ones, padding tokens in the prompt count as tokens.
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return model.generate(**inputs, generation_config=generation_config, custom_generate=capture, **options)
 
 
 def _with_stop_strings(

@@ -275,6 +275,20 @@ class StateLayer(NodeStatesLayer, RunsByKernel):
             if state is not None:
                 self._hold_state(state[rows], number)
 
+    def take_row(self, row: int, source: StateLayer) -> None:
+        """Copies the states of the only row of a layer of another cache into a row of this one."""
+        for number in self._had:
+            window, state = source.conv_states[number], source.recurrent_states[number]
+            for states, held, hold in (
+                (window, self.conv_states, self._hold_window),
+                (state, self.recurrent_states, self._hold_state),
+            ):
+                if states is None:
+                    continue
+                if held[number] is None:
+                    hold(states.new_zeros(self.cache.num_states or 1, *states.shape[1:]), number)
+                held[number][row] = states[0]
+
     def store(self, target: LinearAttentionLayer) -> None:
         """Copies the states into a layer of a `DynamicCache`."""
         for number in self._had:

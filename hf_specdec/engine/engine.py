@@ -222,7 +222,12 @@ class Engine:
         """Prefills a chunk. Returns the requests whose prefill has ended, each with its first new token."""
         requests, counts = chunk.requests, chunk.counts
         nodes = self.target.nodes_of(chunk)
-        logits = self.target.read(chunk)
+        try:
+            logits = self.target.read(chunk)
+        except Exception as error:
+            if not chunk.is_whole or isinstance(error, torch.OutOfMemoryError):
+                raise
+            return self._refuse_inputs(requests[0], error)
         self.device_steps.deliver_results()
         self.drafting.observe_prompts(requests, nodes)
         self.num_tokens_read += sum(counts)
@@ -234,6 +239,14 @@ class Engine:
             self.books.append_last(begun, walk)
             self.books.mark_nan_of_failed(begun)
         return begun
+
+    def _refuse_inputs(self, request: Request, error: Exception) -> list[Request]:
+        """Fails a request whose inputs the model does not take, such as images that its tokens have no places for."""
+        if self.target.features is not None:
+            self.target.features.drop()
+        request.fail(error)
+        self.books.mark_nan_of_failed([request])
+        return [request]
 
     def _launched(self, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
         """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""

@@ -21,6 +21,7 @@ from ..sequences import Sequences
 from ..verification import DraftBackoff, PositionNoise, Verifier, warpers_of
 from ..verification.device_warpers import Warpers
 from . import sharing
+from .prompt_inputs import PromptInputs
 from .stopping import TokenCriterion, end_tokens_of, max_length_of
 
 
@@ -117,6 +118,7 @@ class Request:
         device (`torch.device`): device on which processors and criteria get the tokens.
         streaming (`bool`): whether there is a result at every step.
         record_timestamps (`bool`): whether the time of every token is recorded.
+        inputs (`PromptInputs`, *optional*): what the target reads beside the prompt's tokens.
         max_positions (`int`, *optional*): positions that the target knows. A text that wants more tokens fails once it
             is one token longer, as in plain `generate`, where the forward of that token fails.
     """
@@ -130,7 +132,9 @@ class Request:
         streaming: bool = False,
         record_timestamps: bool = False,
         max_positions: int | None = None,
+        inputs: PromptInputs | None = None,
     ):
+        self.inputs = inputs
         self.request_id, self.prompt, self.options = request_id, list(prompt), options
         self.streaming = streaming
         self.tokens = list(prompt)
@@ -174,6 +178,11 @@ class Request:
         options = self.options
         by_position = options.plan is not None and options.plan.draws_by_position
         return self.noise is None and options.do_sample and by_position and options.seed is None
+
+    @property
+    def position_shift(self) -> torch.Tensor | None:
+        """Position of a new token minus its slot, if it is not that of texts; see `PromptInputs`."""
+        return None if self.inputs is None else self.inputs.position_shift
 
     @property
     def room(self) -> int:

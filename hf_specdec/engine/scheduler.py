@@ -28,11 +28,14 @@ class Chunk:
         counts (`list[int]`): number of new tokens of each row.
         width (`int`, *optional*): number of forwarded tokens of each row, for which there may be a CUDA graph. None:
             all rows are padded to the longest.
+        is_whole (`bool`, *optional*, defaults to `False`): whether it is the whole prompt of one request, which the
+            model reads as in plain `generate`.
     """
 
     requests: list[Request]
     counts: list[int]
     width: int | None = None
+    is_whole: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -133,10 +136,18 @@ class Scheduler:
 
     def chunks(self) -> Iterator[Chunk]:
         """
-        Yields the prefill chunks of a step: one that is padded to the longest row, or several with widths for which
-        there are CUDA graphs. Each chunk must be forwarded before the next is asked for.
+        Yields the prefill chunks of a step: prompts with inputs beside their tokens, each whole; and of the others one
+        that is padded to the longest row, or several with widths for which there are CUDA graphs. Each chunk must be
+        forwarded before the next is asked for.
         """
         left = self.chunk_size
+        for request in filter(self._is_read_whole, list(self.active)):
+            count = len(request.prompt)
+            if (
+                count <= left or left == self.chunk_size
+            ):  # one that is longer than a step may read is read all the same
+                left -= count
+                yield Chunk([request], [count], is_whole=True)
         widths = [width for width in self._widths() if width <= self.chunk_size and width < self.busy_at]
         if not widths or min(sum(self._num_unread(one) for one in self._unread), left) >= self.busy_at:
             chunk = self._padded_chunk(self._unread, left)
@@ -149,7 +160,14 @@ class Scheduler:
 
     @property
     def _unread(self) -> list[Request]:
-        return [request for request in self.active if request.status == RequestStatus.PREFILLING]
+        """Requests with tokens to read in chunks: all that are unread, or those after a prompt that was read whole."""
+        unread = [request for request in self.active if request.status == RequestStatus.PREFILLING]
+        return [request for request in unread if not self._is_read_whole(request)]
+
+    def _is_read_whole(self, request: Request) -> bool:
+        """Whether the next that is read of a request is its prompt as a whole; see `PromptInputs`."""
+        is_unread = request.inputs is not None and request.status == RequestStatus.PREFILLING
+        return is_unread and self.cache.length_of(request.table) < len(request.prompt)
 
     def _num_unread(self, request: Request) -> int:
         return request.length - self.cache.length_of(request.table)
@@ -193,6 +211,8 @@ class Scheduler:
     def _next_chunk(self, request: Request, widths: list[int]) -> tuple[int | None, int, bool]:
         """Width of a request's next chunk, its number of new tokens, and whether it may end in padding."""
         unread, pads = self._num_unread(request), self._pads(request)
+        if request.inputs is not None:  # tokens of the prompt, which a chunk of a width may repeat, are not all of it
+            return None, unread, False
         return (*(padded_chunk(unread, widths) if pads else next_chunk(request.length, unread, widths)), pads)
 
     def note_read(self, requests: list[Request]) -> list[int]:

@@ -10,14 +10,17 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..cache import TreeCache
 from ..cache.blocks import BlockPool
 from ..cache.paged_cache import PagedCache
+from ..cache.row_copies import copy_row
 from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features
 from ..forwards.node_inputs import causal_chain
 from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
+from ..forwards.whole_prompt import read_whole, shift_after
 from ..graphs import GraphPool
 from ..graphs.paged import PagedGraphs
 from ..models.own_positions import preparation_of
@@ -55,6 +58,7 @@ class InFlightTarget(TreeTarget):
         self.cache = PagedCache(num_cached_layers(model), pool, self.device, graphs, kinds, max_requests)
         shift = torch.full((1,), preparation_of(model).first_position or 0, device=self.device)
         self.forward = TreeForward(model, self.cache, None, shift, max_position=last_position(model))
+        self._shift_of_texts, self._are_shifted = shift, False
 
     def widths(self) -> tuple[int, ...]:
         """Chunk widths in tokens for which there are CUDA graphs, rising; empty without graphs."""
@@ -64,9 +68,27 @@ class InFlightTarget(TreeTarget):
         can_run = can_run and not self.cache.state_layers  # a text must be read once
         return graphs.prompt_widths if graphs is not None and graphs.works and can_run else ()
 
+    def seat(self, requests: list[Request]) -> None:
+        """Makes requests the rows of the next forwards."""
+        self.cache.seat([request.table for request in requests])
+        are_shifted = any(request.position_shift is not None for request in requests)
+        if are_shifted or self._are_shifted:
+            self.forward.shift_positions(self._shifts_of(requests) if are_shifted else self._shift_of_texts)
+            self._are_shifted = are_shifted
+
+    def _shifts_of(self, requests: list[Request]) -> torch.Tensor:
+        """The position shifts of requests, `[…, batch]`, with as many leading dimensions as any of them has."""
+        shifts = [
+            self._shift_of_texts if request.position_shift is None else request.position_shift for request in requests
+        ]
+        leading = torch.broadcast_shapes(*(shift.shape for shift in shifts))
+        return torch.cat([shift.expand(leading) for shift in shifts], dim=-1)
+
     def read(self, chunk: Chunk) -> torch.Tensor:
         """Forwards a prefill chunk. Returns the logits at the last token of every row, `[batch, vocab]`."""
-        self.cache.seat([request.table for request in chunk.requests])
+        self.seat(chunk.requests)
+        if chunk.is_whole:
+            return self._read_whole(chunk.requests[0])
         if self._is_padded(chunk):
             return self._read_padded(chunk.requests, chunk.counts)
         assert chunk.width is not None
@@ -80,9 +102,29 @@ class InFlightTarget(TreeTarget):
         self.cache.set_lengths(ends)
         return outputs.logits[:, -1]
 
+    def _read_whole(self, request: Request) -> torch.Tensor:
+        """Reads a prompt with its inputs into a cache of its own, and copies it into the request's blocks."""
+        inputs, length = request.inputs, len(request.prompt)
+        assert inputs is not None
+        config, model_kwargs = inputs.prepare(inputs.values)
+        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        cache = TreeCache(layers, 1, self.device, capacity=length, kinds=layer_kinds_of(self.model))
+        tokens = torch.tensor([request.prompt], device=self.device)
+        with self.running():
+            outputs = read_whole(self.model, cache, tokens, config, model_kwargs, self.features is not None)
+        if cache.lengths[0] != length:
+            raise ValueError(
+                f"`model_inputs`: {type(self.model).__name__} caches {cache.lengths[0]} positions for the prompt of "
+                f"{length} tokens; `generate_batch` and its manager need one for each token. Use `generate`."
+            )
+        shift = shift_after(self.model, model_kwargs, None, cache).to(self.device)
+        inputs.position_shift = None if shift.equal(self._shift_of_texts) else shift
+        copy_row(cache, self.cache)
+        return outputs.logits[:, -1]
+
     def nodes_of(self, chunk: Chunk) -> list[list[int]]:
         """Nodes of each row that hold new tokens in the forward that `read` will run for a chunk."""
-        if self._is_padded(chunk):
+        if chunk.is_whole or self._is_padded(chunk):
             return [list(range(count)) for count in chunk.counts]
         assert chunk.width is not None
         return [list(range(chunk.width - count, chunk.width)) for count in chunk.counts]
@@ -128,7 +170,7 @@ class InFlightTarget(TreeTarget):
 
     def score(self, requests: list[Request], draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         """Forwards the root and the draft nodes of every request; see `score_nodes`."""
-        self.cache.seat([request.table for request in requests])
+        self.seat(requests)
         self._longest = max(request.length for request in requests)
         return self.score_nodes(torch.tensor([request.tokens[-1:] for request in requests], device=self.device), draft)
 

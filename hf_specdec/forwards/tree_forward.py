@@ -125,6 +125,10 @@ class TreeForward:
     compiles_layers = False
     """Whether the decoder layers are compiled, for any number of rows and nodes; else the whole model, per shape."""
 
+    def shift_positions(self, position_shift: torch.Tensor) -> None:
+        """Sets the position shift for the forwards that follow, whose rows may be others."""
+        self.position_shift, self._shift_of_all = position_shift, _shift_of_all(position_shift)
+
     def over(self, cache: TreeCache, first_slots: torch.Tensor, position_shift: torch.Tensor) -> TreeForward:
         """
         A copy of this forward over a cache whose lengths only the device knows.

@@ -9,18 +9,16 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 from transformers.utils import ModelOutput
 
-from ..attention import implementation_of
-from ..cache import TreeCache, beside_encoder
+from ..cache import TreeCache
 from ..compat import CHUNKS_BEHIND_A_CACHE, cache_name_of
 from ..forwards.node_inputs import causal_chain
 from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
+from ..forwards.whole_prompt import read_whole, shift_after
 from ..graphs import GraphLoans
-from ..models.own_positions import preparation_of
 from ..models.positions import may_refuse, num_positions, said_positions
-from ..models.structure import keeping_one_logit, shares_kv
 from ..sequences import Sequences
-from ..states import is_attention_free, layer_kinds_of, running_over
+from ..states import is_attention_free, layer_kinds_of
 from ..trees import DraftTree
 from .arguments import CallArguments
 from .prefill import can_prefill_in_chunks, prefill_in_chunks
@@ -80,20 +78,15 @@ class Target(TreeTarget):
                 with self.running():
                     return prefill_in_chunks(self)
             self.cache.set_lengths(before)
-        with self.running(), running_over(self.cache):
-            outputs = self.model._prefill(
+        with self.running():
+            outputs = read_whole(
+                self.model,
+                self.cache,
                 self.sequences.columns(self.sequences.prompt_length).contiguous(),
                 self._config_of_prefill(),
-                self.model_kwargs
-                | {self.cache_name: beside_encoder(self.cache, self.encoder_cache)}
-                | self._logits_of_prefill(),
-            )
-        self.cache.adopt_prefill()
-        if self.cache.lengths[0] == 0:
-            raise ValueError(
-                f"`assistant_model`: the target {type(self.model).__name__} has read the prompt past the cache that "
-                "it was given, as some do after a length at which their rotary embedding changes. Call `generate` "
-                "without `assistant_model`."
+                self.model_kwargs,
+                self.features is not None,
+                self.encoder_cache,
             )
         self._begin_steps()
         return outputs
@@ -102,7 +95,7 @@ class Target(TreeTarget):
         """Builds the `TreeForward` that runs the steps after the prompt."""
         # Slots before the prompt's tokens: of a cache that was passed without its tokens, or of `inputs_embeds`.
         self.slots_before = self.cache.lengths[0] - self.sequences.prompt_length
-        shift, visible = self._position_shift(), self.visible
+        shift, visible = shift_after(self.model, self.model_kwargs, self.visible, self.cache), self.visible
         if visible is not None:
             # Slots for which `generate` has no mask hold the features of images, before the prompt.
             visible = torch.nn.functional.pad(visible, (self.cache.lengths[0] - visible.shape[1], 0), value=True)
@@ -148,16 +141,6 @@ class Target(TreeTarget):
         config.prefill_chunk_size = None
         return config
 
-    def _logits_of_prefill(self) -> dict[str, Any]:
-        """
-        Arguments of the prefill for a target whose last layers share K/V: they must run at all positions if a drafter
-        reads hidden states, and for flash attention, whose masks the model cannot shorten.
-        """
-        if not shares_kv(self.model):
-            return {}
-        needs_all = self.features is not None or implementation_of(self.model) not in ("eager", "sdpa")
-        return keeping_one_logit(self.model) if needs_all else {}
-
     @property
     def was_given_a_cache(self) -> bool:
         """Whether `generate` was given a cache, rather than having made its own."""
@@ -180,20 +163,6 @@ class Target(TreeTarget):
         embeds = self.model_kwargs.get("inputs_embeds")
         past = self.users_cache.get_seq_length() if self.was_given_a_cache else 0
         return past + max(self.sequences.prompt_length, 0 if embeds is None else embeds.shape[1])
-
-    def _position_shift(self) -> torch.Tensor:
-        """Position of a token minus its slot, `[…, batch]`, from what `generate` gave the prompt."""
-        positions = self.model_kwargs.get("position_ids")
-        slots = self.cache.lengths[0]
-        preparation = preparation_of(self.model)
-        if preparation.drops_positions:
-            first = preparation.first_position or 0  # targets with None are refused
-            return torch.full((self.sequences.batch_size,), first, device=self.sequences.device)
-        if positions is not None:
-            return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], self.sequences.batch_size)
-        if self.visible is not None:
-            return self.visible.sum(dim=1) - slots
-        return torch.zeros(self.sequences.batch_size, dtype=torch.long, device=self.sequences.device)
 
     def _kwargs_of_steps(self) -> dict[str, Any]:
         """The call's keyword arguments that every forward after the prefill gets, too."""

@@ -14,6 +14,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SiglipVisionConfig,
 )
 
@@ -112,6 +114,31 @@ def qwen2_vl() -> PreTrainedModel:
     return _sharpened(Qwen2VLForConditionalGeneration(config), 3.0)
 
 
+def qwen3_vl() -> PreTrainedModel:
+    """Interleaved positions; the first layers get features of images, too."""
+    torch.manual_seed(0)
+    text = tiny_config("qwen3").to_dict() | {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        }
+    }
+    text = {name: value for name, value in text.items() if name not in ("architectures", "model_type")}
+    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 1, "num_position_embeddings": 64}
+    config = Qwen3VLConfig(
+        vision_config=vision | {"deepstack_visual_indexes": [0, 1]},
+        text_config=text,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=IMAGE_START,
+        vision_end_token_id=IMAGE_END,
+    )
+    return _sharpened(Qwen3VLForConditionalGeneration(config), 3.0)
+
+
 def qwen2_vl_inputs(batch_size: int, padding: bool) -> Inputs:
     inputs = text_with_image(batch_size, 6, padding)
     return inputs | {
@@ -125,5 +152,37 @@ VISION_MODELS: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, boo
     "llava": (llava, llava_inputs),
     "gemma3": (gemma3, gemma3_inputs),
     "qwen2_vl": (qwen2_vl, qwen2_vl_inputs),
+    "qwen3_vl": (qwen3_vl, qwen2_vl_inputs),
 }
 """For every family: the model, and its inputs for a batch size, left-padded or not."""
+
+_PIECES: tuple[tuple[int, ...], ...] = ((5, 2), (1, 9), (3, 4, 6), (21, 1))
+"""Tokens before, between and after the images of a prompt."""
+
+
+def ragged_image_prompts(name: str, pieces: tuple[tuple[int, ...], ...] = _PIECES) -> list[Inputs]:
+    """
+    Prompts of a family as a processor returns them for one each. `pieces` are the tokens of every prompt before,
+    between and after its images: one piece more than images.
+    """
+    generator, made = torch.Generator().manual_seed(3), []
+    is_grid = name not in ("llava", "gemma3")
+    for of_prompt in pieces:
+        images = len(of_prompt) - 1
+        image = [IMAGE_START, *[IMAGE] * (6 if is_grid else 4), IMAGE_END]
+        tokens: list[int] = []
+        for number, count in enumerate(of_prompt):
+            tokens += image if number else []
+            tokens += torch.randint(3, VIDEO, (count,), generator=generator).tolist()
+        inputs: Inputs = {"input_ids": torch.tensor([tokens])}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if images:
+            is_image = inputs["input_ids"] == IMAGE
+            shape = (24 * images, 12) if is_grid else (images, 3, 8, 8)
+            inputs["pixel_values"] = torch.randn(shape, generator=generator, dtype=torch.float64)
+            if is_grid:
+                inputs["image_grid_thw"] = torch.tensor([[1, 4, 6]] * images)
+            if name != "llava":
+                inputs["mm_token_type_ids" if is_grid else "token_type_ids"] = is_image.long()
+        made.append(inputs)
+    return made

@@ -214,6 +214,8 @@ class DeviceSteps:
         can_run = self.works and self._target.cache.has_memory
         if not can_run or any(request.options.device_warpers is None for request in requests):
             return None
+        if any(request.position_shift is not None for request in requests):
+            return None
         parts: dict[Any, StepPart] = {}
         for group in groups:
             plan: Any = group.asked.plan

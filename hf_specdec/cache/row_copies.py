@@ -1,0 +1,30 @@
+"""Copying a row of a `TreeCache` into the blocks of a request in flight."""
+
+from __future__ import annotations
+
+from .paged_cache import PagedCache
+from .tree_cache import TreeCache
+
+
+def copy_row(source: TreeCache, target: PagedCache) -> None:
+    """Copies the only row of `source` into the blocks and states of the only request that is seated in `target`."""
+    length = source.lengths[0]
+    target.set_lengths([0])
+    target.write_nodes(0, length)
+    window = target.write_window
+    assert window is not None
+    for layer, held in zip(source.layers, target.layers, strict=False):
+        if not layer.is_initialized:
+            continue
+        if not held.is_initialized:
+            held.lazy_initialization(layer.keys, layer.values)
+        if layer.index_keys is not None:
+            held.hold_index(layer.index_keys)
+        blocks, offsets = window.blocks.to(held.device), window.offsets.to(held.device)
+        for own, states in zip(held.states, layer.states, strict=True):
+            own[blocks, :, offsets] = states[:, :, :length].transpose(1, 2)
+    if target.state_layers:
+        row = target.slots_of_rows()[0]
+        for states_of, held_by in zip(source.state_layers, target.state_layers, strict=True):
+            held_by.take_row(row, states_of)
+    target.set_lengths([length])

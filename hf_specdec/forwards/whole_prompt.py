@@ -1,0 +1,84 @@
+"""A prompt that a model reads as plain `generate` does: in one forward of its own, with images and the like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ..attention import implementation_of
+from ..cache import TreeCache, beside_encoder
+from ..compat import cache_name_of
+from ..models.own_positions import preparation_of
+from ..models.structure import keeping_one_logit, shares_kv
+from ..states import running_over
+
+
+def read_whole(
+    model: PreTrainedModel,
+    cache: TreeCache,
+    tokens: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    records: bool,
+    encoder_cache: Any = None,
+) -> ModelOutput:
+    """
+    Forwards prompts into a cache and commits them there.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        cache (`TreeCache`): the cache.
+        tokens (`torch.Tensor` of shape `[batch, prompt]`, int64): the prompts.
+        generation_config (`GenerationConfig`), model_kwargs (`dict`): as `generate` hands them to a decoding method.
+        records (`bool`): whether a drafter reads the hidden states of all tokens.
+        encoder_cache (`DynamicCache`, *optional*): K/V of the call's `encoder_hidden_states`.
+
+    Returns:
+        `ModelOutput`: the model's output, with logits of the last position at least, `[batch, positions, vocab]`.
+
+    Raises:
+        ValueError: if the target reads the prompt past the cache that it was given.
+    """
+    own = {cache_name_of(model): beside_encoder(cache, encoder_cache)} | _logits_of_prompt(model, records)
+    with running_over(cache):
+        outputs = model._prefill(tokens, generation_config, model_kwargs | own)
+    cache.adopt_prefill()
+    if cache.lengths[0] == 0:
+        raise ValueError(
+            f"`assistant_model`: the target {type(model).__name__} has read the prompt past the cache that "
+            "it was given, as some do after a length at which their rotary embedding changes. Call `generate` "
+            "without `assistant_model`."
+        )
+    return outputs
+
+
+def _logits_of_prompt(model: PreTrainedModel, records: bool) -> dict[str, Any]:
+    """
+    Arguments for a target whose last layers share K/V: they must run at all positions if a drafter reads hidden
+    states, and for flash attention, whose masks the model cannot shorten.
+    """
+    if shares_kv(model) and (records or implementation_of(model) not in ("eager", "sdpa")):
+        return keeping_one_logit(model)
+    return {}
+
+
+def shift_after(
+    model: PreTrainedModel, model_kwargs: dict[str, Any], visible: torch.Tensor | None, cache: TreeCache
+) -> torch.Tensor:
+    """
+    Position of a token minus its slot in the text after prompts that `cache` holds, `[…, batch]`, from what `generate`
+    gave the prompts; `visible` (`[batch, slots]` bool, *optional*) says which of their slots are no padding.
+    """
+    positions, slots, rows = model_kwargs.get("position_ids"), cache.lengths[0], len(cache.lengths)
+    preparation = preparation_of(model)
+    if preparation.drops_positions:
+        first = preparation.first_position or 0  # targets with None are refused
+        return torch.full((rows,), first, device=cache.device)
+    if positions is not None:
+        return (positions[..., -1] + 1 - slots).expand(*positions.shape[:-2], rows)
+    if visible is not None:
+        return visible.sum(dim=1) - slots
+    return torch.zeros(rows, dtype=torch.long, device=cache.device)
