@@ -22,7 +22,7 @@ from ..generation.model_refusals import check_batching, check_target
 from ..generation.refusals import check_call, check_inputs
 from ..models.own_positions import preparation_of
 from ..models.positions import num_positions
-from ..models.prompt_masks import window_left_out
+from ..models.prompt_masks import longest_causal_prompt
 from ..models.structure import execution_device, num_embeddings_of
 from ..ranks import Ranks, is_sharded
 from .arguments import BaseConfig, check_config, check_kinds, checked_options, checked_prompt
@@ -74,7 +74,7 @@ class Admission:
         self.num_embeddings = num_embeddings_of(model)
         known = num_positions(model)
         self.max_positions = None if known is None else known - (preparation_of(model).first_position or 0)
-        self._longest_prompt = window_left_out(model)
+        self._longest_in_chunks = longest_causal_prompt(model)
         self._defaults = BaseConfig.of(None)
         self.use_defaults(generation_config)
 
@@ -145,7 +145,9 @@ class Admission:
         tokens, values = split_prompt(input_ids, model_inputs)
         prompt, options = checked_prompt(tokens, self.num_embeddings), checked_options(options)
         values = checked_inputs(self.model, len(prompt), values)
-        inputs = PromptInputs(values, partial(prepare_inputs, self.model, prompt)) if values else None
+        most = self._longest_in_chunks
+        is_whole = bool(values) or (most is not None and len(prompt) > most)
+        inputs = PromptInputs(values, partial(prepare_inputs, self.model, prompt)) if is_whole else None
         base = self._defaults
         if generation_config is not None:
             base, tree = BaseConfig.of(generation_config), self._own_tree(tree, generation_config)
@@ -239,16 +241,9 @@ class Admission:
     def _check_fits(self, request: Request) -> None:
         """
         Raises a `ValueError` for a request whose text may become longer than memory allows, or whose prompt is longer
-        than positions allow, or would be read by the model itself without its sliding window.
+        than positions allow.
         """
         length = len(request.prompt)
-        is_in_chunks = request.inputs is None
-        if is_in_chunks and self._longest_prompt is not None and length > self._longest_prompt:
-            raise ValueError(
-                f"`assistant_model`: the target {type(self.model).__name__} reads a prompt without its sliding "
-                "window, which `generate_batch` and its manager do not. Use `generate`, or prompts of at most "
-                f"{self._longest_prompt} tokens, not {length}."
-            )
         if self.max_positions is not None and length > self.max_positions:
             raise ValueError(
                 f"`input_ids`: the prompt of {length} tokens is longer than the {self.max_positions} positions that "

@@ -97,6 +97,14 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
         self.index_keys.flatten(0, 2).index_copy_(0, index, index_keys.flatten(0, 2))
         return self.read_index()
 
+    def positions_of(self, slots: torch.Tensor) -> torch.Tensor:
+        positions, known = super().positions_of(slots), self.cache.prompt_positions
+        for row, table in enumerate(self.cache.tables if known else ()):
+            own = known.get(table)
+            if own is not None:
+                positions[:, row, : own.shape[1]] = own
+        return positions
+
     def read_index(self) -> torch.Tensor:
         return self.gather(self.index_keys.flatten(0, 1).flatten(1), self.index_keys.shape[1])
 
@@ -249,6 +257,8 @@ class PagedCache(TreeCache):
         self._compactions: list[Compaction] | None = None
         self.write_window: PagedWindow | None = None  # type: ignore[assignment]
         self._lengths_of: dict[BlockTable, int] = {}
+        self.prompt_positions: dict[BlockTable, torch.Tensor] = {}
+        """Positions of prompts that an indexer counts otherwise than the text after them, `[3, tokens]` int64."""
         self._cleaned: dict[BlockTable, int] = {}
         """Block tables whose blocks were all found in `clean_blocks`, with their `num_changes` at that time."""
         self.clean_blocks: set[int] = set()
@@ -342,6 +352,7 @@ class PagedCache(TreeCache):
         self._lengths_of.pop(table, None)
         self._cleaned.pop(table, None)
         self._states_of.pop(table, None)
+        self.prompt_positions.pop(table, None)
 
     def mark_nan(self, table: BlockTable) -> None:
         """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""

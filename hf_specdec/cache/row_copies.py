@@ -20,6 +20,8 @@ def copy_row(source: TreeCache, target: PagedCache) -> None:
             held.lazy_initialization(layer.keys, layer.values)
         if layer.index_keys is not None:
             held.hold_index(layer.index_keys)
+        if layer.positions is not None:
+            target.prompt_positions[target.tables[0]] = layer.positions[:, 0]
         blocks, offsets = window.blocks.to(held.device), window.offsets.to(held.device)
         for own, states in zip(held.states, layer.states, strict=True):
             own[blocks, :, offsets] = states[:, :, :length].transpose(1, 2)

@@ -25,6 +25,6 @@ class PromptInputs:
     prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]]]
     position_shift: torch.Tensor | None = field(default=None, init=False)
     """
-    Position of a token of the text after the prompt minus its slot, `[…, 1]` int64; with leading dimensions where
-    positions have several. None before the prompt is read, and if the shift is that of texts.
+    Position of a token of the text after the prompt minus its slot, `[…, 1]` int64 on the host; with leading
+    dimensions where positions have several. None before the prompt is read, and if the shift is that of texts.
     """

@@ -78,11 +78,10 @@ class InFlightTarget(TreeTarget):
 
     def _shifts_of(self, requests: list[Request]) -> torch.Tensor:
         """The position shifts of requests, `[…, batch]`, with as many leading dimensions as any of them has."""
-        shifts = [
-            self._shift_of_texts if request.position_shift is None else request.position_shift for request in requests
-        ]
-        leading = torch.broadcast_shapes(*(shift.shape for shift in shifts))
-        return torch.cat([shift.expand(leading) for shift in shifts], dim=-1)
+        of_texts = self._shift_of_texts.cpu()
+        shifts = [of_texts if request.position_shift is None else request.position_shift for request in requests]
+        shape = torch.broadcast_shapes(*(shift.shape for shift in shifts))
+        return torch.cat([shift.expand(shape) for shift in shifts], dim=-1).to(self.device)
 
     def read(self, chunk: Chunk) -> torch.Tensor:
         """Forwards a prefill chunk. Returns the logits at the last token of every row, `[batch, vocab]`."""
@@ -117,8 +116,8 @@ class InFlightTarget(TreeTarget):
                 f"`model_inputs`: {type(self.model).__name__} caches {cache.lengths[0]} positions for the prompt of "
                 f"{length} tokens; `generate_batch` and its manager need one for each token. Use `generate`."
             )
-        shift = shift_after(self.model, model_kwargs, None, cache).to(self.device)
-        inputs.position_shift = None if shift.equal(self._shift_of_texts) else shift
+        shift = shift_after(self.model, model_kwargs, None, cache).cpu() + preparation_of(self.model).added
+        inputs.position_shift = None if shift.equal(self._shift_of_texts.cpu()) else shift
         copy_row(cache, self.cache)
         return outputs.logits[:, -1]
 

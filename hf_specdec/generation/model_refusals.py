@@ -13,7 +13,6 @@ from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
-from ..models.prompt_masks import looks_ahead
 from ..models.structure import forward_parameters
 from ..ranks import is_pipeline, is_sharded
 from ..states import layer_kinds_of, mixers_of_their_own
@@ -87,21 +86,16 @@ def check_target(model: PreTrainedModel) -> None:
 
 def check_batching(model: PreTrainedModel) -> None:
     """
-    Checks a target of requests that share steps, whose prompts are read in chunks.
+    Checks a target of requests that share steps.
 
     Raises:
-        ValueError: for a model whose own prefill attends to later tokens, or that reads a chain in one row alone.
+        ValueError: for a model that reads a chain in one row alone.
     """
     obstacle = obstacle_to_branches(model)
     if obstacle is not None:
         raise ValueError(
             f"`assistant_model`: the target {type(model).__name__} {obstacle}, and those of rows of unequal length. "
             "Use `generate` with one row and a chain."
-        )
-    if looks_ahead(model):
-        raise ValueError(
-            f"`assistant_model`: the target {type(model).__name__} attends in both directions while it reads a "
-            "prompt, which `generate_batch` and its manager do not. Use `generate`."
         )
 
 

@@ -26,11 +26,13 @@ class Preparation:
         first_position (`int`, *optional*): the position that the first token has in plain `generate`, if it drops
             them: a model may count from an offset. 0 for all other models. None if nodes cannot be given positions,
             since the model does not read those that it takes.
+        added (`int`): what it adds to `position_ids`, as PaliGemma adds 1.
     """
 
     keeps_tokens_and_cache: bool = True
     drops_positions: bool = False
     first_position: int | None = 0
+    added: int = 0
 
 
 _found: WeakKeyDictionary[PreTrainedModel, Preparation] = WeakKeyDictionary()
@@ -63,8 +65,12 @@ def _look(model: PreTrainedModel) -> Preparation:
     keeps = (
         tokens is not None and torch.equal(tokens, given["input_ids"]) and prepared.get(cache_name_of(model)) is cache
     )
-    drops = prepared.get("position_ids") is None
-    return Preparation(keeps, drops, _found_by_forwards(model) if keeps and drops else 0)
+    positions = prepared.get("position_ids")
+    drops = positions is None
+    added = set() if drops else set((positions[..., -2:] - torch.tensor([1, 2], device=device)).flatten().tolist())
+    return Preparation(
+        keeps, drops, _found_by_forwards(model) if keeps and drops else 0, added.pop() if len(added) == 1 else 0
+    )
 
 
 @torch.no_grad()

@@ -59,6 +59,14 @@ def window_left_out(model: PreTrainedModel) -> int | None:
     return None if makes_masks else window
 
 
+def longest_causal_prompt(model: PreTrainedModel) -> int | None:
+    """
+    Tokens of the longest prompt that a model itself reads as chunks would; None for any length. Unlike
+    `longest_in_chunks` this is found by a forward.
+    """
+    return 0 if looks_ahead(model) else window_left_out(model)
+
+
 _longest: WeakKeyDictionary[PreTrainedModel, int | None] = WeakKeyDictionary()
 
 

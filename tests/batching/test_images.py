@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 import torch
 from support import vision
 from support.batches import accepted, assert_nothing_left, limits, ragged_prompts, text_alone
+from support.graphs import install_stand_in
 from support.heads import tiny_head
 from support.models import noisy_copy, tiny_model
 from support.parity import IRREGULAR
 from transformers import PreTrainedModel
 
 from hf_specdec import NgramDraft, TokenTree
+from hf_specdec.engine.captured.step import InFlightStep
+from hf_specdec.engine.target import InFlightTarget
 
 
 NEW_TOKENS = 20
@@ -61,10 +65,11 @@ def test_the_image_matters(name: str) -> None:
             assert written[0, inputs["input_ids"].shape[1] :].tolist() != text
 
 
-@pytest.mark.parametrize("num_blocks", [19, 26])
+@pytest.mark.parametrize(("num_blocks", "widths"), [(19, ()), (26, (16,))])
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
-def test_few_blocks(name: str, num_blocks: int) -> None:
-    """A request that loses its blocks reads its images again, and then what it has written."""
+def test_few_blocks(name: str, num_blocks: int, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that loses its blocks reads its images again, and then what it has written, and no token of both."""
+    monkeypatch.setattr(InFlightTarget, "widths", lambda target: widths)
     model, prompts, texts = of_family(name)
     with model.continuous_batching_context_manager(
         assistant_model=noisy_copy(model), tree=IRREGULAR, continuous_batching_config=limits(num_blocks)
@@ -74,6 +79,24 @@ def test_few_blocks(name: str, num_blocks: int) -> None:
     assert manager.state.num_preemptions > 0
     assert list(found.values()) == texts
     assert_nothing_left(manager)
+
+
+@pytest.mark.parametrize("kind", ["draft", "head", "ngram"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_vl"])
+def test_captured_steps(name: str, kind: str, monkeypatch: pytest.MonkeyPatch, runs: list[InFlightStep]) -> None:
+    """Whole steps over rows with positions of several axes beside texts, and chunks of texts by captured steps."""
+    install_stand_in(monkeypatch, with_kernel=True)
+    model, prompts, texts = of_family(name)
+    model = copy.deepcopy(model).float()
+    prompts = [
+        prompt | {"pixel_values": prompt["pixel_values"].float()} if isinstance(prompt, dict) else prompt
+        for prompt in prompts
+    ]
+    assistant = {"draft": lambda: noisy_copy(model), "ngram": NgramDraft, "head": lambda: tiny_head(model)}[kind]()
+    options = {"assistant_model": assistant, "tree": IRREGULAR, "continuous_batching_config": limits(26)}
+    outputs = model.generate_batch(prompts, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
+    assert [output.generated_tokens for output in outputs.values()] == texts
+    assert kind == "ngram" or {step.rows.size.axes for step in runs} >= ({0} if name == "gemma3" else {4})
 
 
 def test_tokens_and_inputs_apart() -> None:

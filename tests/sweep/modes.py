@@ -21,7 +21,7 @@ PROMPT, NEW_TOKENS, ROWS = 14, 16, 2
 CHAIN = TokenTree.chain(4)
 TREE = TokenTree([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0)])
 MODES = ("chain", "tree", "padded batch", "n-grams", "generate_batch", "generate_batch, n-grams")
-IMAGE_MODES = ("image, tree", "image, n-grams", "image, padded batch")
+IMAGE_MODES = ("image, tree", "image, n-grams", "image, padded batch", "image, generate_batch")
 LARGEST_ERROR = 1e-3
 """Of logits beside those of plain `generate`, in their standard deviation."""
 Inputs = dict[str, torch.Tensor]
@@ -143,9 +143,12 @@ class Runner:
         )
 
     def _generate_batch(self, draft: Callable[[], Any], tree: Any) -> Outcome:
+        prompts_alone: list[Any] = self._prompts_alone()
+        images = [] if self.inputs is prompts else [self.inputs(1)]
+
         def call() -> list[list[int]]:
             results = self.model.generate_batch(
-                self._prompts_alone(),
+                images + prompts_alone + images,
                 assistant_model=draft(),
                 **({} if tree is None else {"tree": tree}),
                 do_sample=False,
@@ -153,7 +156,11 @@ class Runner:
             )
             return [list(result.generated_tokens) for result in results.values()]
 
-        return self.compared(call, self.plain_alone, is_batch=True)
+        def plain() -> list[list[int]]:
+            of_images = [self.plain(1)[0, -NEW_TOKENS:].tolist() for _ in images]
+            return of_images + self.plain_alone() + of_images
+
+        return self.compared(call, plain, is_batch=True)
 
     def compared(self, call: Callable[[], Any], plain: Callable[[], Any], is_batch: bool) -> Outcome:
         """The outcome of a call with a draft beside one without; both give the tokens of all rows."""
@@ -196,7 +203,7 @@ def _relative_error(logits: list[torch.Tensor], expected: list[torch.Tensor]) ->
 
 def _names_something(error: Exception) -> bool:
     """Whether an error is one of ours, which name an argument."""
-    return "`assistant_model`" in str(error)
+    return "`assistant_model`" in str(error) or "`pixel_values`" in str(error)
 
 
 def _difference(text: list[list[int]], expected: list[list[int]]) -> str:

@@ -59,8 +59,6 @@ def test_padding_behind_an_image() -> None:
     [
         ("doge", "tree", "learned bias"),
         ("doge", "generate_batch", "learned bias"),
-        ("moshi", "generate_batch", "no mask of a tree" if NO_TREES else "without its sliding window"),
-        ("paligemma", "generate_batch", "in both directions"),
         ("whisper", "generate_batch", "takes no `position_ids`"),
         ("idefics", "tree", "cross-attention"),
         ("kosmos-2", "generate_batch", "masks of padding"),
@@ -84,23 +82,24 @@ def test_cross_attention_of_an_inner_model() -> None:
 def test_encoders_as_language_models() -> None:
     """Their prompts attend in both directions, which `generate` leaves to them."""
     runner = Runner(tiny_model(pair_of("bert"), sharpness=8.0, is_decoder=False))
-    outcomes = runner.outcomes(("chain", "tree", "padded batch", "n-grams"))
+    outcomes = runner.outcomes(("chain", "tree", "padded batch", "n-grams", "generate_batch"))
     assert {outcome.kind for outcome in outcomes.values()} == {"exact"}
-    assert_refused(runner.outcome("generate_batch"), "in both directions")
 
 
-def test_prompts_in_both_directions_under_sdpa_alone() -> None:
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_prompts_in_both_directions(implementation: str) -> None:
     """Eager attention has a causal mask for every prompt."""
     model = tiny_model(pair_of("paligemma"), seed=1, dtype=torch.float32)
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation(implementation)
     outcomes = Runner(model).outcomes(("generate_batch", "generate_batch, n-grams"))
     assert {outcome.kind for outcome in outcomes.values()} == {"exact"}
 
 
 @pytest.mark.skipif("moshi" in NO_TREES, reason="refused")
-def test_prompts_within_a_window_that_they_are_read_without() -> None:
-    """The text may come past it."""
-    runner = Runner(tiny_model(pair_of("moshi"), sliding_window=PROMPT))
+@pytest.mark.parametrize("window", [PROMPT, PROMPT // 2])
+def test_prompts_that_are_read_without_a_window(window: int) -> None:
+    """The text may come past it, or the prompt."""
+    runner = Runner(tiny_model(pair_of("moshi"), sliding_window=window))
     assert runner.outcome("generate_batch").kind == runner.outcome("generate_batch, n-grams").kind == "exact"
 
 

@@ -62,7 +62,8 @@ class CapturedStep(ABC):
         """
         device, captured = self.rows.device, copy.copy(self)
         captured._cache = DevicePagedCache(self._target.cache, self.rows.tables, self.rows.state_slots)
-        captured._forward = self._target.forward.over(captured._cache, self._first_slots, self._first_slots)
+        shift = self._first_slots if self.rows.position_shift is None else self.rows.position_shift
+        captured._forward = self._target.forward.over(captured._cache, self._first_slots, shift)
         self._compile(captured._forward)
         if self.compiles and self.compiles_whole:
             captured._cache.places = compiled_function(places_of)

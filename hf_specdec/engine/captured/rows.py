@@ -30,12 +30,15 @@ class StepSize:
         blocks (`int`): blocks per block table; the last is `ZERO_BLOCK` in every row.
         depth (`int`): levels of the tree.
         lag (`int`): most unread tokens per row, root included, that the draft reads in the step.
+        axes (`int`, *optional*, defaults to 0): axes of positions, where some rows have a shift of their own on each;
+            0: all rows have the positions of texts.
     """
 
     rows: int
     blocks: int
     depth: int
     lag: int
+    axes: int = 0
 
     @classmethod
     def of(
@@ -44,7 +47,8 @@ class StepSize:
         """The smallest size with room for these requests, and for so many blocks and rows at least."""
         blocks = max(len(request.table.blocks) for request in requests) + 1
         rows = next_size(max(fewest_rows, len(requests)))
-        return cls(rows, max(fewest_blocks, next_power_of_two(blocks)), depth, lag)
+        axes = max(0 if request.position_shift is None else len(request.position_shift) for request in requests)
+        return cls(rows, max(fewest_blocks, next_power_of_two(blocks)), depth, lag, axes)
 
 
 @dataclass
@@ -98,6 +102,7 @@ class InFlightRows:
             "draft_temperature": (rows,),
             "numbers_from": (rows,),
             "numbers": (rows, 2 * new),
+            "position_shifts": (rows, size.axes),
             "tables": (rows, size.blocks),
         }
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
@@ -147,6 +152,7 @@ class InFlightRows:
         """Top-p of each row, `[rows]` float32; 1 for none."""
         self.draft_temperature: torch.Tensor = on_device["draft_temperature"]
         """Draft temperature of each row, `[rows]` float32; see `Drawing`."""
+        self._position_shifts: torch.Tensor = on_device["position_shifts"]
         self._numbers, self._numbers_from = on_device["numbers"], on_device["numbers_from"]
         self._depths = torch.arange(new, device=device)
         self.tables: torch.Tensor = on_device["tables"]
@@ -156,7 +162,7 @@ class InFlightRows:
     def _clear(self, first: int) -> None:
         """Makes the rows from `first` on padding rows."""
         host = self._host
-        for name in ("room", "kinds", "slot_steps", "top_k", "tail"):
+        for name in ("room", "kinds", "slot_steps", "top_k", "tail", "position_shifts"):
             host[name][first:] = 0
         host["places"][first:] = WaitingFeatures.NOBODY
         host["state_slots"][first:] = -1
@@ -239,7 +245,8 @@ class InFlightRows:
 
     def _load_tables(self, requests: list[Request]) -> bool:
         """
-        Stages warpers and block tables of rows whose request or blocks have changed since the last step. Returns
+        Stages warpers, position shifts and block tables of rows whose request or blocks have changed since the last
+        step. Returns
         whether there were any.
         """
         host, before = self._host, self._loaded
@@ -251,6 +258,8 @@ class InFlightRows:
             values = {} if warpers is None else warpers.values
             for name, without in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
                 host[name][row] = values.get(name, without)
+            shift = request.position_shift
+            host["position_shifts"][row] = 0 if shift is None else shift[:, 0].numpy()
             host["tables"][row] = ZERO_BLOCK
             host["tables"][row, : len(request.table.blocks)] = request.table.blocks
         return before != self._loaded
@@ -281,6 +290,11 @@ class InFlightRows:
         """Lets no row have a slot for states, or a wanted one for features, until rows are loaded again."""
         self.slots.fill_(self._unwanted_slot)
         self.state_slots.fill_(-1)
+
+    @property
+    def position_shift(self) -> torch.Tensor | None:
+        """Position of a token minus its slot, `[axes, rows]` int64; None if all rows have the positions of texts."""
+        return self._position_shifts.T if self.size.axes else None
 
     @property
     def uniforms(self) -> torch.Tensor:

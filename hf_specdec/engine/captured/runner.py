@@ -214,7 +214,8 @@ class DeviceSteps:
         can_run = self.works and self._target.cache.has_memory
         if not can_run or any(request.options.device_warpers is None for request in requests):
             return None
-        if any(request.position_shift is not None for request in requests):
+        shifts = [request.position_shift for request in requests]
+        if any(shift is not None and shift.dim() != 2 for shift in shifts):
             return None
         parts: dict[Any, StepPart] = {}
         for group in groups:

@@ -71,6 +71,7 @@ class CapturedSteps:
             key
             for key in self._steps
             if key.kind in kinds
+            and size.axes == key.size.axes
             and size.lag <= key.size.lag
             and size.rows <= key.size.rows <= LARGEST_DETOUR * size.rows
             and size.blocks <= key.size.blocks <= most_blocks
