@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import HFValidationError, validate_repo_id
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from .block import BlockHead
 from .checkpoints.kinds import kind_of_checkpoint
@@ -41,7 +50,9 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_target(name: str | None, dtype: torch.dtype, device: str, device_map: str | None = None) -> PreTrainedModel:
+def load_target(
+    name: str | None, dtype: torch.dtype, device: str, device_map: str | None = None, with_images: bool = False
+) -> PreTrainedModel:
     """
     Loads a language model in evaluation mode; SmolLM2-135M-Instruct if `name` is None.
 
@@ -50,12 +61,15 @@ def load_target(name: str | None, dtype: torch.dtype, device: str, device_map: s
         dtype (`torch.dtype`): dtype of the weights.
         device (`str`): device of the model, unless `device_map` is given.
         device_map (`str`, *optional*): placement over several devices, as in transformers.
+        with_images (`bool`, *optional*, defaults to `False`): whether a checkpoint of an image-text model is loaded
+            with what reads images (`takes_images`).
 
     Raises:
         ImportError, OSError, ValueError: if no model can be read.
     """
     check_place(name)
-    model = AutoModelForCausalLM.from_pretrained(name or str(smollm2_folder()), dtype=dtype, device_map=device_map)
+    kind = AutoModelForImageTextToText if with_images and takes_images(name) else AutoModelForCausalLM
+    model = kind.from_pretrained(name or str(smollm2_folder()), dtype=dtype, device_map=device_map)
     return (model if device_map is not None else model.to(device)).eval()
 
 
@@ -68,6 +82,31 @@ def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
     """
     check_place(name)
     return AutoTokenizer.from_pretrained(name or str(smollm2_folder()))
+
+
+def takes_images(name: str | None) -> bool:
+    """Whether a checkpoint is, by its config, that of an image-text model."""
+    if name is None:
+        return False
+    config = AutoConfig.from_pretrained(name)
+    known = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type, ())
+    known = (known,) if isinstance(known, str) else tuple(known)
+    return not set(known).isdisjoint(config.architectures or ())
+
+
+def load_processor(name: str | None) -> Any:
+    """
+    The processor of an image-text model, which makes its inputs of texts and images; None for other models.
+
+    Raises:
+        ImportError, OSError, ValueError: if it cannot be read, or is none of images.
+    """
+    if not takes_images(name):
+        return None
+    processor = AutoProcessor.from_pretrained(name)
+    if getattr(processor, "image_processor", None) is None:
+        raise ValueError(f"{name}: the processor {type(processor).__name__} reads no images.")
+    return processor
 
 
 def load_draft(name: str, *, target: PreTrainedModel | None = None, **kwargs: Any) -> Any:

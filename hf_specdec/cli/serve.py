@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import importlib.util
 import socket
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import loading
 from ..config import SpeculativeConfig
-from ..serving.defaults import MOST_BODY_BYTES, STALL_SECONDS
+from ..serving.defaults import MOST_BODY_BYTES, MOST_IMAGE_BYTES, MOST_IMAGE_PIXELS, STALL_SECONDS
 from ..trees.text import parse_tree
 from .arguments import checked_device, checked_dtype, or_bad_parameter
 from .options import DeviceMapOption, DeviceOption, DraftOption, DtypeOption, TargetArgument, TreeOption
@@ -84,6 +84,12 @@ def serve(
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Most bytes of a request's body; longer ones are answered with 413.")
     ] = MOST_BODY_BYTES,
+    image_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--allow-image-host", help="A host from which images are fetched. May be given several times."),
+    ] = None,
+    max_image_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of an image's file.")] = MOST_IMAGE_BYTES,
+    max_image_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image.")] = MOST_IMAGE_PIXELS,
     stall_seconds: Annotated[
         float, typer.Option(min=1, help="Seconds without the end of a forward after which /health answers 503.")
     ] = STALL_SECONDS,
@@ -103,6 +109,7 @@ def serve(
     from ..serving.engine import EngineOptions, StartError, running_engine
     from ..serving.garbage import never_search_again
     from ..serving.http_server import HttpServer
+    from ..serving.images import image_reader
     from ..serving.termination import unwound_by_sigterm
 
     if device is not None and device_map is not None:
@@ -123,6 +130,7 @@ def serve(
     )
     tokenizer = or_bad_parameter("TARGET", loading.load_tokenizer, target)
     or_bad_parameter("--draft", loading.check_place, None if draft in loading.WORDS else draft)
+    images = image_reader(target, frozenset(map(str.lower, image_hosts or ())), max_image_bytes, max_image_pixels)
     options = EngineOptions(
         target=target,
         draft=draft,
@@ -134,11 +142,13 @@ def serve(
         max_batch_tokens=max_batch_tokens,
         num_blocks=num_blocks,
         max_queue_size=max_queue_size,
+        with_images=not isinstance(images, str),
     )
     try:
         with unwound_by_sigterm(), running_engine(options) as engine:
             name = model_name or target or loading.SMOLLM2
-            app = build_app(engine, tokenizer, name, stall_seconds=stall_seconds, max_body_bytes=max_body_bytes)
+            limits: dict[str, Any] = {"stall_seconds": stall_seconds, "max_body_bytes": max_body_bytes}
+            app = build_app(engine, tokenizer, name, images=images, **limits)
             server = HttpServer(uvicorn.Config(app, host=host, port=port), engine)
             never_search_again()
             server.run()

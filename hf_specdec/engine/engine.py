@@ -244,7 +244,7 @@ class Engine:
         """Fails a request whose inputs the model does not take, such as images that its tokens have no places for."""
         if self.target.features is not None:
             self.target.features.drop()
-        request.fail(error)
+        request.fail(error, by_its_options=True)
         self.books.mark_nan_of_failed([request])
         return [request]
 

@@ -17,11 +17,12 @@ from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.server import build_server
+from transformers.cli.serving.utils import Modality
 
 from .answers import ParsedAnswers, is_cut
 from .body_limits import BodyLimit
 from .characters import cut, shortened
-from .defaults import MOST_BODY_BYTES, STALL_SECONDS
+from .defaults import MOST_BODY_BYTES, NO_IMAGES, STALL_SECONDS
 from .disconnects import CancelOnDisconnect
 from .engine.client import EngineClient
 from .engine.messages import Served
@@ -29,6 +30,7 @@ from .error_answers import add_error_handlers, error_answer
 from .errors import RequestRefused, refusing
 from .generation import Generation, SpeculativeState, asked_for
 from .health import add_health
+from .images import ImageReader
 from .metrics import registry_of
 from .requests import (
     BODIES,
@@ -59,18 +61,27 @@ class OneModel(ModelManager):
         name (`str`): the model's name for clients.
         model (`Served`): config and generation config of the model, as the engine reports them.
         tokenizer (`PreTrainedTokenizerBase`): the model's tokenizer.
+        images (`ImageReader` or `str`, *optional*): reads images in messages; or the reason why there may be none.
     """
 
-    def __init__(self, name: str, model: Served, tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self,
+        name: str,
+        model: Served,
+        tokenizer: PreTrainedTokenizerBase,
+        images: ImageReader | str = NO_IMAGES,
+    ):
         self._loaded = model, tokenizer
+        self._images = images if isinstance(images, ImageReader) else None
         self.facts = Facts(
             model.config.get_text_config().vocab_size,
             roles_of(tokenizer),
             reserved_names(tokenizer),
             has_end=model.generation_config.eos_token_id is not None,
+            no_images=images if isinstance(images, str) else "",
         )
         """What checks of requests have to know."""
-        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, model.longest_text))
+        self.prompts = PromptMaker(tokenizer, TextLimit.of(tokenizer, model.longest_text), self._images)
         """Stands for the tokenizer where handlers make prompts."""
         self.work = WorkPool()
         """Does the work on large requests."""
@@ -78,6 +89,9 @@ class OneModel(ModelManager):
 
     def load_model_and_processor(self, *_: Any, **__: Any) -> tuple[Any, PreTrainedTokenizerBase]:
         return self._loaded
+
+    def get_model_modality(self, model: Any, processor: Any = None) -> Modality:
+        return Modality.LLM if self._images is None else Modality.VLM
 
     async def load_model_streaming(self, *_: Any, **__: Any) -> AsyncIterator[str]:
         yield f"data: {json.dumps({'status': 'ready', 'model': self.force_model, 'cached': True})}\n\n"
@@ -265,6 +279,7 @@ def build_app(
     *,
     stall_seconds: float = STALL_SECONDS,
     max_body_bytes: int = MOST_BODY_BYTES,
+    images: ImageReader | str = NO_IMAGES,
 ) -> FastAPI:
     """
     transformers' server for one model, with `/metrics` beside its routes.
@@ -275,8 +290,9 @@ def build_app(
         model_name (`str`): the model's name for clients.
         stall_seconds (`float`, *optional*, defaults to 60): see `add_health`.
         max_body_bytes (`int`, *optional*, defaults to 4 MiB): most bytes of a request's body; see `BodyLimit`.
+        images (`ImageReader` or `str`, *optional*): reads images in messages; or the reason why there may be none.
     """
-    models = OneModel(model_name, engine.model, tokenizer)
+    models = OneModel(model_name, engine.model, tokenizer, images)
     state = SpeculativeState(engine, models.work)
     handlers: dict[str, Any] = {
         "chat_handler": _Chat(models, state),

@@ -130,7 +130,7 @@ class Generation(BaseGenerateManager):
             wanted = max(model.generation_config.max_new_tokens or 0, DEFAULT_LENGTH)
             gen_config.max_new_tokens = max(min(wanted, model.longest_text - length), 1)
         check_length(length, gen_config, model.context, model.most_tokens)
-        request = OneRequest(self._engine, gen_config, request_id)
+        request = OneRequest(self._engine, gen_config, request_id, inputs.get("model_inputs"))
         asked = asked_for.get()
         if asked is not None:
             asked.append(request)
@@ -148,10 +148,17 @@ class OneRequest:
         engine (`EngineClient`): runs the requests.
         gen_config (`GenerationConfig`): the request's options.
         request_id (`str`): the client's name for the request (`X-Request-ID`), which other clients may use as well.
+        model_inputs (`dict[str, Any]`, *optional*): what the model reads beside the tokens, as arrays.
     """
 
-    def __init__(self, engine: EngineClient, gen_config: GenerationConfig, request_id: str):
-        self._engine, self._config = engine, gen_config
+    def __init__(
+        self,
+        engine: EngineClient,
+        gen_config: GenerationConfig,
+        request_id: str,
+        model_inputs: dict[str, Any] | None = None,
+    ):
+        self._engine, self._config, self._model_inputs = engine, gen_config, model_inputs
         self.request_id = f"{request_id}-{uuid.uuid4().hex}"
         """The request's name in the engine, which is unique."""
         self._admission: asyncio.Future[None] | None = None
@@ -208,6 +215,7 @@ class OneRequest:
                 streaming=streaming,
                 generation_config=self._config,
                 seed=getattr(self._config, "seed", None),
+                model_inputs=self._model_inputs,
             )
         except BaseException:
             self._engine.unregister_result_handler(request_id)  # registered before the request

@@ -13,6 +13,7 @@ from transformers.cli.serving.utils import get_response_template
 
 from .engine.messages import Served
 from .errors import refusing
+from .images import ImageReader, images_in, without_urls
 from .text_limits import TextLimit
 from .tokenizers import LikeTokenizer
 
@@ -40,11 +41,12 @@ class PromptMaker(LikeTokenizer):
     Args:
         tokenizer (`PreTrainedTokenizerBase`): the model's.
         limit (`TextLimit`): of a prompt.
+        images (`ImageReader`, *optional*): reads images in chats; None for a model that reads text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: TextLimit):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: TextLimit, images: ImageReader | None = None):
         super().__init__(tokenizer)
-        self._limit = limit
+        self._limit, self._images = limit, images
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -58,14 +60,25 @@ class PromptMaker(LikeTokenizer):
         self, messages: list[dict[str, Any]], *, return_tensors: Any = None, return_dict: Any = None, **options: Any
     ) -> _Prompt:
         """The prompt of a chat. All further options are the template's, and none of them the tokenizer's."""
-        render = partial(self._own.apply_chat_template, messages, **options | {"tokenize": False})
-        return _Prompt(partial(self._tokens, render, add_special_tokens=False))
+        reader, options = self._images, options | {"tokenize": False}
+        if reader is None:
+            render = partial(self._own.apply_chat_template, messages, **options)
+            return _Prompt(partial(self._tokens, render, add_special_tokens=False))
+        options.pop("load_audio_from_video", None)  # which transformers' handler names
+        urls, shown = images_in(messages), without_urls(messages)
+        render = partial(reader.processor.apply_chat_template, shown, **options)
+        if not urls:
+            return _Prompt(partial(self._tokens, render, add_special_tokens=False))
+        return _Prompt(lambda: reader.inputs(self._rendered(render), urls))
 
     def _tokens(self, render: Callable[[], str], **options: Any) -> Any:
+        return self._own(self._rendered(render), **options)
+
+    def _rendered(self, render: Callable[[], str]) -> str:
         with refusing(*_OF_TEMPLATES, says="The model's chat template says: "):
             text = render()
         self._limit.check(text)
-        return self._own(text, **options)
+        return text
 
 
 class KnownPrompt(LikeTokenizer):

@@ -246,8 +246,7 @@ class InFlightRows:
     def _load_tables(self, requests: list[Request]) -> bool:
         """
         Stages warpers, position shifts and block tables of rows whose request or blocks have changed since the last
-        step. Returns
-        whether there were any.
+        step. Returns whether there were any.
         """
         host, before = self._host, self._loaded
         self._loaded = [(request.table, request.table.num_changes) for request in requests]

@@ -130,6 +130,7 @@ class EngineClient:
         generation_config: GenerationConfig,
         streaming: bool = False,
         seed: int | None = None,
+        model_inputs: dict[str, Any] | None = None,
     ) -> asyncio.Future[None]:
         """
         Sends a request to the engine; see `SpeculativeBatchingManager.add_request`.
@@ -148,7 +149,7 @@ class EngineClient:
             if not self._open:
                 self._stalls.note_work()
             self._open[request_id] = request
-        self._outbox.put(AddRequest(request_id, list(input_ids), generation_config, seed, streaming))
+        self._outbox.put(AddRequest(request_id, list(input_ids), generation_config, seed, streaming, model_inputs))
         return request.admission
 
     def register_result_handler(self, request_id: str, callback: Handler) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.generation.continuous_batching.requests import RequestStatus
@@ -27,6 +27,7 @@ class AddRequest:
         generation_config (`GenerationConfig`): all options of the request.
         seed (`int`, *optional*): see `SpeculativeBatchingManager.add_request`.
         streaming (`bool`): whether tokens are sent at every step, and not only at the end.
+        model_inputs (`dict[str, Any]`, *optional*): what the model reads beside the tokens, as arrays.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class AddRequest:
     generation_config: GenerationConfig
     seed: int | None
     streaming: bool
+    model_inputs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

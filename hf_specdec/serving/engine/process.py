@@ -51,6 +51,7 @@ class EngineOptions:
         max_requests (`int`, *optional*), max_batch_tokens (`int`, *optional*), num_blocks (`int`, *optional*),
             max_queue_size (`int`): limits of the manager (`max_batch_tokens` is `Limits.chunk_size`); by default those
             of `Limits.of`.
+        with_images (`bool`): whether the target is loaded with what reads images.
     """
 
     target: str | None
@@ -63,6 +64,7 @@ class EngineOptions:
     max_batch_tokens: int | None = None
     num_blocks: int | None = None
     max_queue_size: int = 0
+    with_images: bool = False
 
 
 class StartError(Exception):
@@ -148,7 +150,8 @@ def load(options: EngineOptions) -> tuple[SpeculativeBatchingManager, PreTrained
         StartError: if a model or the tokenizer cannot be loaded, or the models do not fit together.
     """
     dtype = loading.DTYPES[options.dtype]
-    target = _loaded("TARGET", loading.load_target, options.target, dtype, options.device, options.device_map)
+    place = dtype, options.device, options.device_map
+    target = _loaded("TARGET", loading.load_target, options.target, *place, options.with_images)
     tokenizer = _loaded("TARGET", loading.load_tokenizer, options.target)
     draft = _loaded("--draft", loading.load_draft_to, options.draft, dtype, str(execution_device(target)), target)
     defaults = Limits.of(None, target.device, num_parameters_of(target))

@@ -81,6 +81,7 @@ class EngineServer:
                 streaming=asked.streaming,
                 generation_config=asked.generation_config,
                 seed=asked.seed,
+                model_inputs=asked.model_inputs,
                 stop_strings=[],  # the criterion has them
                 stopping_criteria=criteria or None,
             )

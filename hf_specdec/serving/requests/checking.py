@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from ..characters import cut, escaped, shortened
+from ..defaults import NO_IMAGES
 from ..errors import RequestRefused
 from .options import GenerationOptions
 
@@ -30,12 +31,14 @@ class Facts:
         roles (`frozenset[str]`): roles that messages may have.
         reserved (`frozenset[str]`): names that `chat_template_kwargs` may not have.
         has_end (`bool`): whether a token ends the model's texts if the request names none.
+        no_images (`str`): why messages may have no images; empty if they may.
     """
 
     vocab_size: int
     roles: frozenset[str] = field(default_factory=frozenset)
     reserved: frozenset[str] = field(default_factory=frozenset)
     has_end: bool = True
+    no_images: str = NO_IMAGES
 
 
 def checked(kind: type[Body], body: dict[str, Any], facts: Facts) -> Body:

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from .bodies import BODIES
 from .checking import Facts
+from .messages import IMAGE_PARTS, TEXT_PARTS
 
 
 class ErrorDetails(BaseModel):
@@ -54,7 +55,11 @@ def describe(app: FastAPI, facts: Facts) -> None:
             _, schemas = models_json_schema(kinds, ref_template=_REFERENCE)
             _bound(
                 schemas["$defs"],
-                {"token-id": {"maximum": facts.vocab_size - 1}, "role": {"enum": sorted(facts.roles)}},
+                {
+                    "token-id": {"maximum": facts.vocab_size - 1},
+                    "role": {"enum": sorted(facts.roles)},
+                    "part-type": {"enum": [*TEXT_PARTS, "refusal", *([] if facts.no_images else IMAGE_PARTS)]},
+                },
             )
             found.setdefault("components", {})["schemas"] = schemas["$defs"]
             for path, operations in found["paths"].items():

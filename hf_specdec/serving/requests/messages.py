@@ -16,12 +16,14 @@ from pydantic import (
 )
 
 from ..characters import shortened
+from ..defaults import NO_IMAGES
 from .kinds import ListOf, Only, Open, Text, kind_of, told, wrong, wrong_field
 from .parsing import json_of
 from .templates import ROLES
 
 
 TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image_url", "input_image")
 _ITEMS = {"reasoning": "<reasoning>", "function_call": "<call>", "function_call_output": "<output>"}
 
 
@@ -52,6 +54,18 @@ Arguments = Annotated[
 ]
 
 
+class ImageUrl(Open):
+    """Where an image is. Its `detail` changes nothing."""
+
+    url: Text
+
+
+Place = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[ImageUrl, Tag("<object>")],
+    Discriminator(kind_of, custom_error_type="wrong", custom_error_message="must be a URL, or an object with a `url`"),
+]
+
+
 class Part(Open):
     """A part of a message. Refusals of the model, which it may have, are left out."""
 
@@ -60,21 +74,29 @@ class Part(Open):
             "anyOf": [
                 {"required": ["text"], "properties": {"text": {"type": "string"}}},
                 {"properties": {"type": {"const": "refusal"}}},
+                {"required": ["image_url"], "properties": {"type": {"enum": [*IMAGE_PARTS]}}},
             ]
         }
     )
-    type: Annotated[Text, Field(json_schema_extra={"enum": [*TEXT_PARTS, "refusal"]})]
+    type: Annotated[Text, Field(json_schema_extra={"format": "part-type"})]
     text: Text | None = None
+    image_url: Place | None = None
 
     @model_validator(mode="after")
-    def _is_text(self) -> Part:
-        if self.type not in (*TEXT_PARTS, "refusal"):
+    def _is_readable(self, info: ValidationInfo) -> Part:
+        no_images = NO_IMAGES if info.context is None else info.context.no_images
+        known = (*TEXT_PARTS, "refusal") if no_images else (*TEXT_PARTS, *IMAGE_PARTS, "refusal")
+        if self.type not in known:
+            why = f" ({no_images})" if self.type in IMAGE_PARTS else ""
             raise wrong_field(
                 "type",
-                f"must be one of {', '.join(TEXT_PARTS)}, but is {shortened(self.type)}. This server reads text",
+                f"must be one of {', '.join(known[:-1])}, but is {shortened(self.type)}. This server reads "
+                f"{'text' if no_images else 'text and images'}{why}",
             )
         if self.type in TEXT_PARTS and self.text is None:
             raise wrong_field("text", "is missing: it must be a string")
+        if self.type in IMAGE_PARTS and self.image_url is None:
+            raise wrong_field("image_url", "is missing: it must be a URL, or an object with a `url`")
         return self
 
 
