@@ -15,7 +15,7 @@ from support.goldens import TINY_TARGET, trained_prompts, trained_target, traine
 from support.heads import trained_head, trained_medusa_heads
 from support.models import noisy_copy, padded_otherwise, prompts, tiny_model
 from support.parity import IRREGULAR, assert_same_text, plain_text
-from support.vision import VISION_MODELS
+from support.vision import VISION_MODELS, padded, ragged_image_prompts
 from transformers import PreTrainedModel, pipeline
 
 import hf_specdec
@@ -256,6 +256,14 @@ def test_prompts_with_an_image(vision: Any, kind: str, batch_size: int, padding:
     # A wide tree, for a draft that has not seen the image.
     tree = TokenTree.from_branching((12, 2)) if kind == "text model" else IRREGULAR
     assert_same_text(model, inputs, assistant, tree, expected=expected, max_new_tokens=24)
+
+
+@pytest.mark.parametrize("pieces", [((9,), (20,), (4, 5)), ((3, 4, 2), (12,), (1, 8))])
+@pytest.mark.parametrize("name", VISION_MODELS)
+def test_images_in_some_rows(name: str, pieces: tuple[tuple[int, ...], ...]) -> None:
+    """In the last row alone, and several in one row."""
+    model, inputs = VISION_MODELS[name][0](), padded(ragged_image_prompts(name, pieces))
+    assert_same_text(model, inputs, noisy_copy(model), IRREGULAR, max_new_tokens=16)
 
 
 def test_prompts_without_an_image(vision: Any) -> None:

@@ -186,3 +186,16 @@ def ragged_image_prompts(name: str, pieces: tuple[tuple[int, ...], ...] = _PIECE
                 inputs["mm_token_type_ids" if is_grid else "token_type_ids"] = is_image.long()
         made.append(inputs)
     return made
+
+
+def padded(prompts: list[Inputs]) -> Inputs:
+    """Prompts as one batch, padded on the left; images come in the order of the rows."""
+    most = max(inputs["input_ids"].shape[1] for inputs in prompts)
+    made: Inputs = {}
+    for name in dict.fromkeys(name for inputs in prompts for name in inputs):
+        if name in ("pixel_values", "image_grid_thw"):
+            made[name] = torch.cat([inputs[name] for inputs in prompts if name in inputs])
+            continue
+        rows = [inputs.get(name, torch.zeros_like(inputs["input_ids"])) for inputs in prompts]
+        made[name] = torch.cat([torch.nn.functional.pad(row, (most - row.shape[1], 0)) for row in rows])
+    return made
