@@ -17,6 +17,7 @@ from ..triton_states import (
     launch_commit,
     parts_of,
     product,
+    product_in_parts,
     product_of_activations,
     single,
     values_of_a_program,
@@ -163,10 +164,12 @@ def _tree_delta_rule_kernel(
     delta = own_beta[:, None] * (finite(own_values.to(tl.float32)) - key_weights[:, None] * known)
     if FIRST > 0:
         their_lower *= (own_beta * key_weights)[:, None] * their_weights[None, :]
-        delta -= single(their_lower, their_deltas)
-        read += single(their_attended * their_weights[None, :], their_deltas)
-    delta = single(inverse(lower, depths, LEVELS, BLOCK_N), delta)
-    result = query_weights[:, None] * (read + single(attended * key_weights[None, :], delta))
+        delta -= product_in_parts(their_lower, their_deltas, PARTS, own_keys.dtype)
+        read += product_in_parts(their_attended * their_weights[None, :], their_deltas, PARTS, own_keys.dtype)
+    delta = product_in_parts(
+        inverse(lower, depths, LEVELS, BLOCK_N, PARTS, own_keys.dtype), delta, PARTS, own_keys.dtype
+    )
+    result = query_weights[:, None] * (read + product_in_parts(attended * key_weights[None, :], delta, PARTS, own_keys.dtype))
 
     out += (wide_row * nodes + at[:, None]) * (HEADS * VALUE_DIM) + head * VALUE_DIM + value_dims[None, :]
     tl.store(out, tl.where(kept[:, None], result, 0.0).to(out.dtype.element_ty), mask=value_inside)
