@@ -37,12 +37,15 @@ class Tiles(NamedTuple):
         parts (`int`): parts of float32 values in products with activations, see `product`; 0 multiplies as float32.
         num_warps (`int`): warps of a program.
         registers (`int`, *optional*): most registers of a thread.
+        stack (`bool`): whether keys and queries are the rows of one matrix. With 32 nodes it has 64: operands of its
+            products stay in shared memory.
     """
 
     block_v: int
     parts: int
     num_warps: int = 4
     registers: int | None = None
+    stack: bool = False
 
     def limits(self) -> dict[str, int]:
         """The launch's options for `registers`."""
@@ -60,7 +63,7 @@ def _tree_delta_rule_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     FIRST: tl.constexpr, LEVELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     CHANNELS: tl.constexpr, NORMALIZE: tl.constexpr, PARTS: tl.constexpr, COMMIT_PARTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    STACK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """
     Program (BLOCK_V values, head, row): commits the path that is pending, then scores the first BLOCK_N nodes. With
@@ -100,7 +103,10 @@ def _tree_delta_rule_kernel(
     own_keys = tl.load(key + at[:, None] * key_stride_n + dims[None, :], mask=key_inside, other=0.0)
     own_keys = finite(own_keys.to(tl.float32)).to(own_keys.dtype)
     query += wide_row * query_stride_b + key_head * query_stride_h
-    own_queries = tl.load(query + at[:, None] * query_stride_n + dims[None, :], mask=key_inside, other=0.0)
+    if STACK:
+        both = _keys_and_queries(key, query, key_stride_n, query_stride_n, nodes, dims, FIRST, BLOCK_N, KEY_DIM)
+    else:
+        own_queries = tl.load(query + at[:, None] * query_stride_n + dims[None, :], mask=key_inside, other=0.0)
     value += wide_row * value_stride_b + head * value_stride_h
     own_values = tl.load(value + at[:, None] * value_stride_n + value_dims[None, :], mask=value_inside, other=0.0)
     of_nodes = (wide_row * nodes + at) * HEADS + head
@@ -120,8 +126,13 @@ def _tree_delta_rule_kernel(
     # below[i, j]: node j is node i or above it. Levels count from the first node of the path among these.
     below = ((words[:, None] >> at[None, :].to(tl.int64)) & 1) != 0
     depths = tl.sum(below.to(tl.int32), axis=1) - 1
-    key_weights = inverse_norm(own_keys.to(tl.float32), NORMALIZE)
-    query_weights = inverse_norm(own_queries.to(tl.float32), NORMALIZE) * scale
+    if STACK:
+        weights = tl.reshape(inverse_norm(both.to(tl.float32), NORMALIZE), (2, BLOCK_N))
+        key_weights, query_weights = tl.split(tl.permute(weights, (1, 0)))
+    else:
+        key_weights = inverse_norm(own_keys.to(tl.float32), NORMALIZE)
+        query_weights = inverse_norm(own_queries.to(tl.float32), NORMALIZE)
+    query_weights *= scale
     if FIRST > 0:
         earlier = tl.arange(0, FIRST)
         above = ((words[:, None] >> earlier[None, :].to(tl.int64)) & 1) != 0
@@ -142,8 +153,15 @@ def _tree_delta_rule_kernel(
         known = single(own_keys.to(tl.float32) * decayed, state)
         read = single(own_queries.to(tl.float32) * decayed, state)
     else:
-        known = product(own_keys, state, PARTS)
-        read = product(own_queries, state, PARTS)  # the last use of the state: what follows takes its registers
+        # The last use of the state: what follows takes its registers.
+        if STACK:
+            known, read = _halves(product(both, state, PARTS), BLOCK_N)
+            lower, attended = _halves(product_of_activations(both, own_keys, PARTS), BLOCK_N)
+        else:
+            known = product(own_keys, state, PARTS)
+            read = product(own_queries, state, PARTS)
+            lower = product_of_activations(own_keys, own_keys, PARTS)
+            attended = product_of_activations(own_queries, own_keys, PARTS)
         log_decay = finite(tl.load(decay + of_nodes, mask=is_node, other=0.0))
         total = tl.sum(tl.where(below, log_decay[None, :], 0.0), axis=1)
         if FIRST > 0:
@@ -152,13 +170,18 @@ def _tree_delta_rule_kernel(
         known *= tl.exp(total)[:, None]
         read *= tl.exp(total)[:, None]
         between = tl.exp(tl.where(below, total[:, None] - total[None, :], float("-inf")))
-        lower = product_of_activations(own_keys, own_keys, PARTS) * between
-        attended = product_of_activations(own_queries, own_keys, PARTS) * between
+        lower *= between
+        attended *= between
         if FIRST > 0:
             their_total = tl.load(decays + earlier * kept_decay_stride_n)
             since = tl.exp(tl.where(above, total[:, None] - their_total[None, :], float("-inf")))
-            their_lower = product_of_activations(own_keys, their_keys, PARTS) * since
-            their_attended = product_of_activations(own_queries, their_keys, PARTS) * since
+            if STACK:
+                their_lower, their_attended = _halves(product_of_activations(both, their_keys, PARTS), BLOCK_N)
+            else:
+                their_lower = product_of_activations(own_keys, their_keys, PARTS)
+                their_attended = product_of_activations(own_queries, their_keys, PARTS)
+            their_lower *= since
+            their_attended *= since
     lower *= (own_beta * key_weights)[:, None] * key_weights[None, :]
     lower = tl.where(at[:, None] == at[None, :], 0.0, lower)
     delta = own_beta[:, None] * (finite(own_values.to(tl.float32)) - key_weights[:, None] * known)
@@ -169,7 +192,8 @@ def _tree_delta_rule_kernel(
     delta = product_in_parts(
         inverse(lower, depths, LEVELS, BLOCK_N, PARTS, own_keys.dtype), delta, PARTS, own_keys.dtype
     )
-    result = query_weights[:, None] * (read + product_in_parts(attended * key_weights[None, :], delta, PARTS, own_keys.dtype))
+    read += product_in_parts(attended * key_weights[None, :], delta, PARTS, own_keys.dtype)
+    result = query_weights[:, None] * read
 
     out += (wide_row * nodes + at[:, None]) * (HEADS * VALUE_DIM) + head * VALUE_DIM + value_dims[None, :]
     tl.store(out, tl.where(kept[:, None], result, 0.0).to(out.dtype.element_ty), mask=value_inside)
@@ -183,6 +207,29 @@ def _tree_delta_rule_kernel(
             tl.store(decays + at * kept_decay_stride_n, total, mask=kept)
         if head % GROUP == 0:
             tl.store(keys + at[:, None] * kept_key_stride_n + dims[None, :], own_keys, mask=key_inside & kept[:, None])
+
+
+@triton.jit
+def _keys_and_queries(
+    key, query, key_stride_n, query_stride_n, nodes, dims, FIRST: tl.constexpr, BLOCK_N: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+):  # fmt: skip
+    """The keys of the nodes, then their queries: rows of one matrix."""
+    rows = tl.arange(0, 2 * BLOCK_N)
+    at = FIRST + rows % BLOCK_N
+    ends = tl.where(
+        (rows < BLOCK_N)[:, None],
+        key + at[:, None] * key_stride_n + dims[None, :],
+        query + at[:, None] * query_stride_n + dims[None, :],
+    )
+    found = tl.load(ends, mask=(at < nodes)[:, None] & (dims < KEY_DIM)[None, :], other=0.0)
+    return finite(found.to(tl.float32)).to(found.dtype)
+
+
+@triton.jit
+def _halves(matrix, BLOCK_N: tl.constexpr):
+    """The first BLOCK_N rows, and the others."""
+    return tl.split(tl.permute(tl.reshape(matrix, (2, BLOCK_N, matrix.shape[1])), (1, 2, 0)))
 
 
 @triton.jit
@@ -248,7 +295,8 @@ def launch_tree_delta_rule(
             HEADS=heads, GROUP=heads // key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, FIRST=first,
             LEVELS=deepest.bit_length(), BLOCK_N=block_n, BLOCK_K=max(16, triton.next_power_of_2(key_dim)),
             BLOCK_V=tiles.block_v, CHANNELS=decay.dim() == 4, NORMALIZE=normalize, PARTS=tiles.parts,
-            COMMIT_PARTS=tiles.parts and tiles.parts + 1, OVERLAP=overlap, num_warps=tiles.num_warps, num_stages=1,
+            COMMIT_PARTS=tiles.parts and tiles.parts + 1, STACK=tiles.stack and decay.dim() == 3,
+            OVERLAP=overlap, num_warps=tiles.num_warps, num_stages=1,
             **tiles.limits(), **options_of_launch(overlap),
         )  # fmt: skip
 
