@@ -2,7 +2,7 @@
 Times the operators of state layers, of models in bfloat16, against the bytes that they move.
 
     python benchmarks/benchmark_state_kernels.py            # the table
-    python benchmarks/benchmark_state_kernels.py --sweep    # tries other tiles
+    python benchmarks/benchmark_state_kernels.py --sweep --layers delta --rows 1 8 --nodes 1 8 32  # tries other tiles
 
 The floor is the bytes over the copy bandwidth that is measured first. Every call has its own layer: no state, input or
 pending node is in the L2 cache. A third of the nodes of a step, at most 5, is pending. The last line of the output is
@@ -12,6 +12,7 @@ JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def delta_rule(
         if tiles is None:
             return tree_delta_rule(*arguments, kept, step.ancestors, step.pending, max_depth=step.depth)
         out = value.new_empty(value.shape)
-        common = (step.ancestors, *step.pending, True, dim**-0.5, max_depth or 64)
+        common = (step.ancestors, *step.pending, True, dim**-0.5, 64 if max_depth is None else max_depth)
         launch_tree_delta_rule(*arguments, *kept, *common, out, tiles)
         return out
 
@@ -141,10 +142,12 @@ def scan(step: Step, channels: int, state_size: int) -> Call:
     return Call(run, moved)
 
 
+DELTA_RULES = {"Qwen3.5 4B-like, delta rule": (32, 16, 128), "Qwen3.6 27B-like, delta rule": (48, 16, 128)}
+"""Heads, heads of keys and their dimension, of layers whose tiles can be tried."""
 LAYERS: dict[str, Callable[[Step], Call]] = {
-    "Qwen3.5 4B-like, delta rule": lambda step: delta_rule(step, 32, 16, 128),
+    "Qwen3.5 4B-like, delta rule": lambda step: delta_rule(step, *DELTA_RULES["Qwen3.5 4B-like, delta rule"]),
     "Qwen3.5 4B-like, convolution": lambda step: convolution(step, 8192, 4),
-    "Qwen3.6 27B-like, delta rule": lambda step: delta_rule(step, 48, 16, 128),
+    "Qwen3.6 27B-like, delta rule": lambda step: delta_rule(step, *DELTA_RULES["Qwen3.6 27B-like, delta rule"]),
     "Qwen3.6 27B-like, convolution": lambda step: convolution(step, 10240, 4),
     "Kimi-Linear-like, channels": lambda step: delta_rule(step, 32, 32, 128, channels=True),
     "Nemotron-H 8B-like, SSD": lambda step: ssd(step, 128, 8, 64, 128),
@@ -171,17 +174,23 @@ def timed(make: Callable[[], Call], replays: int = 30) -> tuple[Time, int]:
     return time_calls([call.run for call in calls], replays), first.bytes
 
 
-def sweep(step: Step) -> None:
-    """Times other tiles of the delta rule and prints the five fastest."""
+def shortly_timed(make: Callable[[], Call]) -> Time:
+    """The time of a call, of fewer replays."""
+    return timed(make, 10)[0]
+
+
+def sweep(name: str, step: Step, floor: float) -> None:
+    """Times other tiles of a delta rule and prints them, the fastest first."""
     found: list[tuple[Time, Tiles]] = []
-    for tiles in itertools.starmap(Tiles, itertools.product((32, 64, 128), (2,), (2, 4, 8), (None, 128))):
-        time = attempt(
-            str(tiles), lambda tiles=tiles: timed(lambda: delta_rule(step, 32, 16, 128, False, tiles), 10)[0]
-        )
+    stacks = (False, True) if step.nodes > 16 else (False,)
+    for block_v, num_warps, stack in itertools.product((32, 64), (4, 8), stacks):
+        tiles = Tiles(block_v, 2, num_warps, stack=stack)
+        call = functools.partial(delta_rule, step, *DELTA_RULES[name], tiles=tiles, max_depth=step.depth)
+        time = attempt(str(tiles), functools.partial(shortly_timed, call))
         if time is not None:
             found.append((time, tiles))
-    for time, tiles in sorted(found, key=lambda entry: entry[0].median)[:5]:
-        print(f"    {time}: {tiles}")
+    for time, tiles in sorted(found, key=lambda entry: entry[0].median):
+        print(f"    {time}, {time.median / floor:.2f} × the floor: {tiles}", flush=True)
 
 
 def main() -> list[dict[str, Any]]:
@@ -200,8 +209,8 @@ def main() -> list[dict[str, Any]]:
     for name, rows, nodes in itertools.product(wanted, options.rows, options.nodes):
         step = Step(nodes, rows)
         found.append(measure(name, step, bandwidth))
-        if options.sweep and name == next(iter(LAYERS)):
-            sweep(step)
+        if options.sweep and name in DELTA_RULES:
+            sweep(name, step, found[-1]["floor_ms"])
     return found
 
 

@@ -38,6 +38,7 @@ from hf_specdec_kernels.tree_attention import triton as tree_attention_launch
 from hf_specdec_kernels.tree_attention.tiles import Launch, plan_launch
 from hf_specdec_kernels.tree_conv import triton as tree_conv_launch
 from hf_specdec_kernels.tree_delta_rule import triton as delta_rule_launch
+from hf_specdec_kernels.tree_delta_rule.triton import Tiles
 from hf_specdec_kernels.tree_growth.triton import launch_best_paths, launch_choose_nodes, launch_tree_ancestors
 from hf_specdec_kernels.tree_selective_scan import triton as scan_launch
 from hf_specdec_kernels.tree_ssd import triton as ssd_launch
@@ -261,7 +262,9 @@ def convolution(nodes: int, dtype: torch.dtype, batch: int = 1) -> None:
     tree_conv_launch.launch_commit_conv(windows, x, slots, path, counts)
 
 
-def delta_rule(nodes: int, dtype: torch.dtype, batch: int = 1, dim: int = 128, channels: bool = False) -> None:
+def delta_rule(
+    nodes: int, dtype: torch.dtype, batch: int = 1, dim: int = 128, channels: bool = False, tiles: Any = None
+) -> None:
     heads, key_heads = (32, 32) if channels else (32, 16)
     query = torch.empty(batch, nodes, key_heads, dim, dtype=dtype)
     value, decay = torch.empty(batch, nodes, heads, dim, dtype=dtype), torch.empty(batch, nodes, heads)
@@ -275,7 +278,7 @@ def delta_rule(nodes: int, dtype: torch.dtype, batch: int = 1, dim: int = 128, c
     )
     rows, ancestors = rows_of(batch, nodes)
     delta_rule_launch.launch_tree_delta_rule(
-        query, query, value, decay, value[..., 0], *kept, ancestors, *rows, True, 1.0, 5, value
+        query, query, value, decay, value[..., 0], *kept, ancestors, *rows, True, 1.0, 5, value, tiles
     )
     delta_rule_launch.launch_commit_delta_rule(*kept, *rows, True)
 
@@ -356,6 +359,10 @@ CASES = {
     "SSD, float32": lambda: ssd(64, SINGLE),
     "convolution, batch of 16": lambda: convolution(64, SINGLE, 16),
     "delta rule, head dimension 256": lambda: delta_rule(64, HALF, 16, 256),
+    **{
+        f"delta rule, stacked, {tiles}": lambda tiles=tiles: delta_rule(64, HALF, tiles=tiles)
+        for tiles in (Tiles(32, 2, 8, stack=True), Tiles(64, 2, 8, stack=True))
+    },
     "delta rule, float32": lambda: delta_rule(64, SINGLE),
     "delta rule, channels, head dimension 256": lambda: delta_rule(64, HALF, 16, 256, channels=True),
     "delta rule, channels, float32": lambda: delta_rule(64, SINGLE, channels=True),
