@@ -306,7 +306,10 @@ def choose_tiles(key, value) -> Tiles:
     batch, nodes, heads, value_dim = value.shape
     block_v = values_of_a_program(key.shape[3], value_dim, heads * batch, key.device)
     # Two parts suffice for outputs that are rounded to bfloat16.
-    return Tiles(block_v, min(parts_of(key.dtype), 2), 8 if nodes > 16 and block_v > 32 else 4)
+    parts = min(parts_of(key.dtype), 2)
+    # Four warps repeat less work than eight, but spill where operands are large.
+    few = nodes <= 16 or (block_v <= 32 and key.shape[3] <= 128 and parts > 0)
+    return Tiles(block_v, parts, 4 if few else 8)
 
 
 def launch_commit_delta_rule(states, keys, deltas, decays, slots, turns, path, counts, normalize) -> None:
