@@ -70,6 +70,7 @@ def forward_after(
             zero = torch.zeros(rows, dtype=torch.long, device=model.device)
             forward = forward.over(cache, zero, zero)
             forward.compiles = compiles
+            forward.compiles_layers = bool(target.cache.state_layers)  # as steps do
         yield lambda: forward(tokens, topology.ancestors, topology.depths)
 
 
