@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .config import SpeculativeConfig
     from .drafters import Drafter, DraftRequest, NgramDraft
     from .eagle import EagleConfig, EagleHead
+    from .gemma import GemmaAssistant, GemmaAssistantConfig
     from .generation.recording import SpeculativeGenerateOutput
     from .loading import load_draft
     from .medusa import MedusaConfig, MedusaHeads
@@ -39,6 +40,8 @@ __all__ = [
     "DynamicTree",
     "EagleConfig",
     "EagleHead",
+    "GemmaAssistant",
+    "GemmaAssistantConfig",
     "Measurement",
     "MedusaConfig",
     "MedusaHeads",
@@ -60,6 +63,7 @@ _HOMES = {
     "config": ("SpeculativeConfig",),
     "drafters": ("DraftRequest", "Drafter", "NgramDraft"),
     "eagle": ("EagleConfig", "EagleHead"),
+    "gemma": ("GemmaAssistant", "GemmaAssistantConfig"),
     "loading": ("load_draft",),
     "medusa": ("MedusaConfig", "MedusaHeads"),
     "metrics": ("SpeculationMetrics", "last_metrics"),

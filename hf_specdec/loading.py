@@ -20,10 +20,11 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from .block import BlockHead
-from .checkpoints.kinds import kind_of_checkpoint
+from .checkpoints.kinds import GEMMA_ASSISTANTS, kind_of_checkpoint
 from .checkpoints.reading import WEIGHT_FILES, HubOptions, find_first, read_config, tensor_names
 from .drafters import NgramDraft
 from .eagle import EagleHead
+from .gemma import GemmaAssistant
 from .medusa import MedusaHeads
 from .mtp import MtpHead
 from .smollm2 import smollm2_folder
@@ -35,6 +36,7 @@ SMOLLM2 = "SmolLM2-135M-Instruct"
 _LOADERS: dict[str, Any] = {
     "eagle": EagleHead,
     "block": BlockHead,
+    "gemma": GemmaAssistant,
     "medusa": MedusaHeads,
     "model": AutoModelForCausalLM,
 }
@@ -112,8 +114,8 @@ def load_processor(name: str | None) -> Any:
 def load_draft(name: str, *, target: PreTrainedModel | None = None, **kwargs: Any) -> Any:
     """
     Loads a value of `assistant_model=`, of whatever kind the files say: an EAGLE head, a block head (DFlash, JetSpec,
-    DSpark, DFlash 2, P-EAGLE), Medusa heads, or a language model; for `ngram` an `NgramDraft`, for `mtp` the MTP
-    modules of a target.
+    DSpark, DFlash 2, P-EAGLE), Medusa heads, an assistant of Gemma 4, or a language model; for `ngram` an
+    `NgramDraft`, for `mtp` the MTP modules of a target.
 
     Args:
         name (`str`): Hub id or folder, `ngram` or `mtp`.
@@ -178,8 +180,8 @@ def _is_hub_id(name: str) -> bool:
 
 def kind_of_draft(name: str, **kwargs: Any) -> str:
     """
-    The kind of a draft, by its config and the names of its weights: `eagle`, `block`, `medusa` or `model`, see
-    `kind_of_checkpoint`. Of the weights, only the names are read.
+    The kind of a draft, by its config and the names of its weights: `eagle`, `block`, `medusa`, `gemma` or `model`,
+    see `kind_of_checkpoint`. Of the weights, only the names are read.
 
     Args:
         name (`str`): Hub id or folder.
@@ -192,7 +194,8 @@ def kind_of_draft(name: str, **kwargs: Any) -> str:
     options = HubOptions(**{field.name: kwargs[field.name] for field in fields(HubOptions) if field.name in kwargs})
     options.check(name)
     config = read_config(name, options.find(name, "config.json"))
-    if str(config.get("model_type")).endswith("_assistant"):
+    model_type = config.get("model_type")
+    if str(model_type).endswith("_assistant") and model_type not in GEMMA_ASSISTANTS:
         raise ValueError(
             f"{name}: `model_type`={config['model_type']!r}: an assistant that reads its target's keys and values, "
             "with which this version does not draft. Name a head, a model, or 'ngram'."

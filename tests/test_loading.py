@@ -62,8 +62,8 @@ def test_drafts_without_heads() -> None:
 def test_kinds_that_are_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'mtp'.*target=model"):
         load_draft("mtp")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4_assistant"}))
-    with pytest.raises(ValueError, match="`model_type`='gemma4_assistant'"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "other_assistant"}))
+    with pytest.raises(ValueError, match="`model_type`='other_assistant'"):
         load_draft(str(tmp_path))
 
 

@@ -24,6 +24,8 @@ NAMES = {
         "EagleConfig",
         "EagleHead",
         "Measurement",
+        "GemmaAssistant",
+        "GemmaAssistantConfig",
         "MedusaConfig",
         "MedusaHeads",
         "MtpConfig",

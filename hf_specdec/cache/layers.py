@@ -80,6 +80,10 @@ class TreeLayer(HoldsIndexKeys, CacheLayerMixin):
             self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def read(self, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K/V of slots from `first` to before `end`, `[batch, kv_heads, slots, head_dim]` each."""
+        return self.keys[:, :, first:end], self.values[:, :, first:end]
+
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         num_nodes, window = index_keys.shape[2], self.cache.write_window
         start = self.indexed if window is None else window.start

@@ -90,6 +90,13 @@ class PagedLayer(HoldsIndexKeys, CacheLayerMixin):
             slots.index_copy_(0, index, states.flatten(0, 2))
         return self.gather(self._blocks[0], num_heads), self.gather(self._blocks[1], num_heads)
 
+    def read(self, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the rows' K/V of slots from `first` to before `end`, `[batch, kv_heads, slots, head_dim]`."""
+        tables = self.cache.tables_from(first, end).to(self.device)
+        start = first % self.cache.pool.block_size
+        keys, values = (states[tables].transpose(1, 2).flatten(2, 3) for states in (self.keys, self.values))
+        return keys[:, :, start : start + end - first], values[:, :, start : start + end - first]
+
     def update_index(self, index_keys: torch.Tensor) -> torch.Tensor:
         self.hold_index(index_keys)
         num_heads, window = index_keys.shape[1], self.cache.write_window
@@ -455,6 +462,10 @@ class PagedCache(TreeCache):
         if used > width:
             tables = torch.nn.functional.pad(tables, (0, used - width), value=ZERO_BLOCK)
         self.write_window = PagedWindow(*self._places(slots), tables, end, self.pool.block_size, in_place)
+
+    def tables_from(self, first: int, end: int) -> torch.Tensor:
+        """Numbers of the blocks that hold slots from `first` to before `end` of every row, `[batch, blocks]`."""
+        return self._tables_tensor[:, first // self.pool.block_size : self.pool.blocks_for(end)]
 
     def _places(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Block numbers, and offsets in the blocks, of slots of every row, `[batch, slots]` each."""

@@ -10,16 +10,25 @@ from typing import Any
 BLOCK_KINDS = ("dflash", "dflash2", "dspark", "peagle")
 """Values of `speculators_model_type` that mean block heads."""
 
-_OURS = {"hf_specdec_eagle": "eagle", "hf_specdec_medusa": "medusa", "hf_specdec_block": "block"}
+GEMMA_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Values of `model_type` that assistants of Gemma 4 have."""
+
+_OURS = {
+    "hf_specdec_eagle": "eagle",
+    "hf_specdec_medusa": "medusa",
+    "hf_specdec_block": "block",
+    **dict.fromkeys(GEMMA_ASSISTANTS, "gemma"),
+}
 
 
 def kind_of_checkpoint(config: dict[str, Any], keys: Iterable[str]) -> str:
     """
-    The kind of a draft: "eagle", "medusa", "block" or "model", a whole language model.
+    The kind of a draft: "eagle", "medusa", "block", "gemma" (an assistant of Gemma 4) or "model", a whole
+    language model.
 
-    Ours say so in `model_type`. Medusa heads have `medusa_num_heads` in the config or are numbered; block heads are
-    named in the config, or have a norm of the context, P-EAGLE's `mask_hidden` or the recurrent cell of Domino; EAGLE
-    heads have an `fc`.
+    Ours and assistants say so in `model_type`. Medusa heads have `medusa_num_heads` in the config or are numbered;
+    block heads are named in the config, or have a norm of the context, P-EAGLE's `mask_hidden` or the recurrent cell
+    of Domino; EAGLE heads have an `fc`.
 
     Args:
         config (`dict`): content of config.json.
@@ -54,6 +63,11 @@ def refuse_other_kinds(name: str, wanted: str, config: dict[str, Any], keys: Ite
     """
     keys, other = set(keys), "an EAGLE head" if wanted == "eagle" else "a block head"
     kind = kind_of_checkpoint(config, keys)
+    if kind == "gemma":
+        raise ValueError(
+            f"{name}: the checkpoint is an assistant of Gemma 4, not {other}. Use "
+            "`hf_specdec.GemmaAssistant.from_pretrained`."
+        )
     if kind == "medusa":
         raise ValueError(
             f"{name}: the checkpoint holds Medusa heads, not {other}. Use `hf_specdec.MedusaHeads.from_pretrained`."

@@ -10,8 +10,10 @@ from transformers.utils import logging
 
 from ..block import BlockHead
 from ..cache.blocks import BlockPool
+from ..checkpoints.kinds import GEMMA_ASSISTANTS
 from ..eagle import EagleHead
 from ..forwards.vocabulary import is_padded_otherwise
+from ..gemma import GemmaAssistant
 from ..graphs import GraphPool
 from ..medusa import MedusaHeads
 from ..mtp import MtpHead
@@ -21,7 +23,9 @@ from .draft_model import DraftModelDrafter, DraftModelDrafting
 from .drafting import Drafting
 from .eagle import EagleDrafter
 from .features import FeatureDrafter, FeatureDrafting
-from .medusa import MedusaDrafter, MedusaDrafting
+from .gemma import GemmaDrafter, GemmaDrafting
+from .last_feature import LastFeatureDrafter, LastFeatureDrafting
+from .medusa import MedusaDrafter
 from .mtp import MtpDrafter, SeveralMtpDrafter, SeveralMtpDrafting
 from .ngram import NgramDraft
 from .observed import ObservedDrafter
@@ -37,6 +41,7 @@ __all__ = [
     "Drafting",
     "EagleDrafter",
     "FeatureDrafter",
+    "GemmaDrafter",
     "MedusaDrafter",
     "MtpDrafter",
     "NgramDraft",
@@ -53,7 +58,7 @@ logger = logging.get_logger(__name__)
 
 def is_own_draft(assistant: Any) -> bool:
     """Whether `assistant` is a drafter or head of this library, which transformers itself does not know."""
-    return isinstance(_unwrapped(assistant), Drafter | BlockHead | EagleHead | MedusaHeads | MtpHead)
+    return isinstance(_unwrapped(assistant), Drafter | BlockHead | EagleHead | GemmaAssistant | MedusaHeads | MtpHead)
 
 
 def as_drafter(assistant: Any) -> Drafter:
@@ -76,6 +81,7 @@ def as_drafter(assistant: Any) -> Drafter:
     kinds: dict[type, Any] = {
         BlockHead: BlockDrafter,
         EagleHead: EagleDrafter,
+        GemmaAssistant: GemmaDrafter,
         MedusaHeads: MedusaDrafter,
         MtpHead: MtpDrafter.of,
     }
@@ -84,13 +90,16 @@ def as_drafter(assistant: Any) -> Drafter:
         if hasattr(assistant, "_orig_mod"):
             logger.warning_once("`assistant_model`: the compiled head runs as it was before `torch.compile`.")
         return drafter(model)
+    if isinstance(model, PreTrainedModel) and model.config.model_type in GEMMA_ASSISTANTS:
+        return GemmaDrafter(GemmaAssistant.of(model))  # loaded by transformers
     if peft_config is not None:
         assistant = model  # the base model holds the adapter's layers
     if isinstance(assistant, PreTrainedModel) or isinstance(getattr(assistant, "base_model", None), PreTrainedModel):
         return DraftModelDrafter(assistant)
     raise TypeError(
-        "`assistant_model` must be a causal language model, an `EagleHead`, `BlockHead`, `MedusaHeads`, `MtpHead`, or "
-        f"a drafter such as `NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}.{_remedy(assistant)}"
+        "`assistant_model` must be a causal language model, an `EagleHead`, `BlockHead`, `MedusaHeads`, `MtpHead`, "
+        f"`GemmaAssistant`, or a drafter such as `NgramDraft()`, but is {type(assistant).__name__}: {assistant!r}."
+        f"{_remedy(assistant)}"
     )
 
 
@@ -144,8 +153,10 @@ def drafting_of(
         return SeveralMtpDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
     if isinstance(drafter, FeatureDrafter):
         return FeatureDrafting(drafter.for_call(target), pool, max_requests, cuda_graphs, graph_pool)
-    if isinstance(drafter, MedusaDrafter):
-        return MedusaDrafting(drafter.for_call(target))
+    if isinstance(drafter, GemmaDrafter):
+        return GemmaDrafting(drafter.for_call(target))
+    if isinstance(drafter, LastFeatureDrafter):
+        return LastFeatureDrafting(drafter.for_call(target))
     if type(drafter).watching is not Drafter.watching:
         raise ValueError(
             f"`assistant_model`: {type(drafter).__name__} watches the target's forwards, whose rows change from step "

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoints.pretrained import PublishedModel
+from ..sequences import Rows
 
 
 Head = TypeVar("Head", bound=PreTrainedModel)
@@ -80,6 +81,12 @@ def _converted(head: Head, dtype: torch.dtype) -> Head:
     for parameter in converted.parameters():  # not buffers: frequencies of rotary embeddings stay in float32
         parameter.data = parameter.data.to(dtype)
     return converted
+
+
+def roots_of(sequences: Rows) -> torch.Tensor:
+    """The root of every sequence, its last token, `[batch, 1]` int64."""
+    last = torch.tensor(sequences.lengths, device=sequences.device)[:, None] - 1
+    return sequences.gather(last)
 
 
 def borrowed_lm_head(head: PreTrainedModel, target: PreTrainedModel) -> Borrowed:

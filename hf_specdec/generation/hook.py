@@ -20,6 +20,7 @@ _MODULES_OF_DRAFTS = (
     "hf_specdec.drafters",
     "hf_specdec.block.modeling_block",
     "hf_specdec.eagle.modeling_eagle",
+    "hf_specdec.gemma.modeling_gemma",
     "hf_specdec.medusa.modeling_medusa",
     "hf_specdec.mtp.modeling_mtp",
 )

@@ -9,7 +9,8 @@ from transformers.generation.utils import GenerationMixin
 from ..attention import implementation_of, is_exact, obstacle_to_branches, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig, only_chains
-from ..drafters import Drafter, DraftModelDrafter, MedusaDrafter
+from ..drafters import Drafter, DraftModelDrafter
+from ..drafters.last_feature import LastFeatureDrafter
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
@@ -137,7 +138,7 @@ def check_foreign_hooks(model: PreTrainedModel, drafter: Drafter, config: Specul
     Raises:
         ValueError: if there are any, and `config.on_foreign_hooks` is `"refuse"`.
     """
-    drafts = [drafter.heads] if isinstance(drafter, MedusaDrafter) else [*drafter.models]
+    drafts = [drafter.heads] if isinstance(drafter, LastFeatureDrafter) else [*drafter.models]
     others = [draft for draft in drafts if draft is not model]
     check_hooks({"target": [model], "draft": others}, config.on_foreign_hooks)
 

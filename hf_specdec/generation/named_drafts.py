@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
+from ..checkpoints.kinds import GEMMA_ASSISTANTS
 from ..checkpoints.reading import HubOptions, read_config
 from ..loading import WORDS, check_place, kind_of_draft, load_draft_to
 from ..models.structure import execution_device
@@ -61,7 +62,9 @@ def names_own_draft(target: PreTrainedModel, name: str | PathLike[str]) -> bool:
     with _naming_the_argument(name):
         check_place(name)
         config = read_config(name, HubOptions().find(name, "config.json"))
-        if target.config.is_encoder_decoder or str(config.get("model_type")).endswith("_assistant"):
+        kind = config.get("model_type")
+        is_unknown = str(kind).endswith("_assistant") and kind not in GEMMA_ASSISTANTS
+        if target.config.is_encoder_decoder or is_unknown:
             return False
         return kind_of_draft(name) != "model"
 

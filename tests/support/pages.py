@@ -41,6 +41,8 @@ PUBLISHED = {
     "z-lab/Qwen3-8B-DFlash-b16": "dflash",
     "Qwen/Qwen3.5-4B": "qwen3_5_mtp",
     "FasterDecoding/medusa-vicuna-7b-v1.3": "medusa",
+    "google/gemma-4-E4B-it": "gemma4_assistant/target",
+    "google/gemma-4-E4B-it-assistant": "gemma4_assistant/assistant",
 }
 """For every Hub id that the pages name, something tiny of that kind."""
 FOLDERS = {

@@ -21,7 +21,7 @@ from ...sequences import Rows, Sequences
 from ...trees import DraftTree, DynamicTree, TokenTree
 from ..base import Drafter, DraftRequest
 from ..growth import LevelNodes, Noise, Warp, grow
-from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of
+from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of, roots_of
 
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class FeatureDrafter(Drafter):
         if tree is None:
             return None
         self.catch_up(sequences)
-        depth, refine, roots = min(max(room), tree.depth), self.request.refine, self._roots(sequences)
+        depth, refine, roots = min(max(room), tree.depth), self.request.refine, roots_of(sequences).to(self.device)
         is_refined = refine is not None and self.has_confidence
         levels = min(max(room), depth + DEEPER) if is_refined else depth
         root_logits = self.begin_tree(self.root_states, roots, levels)
@@ -293,11 +293,6 @@ class FeatureDrafter(Drafter):
             return count
         room = storage.capacity - max(self.cache.lengths)
         return min((width for width in WIDTHS if count <= width <= room), default=count)
-
-    def _roots(self, sequences: Rows) -> torch.Tensor:
-        """The root of every sequence, its last token, `[batch, 1]` int64."""
-        last = torch.tensor(sequences.lengths, device=sequences.device)[:, None] - 1
-        return sequences.gather(last).to(self.device)
 
     @abstractmethod
     def forward_features(

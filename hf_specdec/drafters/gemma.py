@@ -1,0 +1,181 @@
+"""Drafting with an assistant of Gemma 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..gemma import GemmaAssistant
+from ..gemma.modeling_gemma import SharedKV
+from ..models.structure import config_of_layer
+from ..sequences import Rows
+from ..trees import DraftTree, DynamicTree, TokenTree, Tree, as_tree
+from .growth import LevelNodes, grow
+from .heads import Borrowed, roots_of
+from .last_feature import LastFeatureDrafter, LastFeatureDrafting
+
+
+if TYPE_CHECKING:
+    from ..engine.request import Request
+    from ..forwards.target import TreeTarget
+    from .base import DraftRequest
+
+TARGETS = ("gemma4_text", "gemma4_unified_text")
+"""Values of `model_type` of text configs of targets that have assistants."""
+
+
+class GemmaDrafter(LastFeatureDrafter):
+    """
+    Drafts with an assistant of Gemma 4, which attends to the target's own K/V of the committed tokens. It keeps
+    nothing of a text but the feature of the token before the root, so that there is nothing to catch up with; every
+    level of a tree is one more forward, over the states of the nodes above.
+
+    Args:
+        assistant (`GemmaAssistant`): the assistant.
+    """
+
+    heads: GemmaAssistant
+    has_probabilities = reads_noise = True
+
+    @property
+    def default_tree(self) -> Tree:  # type: ignore[override]
+        """The tree that the config names; else a dynamic one of 31 draft tokens, or of 11 on a CPU."""
+        if self.heads.config.default_tree is not None:
+            return as_tree(self.heads.config.default_tree)
+        depth, top_k, nodes = (4, 3, 11) if self.heads.device.type == "cpu" else (5, 6, 31)
+        top_k = min(top_k, self.num_tokens)
+        return DynamicTree(depth=depth, top_k=top_k, num_nodes=min(nodes, top_k + (depth - 1) * top_k**2))
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return self.heads.config.vocab_size
+
+    def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
+        text_config, config = target.config.get_text_config(decoder=True), self.heads.config
+        name = type(target).__name__
+        if text_config.model_type not in TARGETS:
+            raise ValueError(
+                f"`assistant_model`: the GemmaAssistant reads keys and values of a Gemma 4, but the target is "
+                f"{name} (`model_type`={text_config.model_type!r}). Use the Gemma 4 that it is for, or another draft."
+            )
+        for size, its_size, what in (
+            (config.vocab_size, text_config.vocab_size, "a vocabulary of"),
+            (config.backbone_hidden_size, text_config.hidden_size, "a hidden size of"),
+        ):
+            if size != its_size:
+                raise _other_gemma(f"{what} {size}", name, str(its_size))
+        sources = shared_layers(target)
+        for kind in self.heads.layer_kinds:
+            if kind not in sources:
+                raise _other_gemma(f"layers of the kind {kind}", name, f"only {', '.join(sorted(sources))}")
+            size, its = self.heads.head_dim(kind), config_of_layer(text_config, sources[kind])
+            if size != its.head_dim:
+                raise _other_gemma(f"keys of size {size} in layers of the kind {kind}", name, str(its.head_dim))
+            heads, its_heads = config.text_config.num_attention_heads, its.num_key_value_heads
+            if heads % its_heads:
+                raise _other_gemma(f"{heads} heads in layers of the kind {kind}", name, f"{its_heads} of keys")
+
+    # ------------------------------------------------------------------------------------------------------- a call
+
+    def for_call(self, target: PreTrainedModel) -> GemmaDrafter:
+        drafter: Any = super().for_call(target)
+        drafter._embedding = Borrowed(target.get_input_embeddings(), target.dtype)
+        drafter._sources = shared_layers(target)
+        return drafter
+
+    @contextmanager
+    def watching(self, target: TreeTarget) -> Iterator[None]:
+        with super().watching(target):
+            self.target = target
+            try:
+                yield
+            finally:
+                del self.target
+
+    @torch.no_grad()
+    def propose(self, sequences: Rows) -> DraftTree | None:
+        room = [sequences.room(row) for row in range(sequences.batch_size)]
+        tree = self.tree_within(room)
+        if tree is None:
+            return None
+        self._begin(roots_of(sequences).to(self.device))
+        noise = self.request.noise(sequences.lengths)
+        depth, warp = min(max(room), tree.depth), self.request.warp_if_drawn
+        draft = grow(tree, self._root_logits, self._run_level, depth, warp, noise)
+        return draft.to(sequences.device).within(room)
+
+    def _begin(self, roots: torch.Tensor) -> None:
+        """Reads what all nodes of the tree attend to, and runs the roots (`[batch, 1]`)."""
+        forward = self.target.forward
+        cache = forward.cache
+        self._shared = {kind: self._read(kind) for kind in self.heads.layer_kinds}
+        before = 1 if self.heads.config.position_of_feature else 0
+        positions = cache.lengths_tensor[:, None] + forward.position_shift[..., None] - before
+        self._positions = positions.clamp(min=0).to(self.device)
+        self._root_logits = self._run(roots, self._last[:, None])[:, 0]
+
+    def _run(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Logits `[batch, nodes, vocab]` of nodes, from the states of their parents."""
+        embeddings = self._embedding(tokens).to(self.heads.dtype)
+        output = self.heads(features, embeddings, self._positions, self._shared)
+        self._states = output.hidden_states
+        return output.logits
+
+    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        parents = nodes.parents.expand(len(nodes.tokens), -1)
+        features = self._states.gather(1, parents[:, :, None].expand(-1, -1, self._states.shape[2]))
+        return self._run(nodes.tokens, features)
+
+    def _read(self, kind: str) -> SharedKV:
+        """The target's K/V of the committed tokens that layers of a kind attend to."""
+        forward, window = self.target.forward, self.heads.window(kind)
+        cache = forward.cache
+        shortest, longest = min(cache.lengths), max(cache.lengths)
+        layer: Any = cache.layers[self._sources[kind]]
+        first = 0 if window is None else max(shortest - window, getattr(layer, "first", 0))
+        keys, values = layer.read(first, longest)
+        keys, values = (states.to(self.device, self.heads.dtype) for states in (keys, values))
+        visible = forward.visible
+        if shortest == longest and (visible is None or bool(visible[:, first:].all())):
+            return SharedKV(keys, values)
+        slots = torch.arange(first, longest, device=cache.device)
+        lengths = cache.lengths_tensor[:, None]
+        mask = slots < lengths
+        if window is not None:
+            mask &= slots >= lengths - window
+        if visible is not None:
+            known = visible[:, first:].to(mask.device)[:, : mask.shape[1]]
+            mask[:, : known.shape[1]] &= known
+        return SharedKV(keys, values, mask[:, None, None].to(self.device))
+
+
+def shared_layers(target: PreTrainedModel) -> dict[str, int]:
+    """By kind of layer, the number of the target's last layer of this kind that has K/V of its own."""
+    config: Any = target.config.get_text_config(decoder=True)
+    own = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    return {kind: index for index, kind in enumerate(config.layer_types[:own])}
+
+
+def _other_gemma(what: str, target: str, its: str) -> ValueError:
+    return ValueError(
+        f"`assistant_model`: the GemmaAssistant is for {what}, but the target {target} has {its}: it belongs to "
+        "another Gemma 4. Use the assistant whose name is the target's with `-assistant`."
+    )
+
+
+# ------------------------------------------------------------------------------------- for requests in flight
+
+
+class GemmaDrafting(LastFeatureDrafting):
+    """Drafts with an assistant of Gemma 4 for requests in flight, from the target's blocks."""
+
+    drafter: GemmaDrafter
+
+    def propose(self, requests: list[Request], asked: DraftRequest) -> DraftTree | None:
+        cache: Any = self.drafter.target.forward.cache
+        cache.seat([request.table for request in requests])
+        return super().propose(requests, asked)

@@ -1,0 +1,168 @@
+"""
+Drafting with the assistant of a tiny Gemma 4: every step drafts what the assistant makes of the text from scratch, and
+the text is plain `generate`'s.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from support.batches import limits
+from support.gemma import logits_from_scratch, make_target, write_assistant
+from support.graphs import install_stand_in
+from support.heads import pads_of
+from support.plain import greedy_text
+from transformers import PreTrainedModel
+
+from hf_specdec import DynamicTree, GemmaAssistant, SpeculativeConfig, TokenTree, last_metrics
+from hf_specdec.drafters.gemma import GemmaDrafter
+from hf_specdec.drafters.growth import LevelNodes
+from hf_specdec.sequences import Rows
+from hf_specdec.trees import DraftTree
+
+
+TREE = TokenTree.parse("[(0,), (1,), (0,0), (0,1), (1,0), (0,0,0), (1,0,0)]")
+DYNAMIC = DynamicTree(depth=4, top_k=3, num_nodes=10)
+
+
+@cache
+def the_pair(**changes: Any) -> tuple[PreTrainedModel, GemmaAssistant]:
+    with TemporaryDirectory() as folder:
+        assistant = GemmaAssistant.from_pretrained(write_assistant(Path(folder), **changes))
+    return make_target(), assistant.eval()
+
+
+class Recording(GemmaDrafter):
+    """Keeps of every step the rows' texts, and the logits after all paths that get children."""
+
+    def __init__(self, assistant: GemmaAssistant):
+        super().__init__(assistant)
+        self.steps: list[tuple[list[list[int]], list[dict[tuple[int, ...], torch.Tensor]]]] = []
+
+    def propose(self, sequences: Rows) -> DraftTree | None:
+        rows: Any = sequences
+        if hasattr(rows, "requests"):
+            self.texts = [list(request.tokens) for request in rows.requests]
+        else:
+            self.texts = [rows.tokens(row, 0) for row in range(rows.batch_size)]
+        return super().propose(sequences)
+
+    def _begin(self, roots: torch.Tensor) -> None:
+        super()._begin(roots)
+        self.steps.append((self.texts, [{(): row} for row in self._root_logits]))
+        self.above: list[list[tuple[int, ...]]] = [[()] for _ in roots]
+
+    def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
+        logits = super()._run_level(nodes)
+        parents = nodes.parents.expand(len(logits), -1).tolist()
+        for row, tokens in enumerate(nodes.tokens.tolist()):
+            paths = [(*self.above[row][parent], token) for token, parent in zip(tokens, parents[row], strict=True)]
+            self.steps[-1][1][row].update(zip(paths, logits[row], strict=True))
+            self.above[row] = paths
+        return logits
+
+
+def assert_as_from_scratch(drafter: Recording, pads: list[int] | None = None) -> None:
+    """Compares the logits of the first and the last steps; `pads`: tokens of padding in every row."""
+    target, assistant = the_pair()
+    assert drafter.steps
+    for texts, rows in [*drafter.steps[:3], *drafter.steps[-2:]]:
+        for row, (text, logits) in enumerate(zip(texts, rows, strict=True)):
+            for path, found in logits.items():
+                text_alone = text[0 if pads is None else pads[row] :]
+                expected = logits_from_scratch(target, assistant, text_alone, list(path))
+                torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+
+
+def padded_prompts() -> dict[str, torch.Tensor]:
+    """Ragged rows, one of them of two tokens."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, 64, (3, 18), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, :7] = mask[2, :16] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
+def test_calls(tree: Any) -> None:
+    target, assistant = the_pair()
+    inputs, drafter = padded_prompts(), Recording(assistant)
+    text = greedy_text(target, inputs, max_new_tokens=16, assistant_model=drafter, tree=tree)
+    assert text.equal(greedy_text(target, inputs, max_new_tokens=16))
+    assert last_metrics().num_accepted_tokens > 0
+    assert_as_from_scratch(drafter, pads_of(inputs))
+
+
+def test_captured_forwards_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The assistant reads the memory that replays write."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    stand_in = install_stand_in(monkeypatch, with_kernel=True)
+    target, assistant = the_pair()
+    inputs, drafter = padded_prompts(), Recording(assistant)
+    config = SpeculativeConfig(tree=TREE, cuda_graphs=True)
+    text = greedy_text(target, inputs, max_new_tokens=16, assistant_model=drafter, speculative_config=config)
+    assert text.equal(greedy_text(target, inputs, max_new_tokens=16))
+    assert stand_in.replays > 0
+    assert_as_from_scratch(drafter, pads_of(inputs))
+
+
+def test_another_dtype() -> None:
+    """The assistant runs in the target's, its buffers too."""
+    _, assistant = the_pair()
+    target, inputs = make_target().to(torch.bfloat16), {"input_ids": padded_prompts()["input_ids"][:1]}
+    text = target.generate(**inputs, max_new_tokens=8, do_sample=False, assistant_model=assistant, tree="chain:3")
+    assert last_metrics().num_drafts > 0 and text.shape[1] == 26
+
+
+@pytest.mark.parametrize("mistake", ["window", "position"])
+def test_mistakes_are_seen(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, assistant = the_pair()
+    inputs, drafter = padded_prompts(), Recording(assistant)
+    if mistake == "window":
+        monkeypatch.setattr(GemmaAssistant, "window", lambda self, kind: 6 if "sliding" in kind else None)
+    else:
+        monkeypatch.setattr(assistant.config, "position_of_feature", True)
+    greedy_text(target, inputs, max_new_tokens=6, assistant_model=drafter, tree=TREE)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_as_from_scratch(drafter, pads_of(inputs))
+
+
+def test_steps_without_drafts() -> None:
+    """Until rows have ended; then the assistant goes on where the text is."""
+    target, assistant = the_pair()
+    inputs, drafter = padded_prompts(), Recording(assistant)
+    plain = greedy_text(target, inputs, max_new_tokens=24)
+    ends = {"eos_token_id": [int(plain[0, 22])], "pad_token_id": 0, "max_new_tokens": 24}
+    config = SpeculativeConfig(tree=TREE, disable_by_batch_size=2)
+    text = greedy_text(target, inputs, **ends, assistant_model=drafter, speculative_config=config)
+    assert text.equal(greedy_text(target, inputs, **ends))
+    assert_as_from_scratch(drafter, pads_of(inputs))
+
+
+@pytest.mark.parametrize("tree", [TREE, "auto"], ids=["static", "auto"])
+def test_requests_in_flight(tree: Any) -> None:
+    """Prompts in chunks."""
+    target, assistant = the_pair()
+    inputs, drafter = padded_prompts(), Recording(assistant)
+    prompts = [row[mask == 1].tolist() for row, mask in zip(*inputs.values(), strict=True)]
+    found = target.generate_batch(
+        prompts,
+        max_new_tokens=16,
+        do_sample=False,
+        assistant_model=drafter,
+        tree=tree,
+        continuous_batching_config=limits(num_blocks=60, max_batch_tokens=8),
+    )
+    outputs = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
+    expected = [
+        greedy_text(target, {"input_ids": torch.tensor([prompt])}, max_new_tokens=16)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    assert outputs == expected
+    if tree is TREE:
+        assert_as_from_scratch(drafter)

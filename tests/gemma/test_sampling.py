@@ -1,0 +1,54 @@
+"""Sampled calls with an assistant of Gemma 4 against the enumerated distribution."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
+from support.gemma import make_target, write_assistant
+from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB
+from transformers import PreTrainedModel
+
+from hf_specdec import GemmaAssistant, SpeculativeConfig, last_metrics
+from hf_specdec.drafters.growth import drawing
+
+
+BEST, DRAWN, BUDGETS = "target, best tokens", "rejection, irregular", "rejection, budgets"
+
+
+@cache
+def the_pair() -> tuple[PreTrainedModel, GemmaAssistant]:
+    """Of eight tokens in four centroids, two of which count."""
+    few = {"num_centroids": 4, "centroid_intermediate_top_k": 2, "text": {"vocab_size": VOCAB}}
+    with TemporaryDirectory() as folder:
+        assistant = GemmaAssistant.from_pretrained(write_assistant(Path(folder), **few))
+    return make_target(sharpness=2.0, vocab_size=VOCAB, vocab_size_per_layer_input=VOCAB), assistant.eval()
+
+
+def fit_samples(config: SpeculativeConfig) -> Fit:
+    target, assistant = the_pair()
+    tokens = sample_tokens(target, PROMPT, ROWS, LENGTH, assistant_model=assistant, speculative_config=config)
+    assert last_metrics().num_accepted_tokens > 0
+    return fit(tokens[0], enumerate_tokens(target, PROMPT, LENGTH))
+
+
+@pytest.mark.parametrize("method", [BEST, DRAWN, BUDGETS])
+def test_calls(method: str) -> None:
+    found = fit_samples(METHODS[method])
+    assert found.p_value > SIGNIFICANCE, found
+    assert found.detectable < 0.2
+
+
+def test_children_of_another_distribution_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn from other scores than those that are returned."""
+    right = drawing.draw_without_replacement
+
+    def flatter(scores: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return right(0.2 * scores, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drawing, "draw_without_replacement", flatter)
+    assert fit_samples(METHODS[DRAWN]).p_value < 1e-6
