@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 from ..engine.request import SpeculativeGenerationOutput as Output
@@ -16,7 +16,9 @@ class Results:
 
     def __init__(self) -> None:
         self.listener: Callable[[list[Output]], None] | None = None
-        self._outputs: deque[Output] = deque()
+        self._outputs: OrderedDict[int, Output] = OrderedDict()
+        self._numbers: dict[str, deque[int]] = {}  # those of a request's outputs, so that `get` searches for none
+        self._num_queued = 0
         self._handlers: dict[str, tuple[Callable[[Output], None], asyncio.AbstractEventLoop]] = {}
         self._changed = threading.Condition()
         self._is_open = True
@@ -25,8 +27,7 @@ class Results:
         """Registers a callback for a request's outputs, called in `loop`. Queued outputs are delivered to it first."""
         with self._changed:
             self._handlers[request_id] = callback, loop
-            mine = [output for output in self._outputs if output.request_id == request_id]
-            self._outputs = deque(output for output in self._outputs if output.request_id != request_id)
+            mine = [self._take(request_id) for _ in range(len(self._numbers.get(request_id, ())))]
             self._call_handlers(mine)
 
     def unregister(self, request_id: str) -> None:
@@ -47,7 +48,10 @@ class Results:
                     self.listener = None  # not called again
                     raise
                 return
-            self._outputs += self._call_handlers(outputs)
+            for output in self._call_handlers(outputs):
+                self._outputs[self._num_queued] = output
+                self._numbers.setdefault(output.request_id, deque()).append(self._num_queued)
+                self._num_queued += 1
             self._changed.notify_all()
 
     def _call_handlers(self, outputs: Iterable[Output]) -> list[Output]:
@@ -72,6 +76,7 @@ class Results:
         """Drops queued outputs, handlers and the listener."""
         with self._changed:
             self._outputs.clear()
+            self._numbers.clear()
             self._handlers.clear()
             self.listener = None
 
@@ -93,14 +98,22 @@ class Results:
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
-                for output in self._outputs:
-                    if request_id is None or output.request_id == request_id:
-                        self._outputs.remove(output)
-                        return output
+                if self._outputs if request_id is None else request_id in self._numbers:
+                    return self._take(request_id)
                 left = None if until is None else until - time.monotonic()
                 if not self._is_open or (left is not None and left <= 0):
                     return None
                 self._changed.wait(left)
+
+    def _take(self, request_id: str | None) -> Output:
+        """Removes and returns the oldest output, of one request if `request_id` is given."""
+        number = next(iter(self._outputs)) if request_id is None else self._numbers[request_id][0]
+        output = self._outputs.pop(number)
+        numbers = self._numbers[output.request_id]
+        numbers.popleft()  # it is this request's oldest, too
+        if not numbers:
+            del self._numbers[output.request_id]
+        return output
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, calls: list[tuple[Callable[[Output], None], Output]]) -> None:

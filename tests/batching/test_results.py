@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from support.batches import assert_nothing_left, manager_of, ragged_prompts, text_alone
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.requests import RequestStatus
 
 from hf_specdec import NgramDraft
-from hf_specdec.batching import SpeculativeBatchingManager
+from hf_specdec.batching import SpeculativeBatchingManager, SpeculativeGenerationOutput
+from hf_specdec.batching.results import Results
 
 
 PROMPTS = ragged_prompts((9, 14, 5, 21))
@@ -142,3 +143,26 @@ def test_a_listener_that_fails_ends_the_manager_and_all_requests(target: PreTrai
         manager.background_thread_status.fatal_error
     )
     assert_nothing_left(manager)
+
+
+def test_results_by_name_are_not_searched_for() -> None:
+    """Many queued results, taken in another order: each is looked at a few times, however many there are."""
+    looked_at = []
+
+    class Result:
+        def __init__(self, name: str):
+            self.name = name
+
+        @property
+        def request_id(self) -> str:
+            looked_at.append(self.name)
+            return self.name
+
+    results, queued = Results(), [Result(f"req_{number % 50}") for number in range(100)]
+    results.deliver(cast("list[SpeculativeGenerationOutput]", queued))
+    assert results.get(None, 0) is queued[0] and results.get("req_7", 0) is queued[7]
+    for number in (*range(49, 7, -1), *range(6, 0, -1)):
+        assert results.get(f"req_{number}", 0) is queued[number]
+    assert [results.get(None, 0) for _ in range(50)] == queued[50:]
+    assert results.get(None, 0) is None and results.get("req_7", 0) is None
+    assert len(looked_at) <= 4 * len(queued)
