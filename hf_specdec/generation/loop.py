@@ -64,10 +64,9 @@ class SpeculativeCall:
             with phase("prefill"):
                 self._prefill()
             synced, device = self.call.synced_gpus, self.sequences.device
-            while self.target.model._has_unfinished_sequences(self.judge.all_finished, synced, device):
+            while self.target.model._has_unfinished_sequences(self._is_done(), synced, device):
                 if self.judge.all_finished:
-                    self.give_up_drafts()
-                    self.target.score(self._no_draft())  # other ranks still need this one's part of the forward
+                    self._forward_after_the_end()
                     continue
                 if self.sequences.most_known is not None and all(self.sequences.resting):
                     self._pass_last_position()
@@ -150,6 +149,21 @@ class SpeculativeCall:
         if self._may_speculate:
             self.choice.end_step(draft, walk.paths, *self.ranks.agree_on(propose, rest))
 
+    def _is_done(self) -> bool:
+        """Whether the call needs no further forward; one for padding counts, since other ranks have to join it."""
+        return self.judge.all_finished and not self._lacks_padding()
+
+    def _lacks_padding(self) -> bool:
+        return self.call.returns_cache and self.target.lacks_padding(self.judge.judged)
+
+    def _forward_after_the_end(self) -> None:
+        """A forward for the padding of the cache that is returned, or for other ranks, which need this one's part."""
+        self.give_up_drafts()
+        if self._lacks_padding():
+            self.target.read_padding(self.judge.judged)
+        else:
+            self.target.score(self._no_draft())
+
     def _begin_step(self) -> bool:
         """Lets the tree of the step be chosen, and says whether there is one."""
         evidence = self.drafter.evidence(self.sequences) if self.choice.reads_evidence else None
@@ -200,7 +214,7 @@ class SpeculativeCall:
         length = self.judge.judged
         self.log.count(self.metrics, [min(length, end) for end in self.sequences.lengths])
         if self.call.returns_cache:
-            self.target.hand_back(length, may_forward=not self.call.synced_gpus)
+            self.target.hand_back(length)
         set_last_metrics(self.metrics)
         ids = self.sequences.columns(length).clone()
         if not self.call.generation_config.return_dict_in_generate:

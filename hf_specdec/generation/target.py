@@ -55,6 +55,7 @@ class Target(TreeTarget):
         )
         if self.was_given_a_cache:
             self.cache.load(self.users_cache)
+        self._has_padding = False
         self.encoder_cache = None if self.model_kwargs.get("encoder_hidden_states") is None else DynamicCache()
         """K/V of `encoder_hidden_states`, which the first forward computes."""
 
@@ -219,6 +220,13 @@ class Target(TreeTarget):
         ends = self.sequences.lengths
         return [self.slots_before + (end if length is None else min(end, length)) - 1 for end in ends]
 
+    def _text_slots(self, length: int) -> list[int]:
+        """
+        Slots of every row that a cache of a text of `length` tokens goes on from: K/V past the end of a finished row
+        belong to tokens that were dropped, and states are without its last one.
+        """
+        return list(map(min, self.cache.lengths, self._committed(length)))
+
     # -------------------------------------------------------------------------------------------- the cache at the end
 
     def hand_back_from(self, length: int) -> None:
@@ -227,23 +235,26 @@ class Target(TreeTarget):
         self.cache.set_lengths([self.sequences.prompt_length] * len(lengths))
         self._begin_steps()
         self.cache.set_lengths(lengths)
-        self.hand_back(length, may_forward=True)
+        if self.lacks_padding(length):
+            self.read_padding(length)
+        self.hand_back(length)
 
-    def hand_back(self, length: int, may_forward: bool) -> None:
-        """
-        Fills the cache that `generate` returns with K/V for all but the last of `length` tokens per row. Rows that
-        finished early get K/V of their padding, which plain `generate` would have forwarded too, unless `may_forward`
-        is False: other ranks would not join that forward.
-        """
+    def hand_back(self, length: int) -> None:
+        """Fills the cache that `generate` returns with K/V for all but the last of `length` tokens per row."""
         wanted = self.slots_before + length - 1
-        # K/V past the end of a finished row belong to tokens that were dropped, and states are without its last one.
-        lengths = list(map(min, self.cache.lengths, self._committed(length)))
-        if min(lengths) < wanted and may_forward:
-            self._forward_padding(lengths, length)
-        self.cache.set_lengths([wanted] * len(lengths))
+        self.cache.set_lengths([wanted] * len(self.cache.lengths))
         self.cache.store(self.users_cache, wanted)
 
-    def _forward_padding(self, lengths: list[int], length: int) -> None:
+    def lacks_padding(self, length: int) -> bool:
+        """Whether `read_padding` has to come before `hand_back`."""
+        return not self._has_padding and min(self._text_slots(length)) < self.slots_before + length - 1
+
+    def read_padding(self, length: int) -> None:
+        """
+        Forwards the padding of rows that finished early, and their last token, for their K/V and states, as plain
+        `generate` does.
+        """
+        lengths, self._has_padding = self._text_slots(length), True
         self.cache.set_lengths(lengths)
         device = self.sequences.device
         most = self.slots_before + length - 1 - min(lengths)

@@ -55,12 +55,30 @@ def test_turns_on_one_cache(family: str, batch_size: int) -> None:
 @pytest.mark.parametrize("family", ONE_OF_EACH)
 def test_rows_that_end_early(family: str) -> None:
     """The cache holds padding after their ends, as that of plain `generate` does."""
-    model, inputs = hybrid(family), padded(3, seed=3)
+    assert_padding(hybrid(family), synced_gpus=False)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_rows_that_end_early_beside_other_ranks(others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These join the forward of the padding, even if they have no text left, and may need more forwards after it."""
+    model, said, left = hybrid("lfm2"), list[bool](), iter([True] * others + [False])
+
+    def goes_on(ended: bool, synced: bool, device: torch.device) -> bool:
+        said.append(ended)
+        return not ended or (synced and next(left))
+
+    monkeypatch.setattr(model, "_has_unfinished_sequences", goes_on)
+    assert_padding(model, synced_gpus=True)
+    assert next(left, None) is None and said[-others - 2 :] == [False] + [True] * (others + 1)
+
+
+def assert_padding(model: PreTrainedModel, **ours_only: Any) -> None:
+    inputs = padded(3, seed=3)
     text = model.generate(**inputs, do_sample=False, max_new_tokens=16)
     ends = [int(text[0, 17]), int(text[1, 22])]
     options = {"eos_token_id": ends, "max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
     plain = model.generate(**inputs, **options)
-    ours = model.generate(**inputs, **options, assistant_model=Oracle(text.tolist(), 2, rests=0.1))
+    ours = model.generate(**inputs, **options, assistant_model=Oracle(text.tolist(), 2, rests=0.1), **ours_only)
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert_same_states(ours[CACHE], plain[CACHE])
 
