@@ -307,8 +307,8 @@ def choose_tiles(key, value) -> Tiles:
     block_v = values_of_a_program(key.shape[3], value_dim, heads * batch, key.device)
     # Two parts suffice for outputs that are rounded to bfloat16.
     parts = min(parts_of(key.dtype), 2)
-    # Four warps repeat less work than eight, but spill where operands are large; as one matrix, 64 values do not (40 µs
-    # in place of 62 for 32 nodes of eight rows of a 4B-like layer, on an H200).
+    # Four warps repeat less work than eight, but spill where operands are large; stacked, 64 values do not (40 µs in
+    # place of 62 for 32 nodes of eight rows of a 4B-like layer, on an H200).
     stack = nodes > 16 and block_v > 32 and parts > 0
     few = nodes <= 16 or stack or (key.shape[3] <= 128 and parts > 0)
     return Tiles(block_v, parts, 4 if few else 8, stack=stack)
