@@ -35,7 +35,8 @@ def _obstacle(model: PreTrainedModel) -> str | None:
         return obstacle
     if not isinstance(model, GenerationMixin):  # a head of ours
         return None
-    if "position_ids" not in forward_parameters(model) and not is_attention_free(model):
+    positions = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
+    if positions not in forward_parameters(model) and not is_attention_free(model):
         return "takes no `position_ids`, which the nodes of a tree need"
     if preparation_of(model).first_position is None:
         return (

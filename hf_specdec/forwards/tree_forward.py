@@ -88,7 +88,8 @@ class TreeForward:
         # The dense mask is enough for layers without a window, if their implementation takes one.
         self.needs_context = self.switches and needs_context(model)
         parameters = forward_parameters(model)
-        self.takes_positions = "position_ids" in parameters
+        self.prefix = "decoder_" if model.config.is_encoder_decoder else ""
+        self.takes_positions = f"{self.prefix}position_ids" in parameters
         # A compiled model's forward names no arguments, and `generate` hands on the cache by the release's own name.
         self.cache_argument = cache_name_of(model) if prepares_inputs else cache_argument(parameters) or CACHE
         # Layers that share K/V would run at fewer positions (see `keeping_one_logit`), which does not suit the mask.
@@ -216,21 +217,21 @@ class TreeForward:
         for name, types in self.token_types.items():
             inputs[name] = types.expand(nodes.tokens.shape)
         if nodes.positions is not None:
-            inputs["position_ids"] = nodes.positions
+            inputs[f"{self.prefix}position_ids"] = nodes.positions
         if self.takes_logits_to_keep:
             inputs["logits_to_keep"] = nodes.logits_to_keep
         if self.switches:
             inputs["tree_context"] = context
         inputs |= self.without_router_logits | {
             self.cache_argument: beside_encoder(self.cache, self.encoder_cache),
-            "attention_mask": self._mask(context),
+            f"{self.prefix}attention_mask": self._mask(context),
             "use_cache": True,
         }
         if nodes.others is not None:
             inputs |= nodes.others
         elif self.prepares_inputs:
             inputs = self.model.prepare_inputs_for_generation(nodes.tokens, is_first_iteration=False, **inputs)
-            if inputs.get("position_ids") is None and nodes.positions is not None:
+            if not self.prefix and inputs.get("position_ids") is None and nodes.positions is not None:
                 inputs["position_ids"] = nodes.positions  # the model would count slots; see `Preparation`
             if self.takes_logits_to_keep:
                 inputs["logits_to_keep"] = nodes.logits_to_keep  # Bamba and others put their own number there

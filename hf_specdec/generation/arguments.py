@@ -53,7 +53,8 @@ class CallArguments:
     @cached_property
     def visible(self) -> torch.Tensor | None:
         """Which of the prompt's slots hold tokens, `[batch, slots]` bool; None if all do."""
-        mask = self.model_kwargs.get("attention_mask")
+        prefix = "decoder_" if self.model.config.is_encoder_decoder else ""
+        mask = self.model_kwargs.get(f"{prefix}attention_mask")
         return None if mask is None or bool(mask.all()) else mask.bool()
 
     @cached_property

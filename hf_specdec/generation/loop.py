@@ -220,7 +220,9 @@ class SpeculativeCall:
         if not self.call.generation_config.return_dict_in_generate:
             return ids
         recorded = {name: self.recorder.get(name) for name in self.recorder.wanted} | {CACHE: self.call.cache}
-        return SpeculativeGenerateOutput(sequences=ids, speculation=self.metrics, **recorded)
+        return SpeculativeGenerateOutput(
+            sequences=ids, speculation=None if self.call.model.config.is_encoder_decoder else self.metrics, **recorded
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- entry point

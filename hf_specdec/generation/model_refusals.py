@@ -9,12 +9,12 @@ from transformers.generation.utils import GenerationMixin
 from ..attention import implementation_of, is_exact, obstacle_to_branches, supports_switching, tells_selection
 from ..compat import CACHE, INDEXED, NO_TREES, TREES_FROM, cache_argument, own_cache_layer
 from ..config import SpeculativeConfig, only_chains
-from ..drafters import Drafter, DraftModelDrafter
+from ..drafters import Drafter, DraftModelDrafter, NgramDraft
 from ..drafters.last_feature import LastFeatureDrafter
 from ..models.hooks import check_hooks
 from ..models.modules import modules_of
 from ..models.own_positions import preparation_of
-from ..models.structure import forward_parameters
+from ..models.structure import forward_parameters, takes_tree_behind_encoder
 from ..ranks import is_pipeline, is_sharded
 from ..states import layer_kinds_of, mixers_of_their_own
 
@@ -54,7 +54,7 @@ def check_target(model: PreTrainedModel) -> None:
         ValueError: for a kind of model that cannot read a tree, or decodes in its own way.
     """
     name = type(model).__name__
-    if model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder and not takes_tree_behind_encoder(model):
         raise ValueError(
             f"`assistant_model`: the target {name} is an encoder-decoder model; trees are for decoder-only models. "
             "Call `generate` without `tree` and `speculative_config`."
@@ -92,6 +92,11 @@ def check_batching(model: PreTrainedModel) -> None:
     Raises:
         ValueError: for a model that reads a chain in one row alone.
     """
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"`assistant_model`: the target {type(model).__name__} is an encoder-decoder model, whose requests are "
+            "more than tokens. Use `generate`."
+        )
     obstacle = obstacle_to_branches(model)
     if obstacle is not None:
         raise ValueError(
@@ -123,6 +128,12 @@ def check_draft(model: PreTrainedModel, drafter: Drafter) -> None:
         ValueError: for a draft model of another vocabulary or of a kind that cannot fill a tree, a model that drops
             its cache, and a sharded draft beside a sharded target.
     """
+    if model.config.is_encoder_decoder and not isinstance(drafter, NgramDraft):
+        raise ValueError(
+            f"`assistant_model`: the target {type(model).__name__} is an encoder-decoder model, for which "
+            f"{type(drafter).__name__} cannot draft. Use `hf_specdec.NgramDraft()`, or call `generate` without `tree` "
+            "and `speculative_config`."
+        )
     if isinstance(drafter, DraftModelDrafter):
         _check_draft_model(drafter, model)
     for role, part in [("target", model), *(("draft", draft) for draft in drafter.models)]:

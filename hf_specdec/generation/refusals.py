@@ -98,6 +98,13 @@ def check_inputs(
             f"`encoder_hidden_states` with `assistant_model`: the target {type(model).__name__} attends to them by "
             "cross-attention, whose K/V a tree's cache does not hold. Call `generate` without `assistant_model`."
         )
+    for option in ("output_attentions", "output_hidden_states"):
+        if model.config.is_encoder_decoder and getattr(generation_config, option):
+            raise ValueError(
+                f"`{option}`=True with `assistant_model`: not recorded for the encoder-decoder model "
+                f"{type(model).__name__} (`return_token_timestamps` asks for attentions). Call `generate` without "
+                "`assistant_model`."
+            )
     mask = model_kwargs.get("attention_mask")
     if model.config.model_type == "git" and model_kwargs.get("pixel_values") is None and not _is_full(mask):
         raise ValueError(

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.utils import ModelOutput
 
 from ..cache import TreeCache
@@ -56,7 +56,10 @@ class Target(TreeTarget):
         if self.was_given_a_cache:
             self.cache.load(self.users_cache)
         self._has_padding = False
-        self.encoder_cache = None if self.model_kwargs.get("encoder_hidden_states") is None else DynamicCache()
+        has_encoder = any(
+            self.model_kwargs.get(name) is not None for name in ("encoder_hidden_states", "encoder_outputs")
+        )
+        self.encoder_cache = DynamicCache() if has_encoder else None
         """K/V of `encoder_hidden_states`, which the first forward computes."""
 
     # ------------------------------------------------------------------------------------------------------- prefill
@@ -167,6 +170,9 @@ class Target(TreeTarget):
 
     def _kwargs_of_steps(self) -> dict[str, Any]:
         """The call's keyword arguments that every forward after the prefill gets, too."""
+        if self.model.config.is_encoder_decoder:
+            not_passed = ("decoder_attention_mask", "decoder_position_ids", "use_cache")
+            return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
         not_passed = ("attention_mask", "position_ids", "inputs_embeds", "logits_to_keep", "use_cache")
         return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
 
@@ -243,7 +249,12 @@ class Target(TreeTarget):
         """Fills the cache that `generate` returns with K/V for all but the last of `length` tokens per row."""
         wanted = self.slots_before + length - 1
         self.cache.set_lengths([wanted] * len(self.cache.lengths))
-        self.cache.store(self.users_cache, wanted)
+        users_cache = self.users_cache
+        if isinstance(users_cache, EncoderDecoderCache) and self.encoder_cache is not None:
+            users_cache.cross_attention_cache = self.encoder_cache
+            users_cache.is_updated = dict.fromkeys(range(len(self.encoder_cache)), True)
+            users_cache = users_cache.self_attention_cache
+        self.cache.store(users_cache, wanted)
 
     def lacks_padding(self, length: int) -> bool:
         """Whether `read_padding` has to come before `hand_back`."""

@@ -40,6 +40,8 @@ _found: WeakKeyDictionary[PreTrainedModel, Preparation] = WeakKeyDictionary()
 
 def preparation_of(model: PreTrainedModel) -> Preparation:
     """How a model prepares its inputs, found once per model."""
+    if model.config.is_encoder_decoder:  # checked by the kinds that `check_target` lets pass
+        return Preparation()
     if type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation:
         return Preparation()
     if model not in _found:
