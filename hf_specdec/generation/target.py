@@ -170,10 +170,9 @@ class Target(TreeTarget):
 
     def _kwargs_of_steps(self) -> dict[str, Any]:
         """The call's keyword arguments that every forward after the prefill gets, too."""
-        if self.model.config.is_encoder_decoder:
-            not_passed = ("decoder_attention_mask", "decoder_position_ids", "use_cache")
-            return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
-        not_passed = ("attention_mask", "position_ids", "inputs_embeds", "logits_to_keep", "use_cache")
+        not_passed = {"attention_mask", "position_ids", "inputs_embeds", "logits_to_keep", "use_cache"}
+        if self.model.config.is_encoder_decoder:  # whose `attention_mask` is that of the encoder
+            not_passed = {"decoder_attention_mask", "decoder_position_ids", "use_cache"}
         return {name: value for name, value in self.model_kwargs.items() if name not in not_passed}
 
     # --------------------------------------------------------------------------------------------------------- steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def test_greedy_texts(whisper: WhisperForConditionalGeneration, rows: int) -> No
     expected = whisper.generate(**sound(rows))
     assert torch.equal(whisper.generate(**sound(rows), **DRAFT), expected)
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("columns", [20, 50], ids=["short", "long"])
+def test_timestamps(whisper: WhisperForConditionalGeneration, columns: int) -> None:
+    """Their processor reads the whole text. Sound of over 20 columns is decoded by segments."""
+    config = copy.deepcopy(whisper.generation_config)
+    config.no_timestamps_token_id, config.is_multilingual, config.eos_token_id = 39, False, 2
+    features = torch.randn(2, 8, columns, generator=torch.Generator().manual_seed(2))
+    options = {"return_timestamps": True, "generation_config": config, "max_new_tokens": 30}
+    options |= {"input_features": features, "attention_mask": torch.ones(2, columns, dtype=torch.long)}
+    expected = whisper.generate(**options)
+    assert torch.equal(whisper.generate(**options, **DRAFT), expected)
 
 
 def test_the_cache_that_is_returned(whisper: WhisperForConditionalGeneration) -> None:
