@@ -115,7 +115,7 @@ def _on_host(name: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     try:
-        return torch.as_tensor(value).detach().cpu()
+        return torch.as_tensor(value, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"`{name}` among the inputs of a prompt must be a tensor, but is {type(value).__name__}. Call the "

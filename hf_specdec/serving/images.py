@@ -164,7 +164,7 @@ def images_in(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def without_urls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages, whose images have no URL that the processor would fetch."""
+    """Copies of the messages, whose images have no URL that the processor would fetch."""
 
     def shown(content: Any) -> Any:
         if not isinstance(content, list):

@@ -60,7 +60,8 @@ def test_steps_are_whole(tree: Any, kind: str, runs: list[InFlightStep]) -> None
         text_alone(target, prompt, max_new_tokens=40) for prompt in prompts
     ]
     assert len(runs) >= manager.engine.num_steps - 4 > 4
-    assert tree is None or sum(step.kind.tree is not None for step in runs) > 2
+    # Where "auto" has tried one, it may stay without a tree.
+    assert tree is None or sum(step.kind.tree is not None for step in runs) > (0 if tree == "auto" else 2)
     assert_nothing_left(manager)
 
 

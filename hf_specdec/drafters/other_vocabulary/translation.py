@@ -57,9 +57,9 @@ class Translation:
         self.special = _pairs_of_special(target, draft)
         pairs |= self.special
         ordered = sorted(pairs)
-        self.target_tokens = torch.tensor(ordered)
+        self.target_tokens = torch.tensor(ordered, device="cpu")
         """The shared tokens as the target numbers them, in order, `[shared]` int64."""
-        self.draft_tokens = torch.tensor([pairs[token] for token in ordered])
+        self.draft_tokens = torch.tensor([pairs[token] for token in ordered], device="cpu")
         """Shared tokens as the draft numbers them, in the same order, `[shared]` int64."""
         self.share_of_vocabulary = self.num_texts / len(target.tokens)
         """Share of the target's tokens that the draft has."""
