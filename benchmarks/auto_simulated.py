@@ -30,7 +30,7 @@ from support.heads import tiny_head  # noqa: E402
 from support.models import prompts, tiny_model  # noqa: E402
 from support.simulated_device import CHANCES, DEVICES, SimulatedStep, Simulation, simulate  # noqa: E402
 
-from hf_specdec import SpeculativeConfig, TokenTree  # noqa: E402
+from hf_specdec import DynamicTree, SpeculativeConfig, TokenTree  # noqa: E402
 from hf_specdec.trees.auto_tables import likeliest_paths  # noqa: E402
 
 
@@ -38,6 +38,7 @@ FIXED: dict[str, Any] = {
     "plain": None,
     **{f"chain:{length}": TokenTree.chain(length) for length in (1, 2, 3, 5)},
     "branching:4,2,1": TokenTree.from_branching((4, 2, 1)),
+    "dynamic:4,3,9": DynamicTree(depth=4, top_k=3, num_nodes=9),
     "9 nodes": TokenTree([path for _, path in likeliest_paths([[0.6, 0.12, 0.05, 0.03]] * 4, 9, 4)]),
 }
 

@@ -291,7 +291,7 @@ class SpeculationPlan:
         chooses = (may_draw_by_position or not do_sample) if on_cpu else chooses_on_gpu
         if config.tree is None and chooses:
             tree = tree if isinstance(tree, TreeSchedule) else AutoTree()
-        first = default_tree if on_cpu and isinstance(default_tree, TokenTree | DynamicTree) else None
+        first = default_tree if isinstance(default_tree, TokenTree | DynamicTree) else None
         takes_either = do_sample and draws_children and config.draft_sampling == config.verification == "auto"
         tree = _fitted(tree, draws_children, vocab_size, max_depth, prior, first, takes_either)
         draws_by_position = do_sample and may_draw_by_position and _chooses(tree)

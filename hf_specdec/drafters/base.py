@@ -47,6 +47,8 @@ class DraftRequest:
             `TreeChoice.refine`.
         belief (`Callable`, *optional*): how captured steps read what the draft tells, by which they shape the plan's
             tree anew, with as many nodes and levels.
+        reports_ranks (`bool`): whether captured steps report which children were offered and accepted, as where "auto"
+            has to learn this of a tree whose shape the draft has chosen.
     """
 
     plan: SpeculationPlan
@@ -59,6 +61,7 @@ class DraftRequest:
     noises: Sequence[PositionNoise] | None = None
     refine: Callable[[Mapping[int, Sequence[float]]], TokenTree | DynamicTree | None] | None = None
     belief: Callable[[], Belief] | None = None
+    reports_ranks: bool = False
 
     def noise(self, lengths: Sequence[int], token_ids: torch.Tensor | None = None) -> Noise | None:
         """

@@ -28,8 +28,6 @@ class CapturedDraft(ABC):
 
     told: torch.Tensor | None = None
     """What the draft told of its acceptance in the run that is captured, `[rows, levels]`; None if it is not asked."""
-    ranks: torch.Tensor | None = None
-    """The rank of every node of the tree that was chosen by it, `[rows, nodes + 1]` int64."""
 
     def load_belief(self, belief: Belief) -> None:
         """Copies to the device how the draft's estimates are read from now on."""
@@ -42,7 +40,7 @@ class CapturedDraft(ABC):
     def without_drafter(self) -> CapturedDraft:
         """A copy that holds no more than a graph needs as long as it lives."""
         held = copy.copy(self)
-        held.drafter = held.told = held.ranks = None
+        held.drafter = held.told = None
         return held
 
     @abstractmethod

@@ -18,7 +18,7 @@ from ..graphs import GraphPool
 from ..graphs.paged import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
-from ..trees import DraftTree
+from ..trees import DraftTree, DynamicTree, TokenTree
 from ..verification import DraftTemperature
 from . import host_step
 from .accepting import Acceptance
@@ -387,14 +387,19 @@ class Engine:
                 plan = replace(plan, draws_children=False, uses_rejection=False)
             drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
             auto = self.choices.auto_of(row) if self.drafting.tells else None
-            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, auto)
+            learns = isinstance(tree, DynamicTree) and self.choices.is_auto(row)
+            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, learns, auto)
             group = groups.get(key)
             if group is None:
                 temperature = (
                     DraftTemperature(adapts=False) if drawn_from is None else self._temperatures.of(*drawn_from)
                 )
                 asked = DraftRequest(
-                    replace(plan, tree=tree), self._vocab_size, options.warpers, temperature=temperature
+                    replace(plan, tree=tree),
+                    self._vocab_size,
+                    options.warpers,
+                    temperature=temperature,
+                    reports_ranks=learns,
                 )
                 groups[key] = group = DraftGroup(asked)
             group.rows.append(row)
@@ -408,7 +413,8 @@ class Engine:
         for (tree, *_, auto), group in groups.items():
             belief = None if auto is None else self.choices.belief_of(auto)
             if belief is not None:
-                group.asked = replace(group.asked, belief=belief)
+                if isinstance(tree, TokenTree):
+                    group.asked = replace(group.asked, belief=belief, reports_ranks=True)
             elif auto is not None and autos.count(auto) == 1:
                 refine = self.choices.refiner(auto, group.rows, self.drafting.num_slots(tree))
                 group.asked = replace(group.asked, refine=refine)

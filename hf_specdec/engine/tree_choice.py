@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..trees import AutoTree, DraftTree, DynamicTree, Evidence, TokenTree, TreeChoice, TreeSchedule, choice_of
+from ..trees.advantage import Advantage
 from ..trees.auto import times_of
 from ..trees.auto_learning import Acceptances
 from ..trees.auto_menu import MenuChoice, TreeMenu
@@ -55,7 +56,8 @@ class TreeChoices:
         self.target, self.draft, self.max_step_nodes = target, draft, max_step_nodes
         self._auto: dict[Any, TreeChoice] = {}
         self._ways: dict[Any, MenuWays] = {}
-        self._with_best: dict[Any, set[TokenTree]] = {}
+        self._with_best: dict[Any, set[TokenTree | DynamicTree]] = {}
+        self._advantages: dict[Any, dict[DynamicTree, Advantage]] = {}
         self._is_warm = False
         self._acceptance: dict[tuple[AutoTree, bool], Acceptances] = {}
         self._asked: dict[AutoTree, list[int]] = {}
@@ -111,6 +113,7 @@ class TreeChoices:
     def end_warm_up(self) -> None:
         """Takes note that every tree that is worth a capture has been timed."""
         self._is_warm = True
+        self._advantages.clear()  # which warming up says nothing of
         for choice in self._auto.values():
             if isinstance(choice, MenuChoice):
                 choice.times.are_complete = True
@@ -138,7 +141,8 @@ class TreeChoices:
         trees = [chosen[tree] if isinstance(tree, AutoTree) else tree for tree in wanted]
         for asked, its in chosen.items():
             if self._always is None and (ways := self._ways_of(asked)) is not None:
-                ways.begin_step(its if isinstance(its, TokenTree) else None)
+                choice = self._auto_choice(asked)
+                ways.begin_step(None if isinstance(choice, MenuChoice) and choice.explores else its)
         if self._always is not None:
             trees = [self._always[0]] * len(trees)
         if share is None:
@@ -169,6 +173,10 @@ class TreeChoices:
             return False
         ways = self._ways_of(wanted)
         return self._auto_choice(wanted).takes_best if ways is None else self._always is None and ways.takes_best
+
+    def is_auto(self, row: int) -> bool:
+        """Whether "auto" chooses the tree of a row of this step."""
+        return isinstance(self._wanted[row], AutoTree)
 
     def auto_of(self, row: int) -> AutoTree | None:
         """The "auto" of a row of this step that reads what the draft tells, see `refiner`, `belief_of`; else None."""
@@ -213,8 +221,7 @@ class TreeChoices:
 
     def _begins_next(self, asked: AutoTree) -> bool:
         choice, ways = self._auto_choice(asked), self._ways_of(asked)
-        tree = choice.tree if isinstance(choice.tree, TokenTree) else None
-        return choice.begin_next() and (ways is None or ways.begin_next(tree))
+        return choice.begin_next() and (ways is None or ways.begin_next(choice.tree))
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
         """Lets "auto" learn from the step that `begin_step` began, all rows included; see `TreeChoice.end_step`."""
@@ -250,7 +257,7 @@ class TreeChoices:
             choice = self._auto_choice(asked)
             if isinstance(choice, MenuChoice):
                 tree = trees[drafted[0]] if drafted else None
-                if not isinstance(tree, DynamicTree):  # a schedule may have one during the warm-up
+                if not isinstance(tree, DynamicTree) or tree in choice.menu.trees:  # as in a warm-up with a schedule
                     its = [told[row] for row in drafted if row in told and paths[row] is not None]
                     ways = self._ways_of(asked)
                     if ways is not None:
@@ -269,7 +276,9 @@ class TreeChoices:
         if key not in self._ways:
             acceptance = self._acceptance_of(tree)
             with_best = self._with_best.setdefault(key, set())
-            self._ways[key] = MenuWays(acceptance, with_best, may_capture=not self._is_warm)
+            choice = self._auto_choice(tree)
+            is_complete = isinstance(choice, MenuChoice) and choice.times.are_complete
+            self._ways[key] = MenuWays(acceptance, with_best, may_capture=not (self._is_warm or is_complete))
         return self._ways[key]
 
     def _acceptance_of(self, tree: AutoTree) -> Acceptances:
@@ -288,7 +297,8 @@ class TreeChoices:
             if takes_few:
                 is_kept = self._kept_for is not None
                 times = self._own_times.setdefault(kind, WholeTimes()) if is_kept else self._shared_times(kind)
-                choice: Any = MenuChoice(times, tree, acceptance.of(), tries_all=is_kept)
+                advantages = self._advantages.setdefault((tree, self._draws), {})
+                choice: Any = MenuChoice(times, tree, acceptance.of(), is_kept, advantages)
             else:
                 choice = choice_of(tree, self.target, self.draft, kind)
                 choice.acceptance = acceptance

@@ -13,22 +13,25 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .advantage import Advantage
 from .auto import AutoTree, Plan
 from .auto_learning import Ratio, Trust
-from .auto_tables import AcceptanceTable, expected_length, likeliest_paths
+from .auto_tables import AcceptanceTable, expected_length, expected_of, likeliest_paths
 from .choice import Evidence, TreeChoice
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
 from .token_tree import TokenTree
 from .told import Belief, Told
 from .trials import Trials
-from .whole_times import WholeTimes
+from .whole_times import Tree, WholeTimes
 
 
 class TreeMenu:
     """
     The trees to choose among: the likeliest paths of some depth, for drafts with peaked, average and flat
-    distributions. For texts and machines of any kind one of them is nearly as fast as the best tree of all.
+    distributions. For texts and machines of any kind one of them is nearly as fast as the best static tree of all.
+    A drafter's own dynamic tree is among them, and a larger one: each row has other nodes there, which is worth most
+    where rows share a step.
 
     Args:
         limits (`AutoTree`): largest size of a tree.
@@ -44,7 +47,7 @@ class TreeMenu:
     """Acceptance probabilities by rank, and for each the nodes and levels of trees that are built for them."""
 
     def __init__(self, limits: AutoTree, times: WholeTimes | None = None):
-        found: dict[TokenTree, None] = {}
+        found: dict[Tree, None] = dict.fromkeys(self.dynamic_within(limits))
         for table, (_, sizes) in zip(self.drafts_within(limits), self.DRAFTS, strict=True):
             for nodes, levels in sizes:
                 likeliest = likeliest_paths(table, min(nodes, limits.max_nodes), min(levels, limits.max_depth))
@@ -53,6 +56,19 @@ class TreeMenu:
         if times is not None and times.are_complete:
             trees = [tree for tree in found if times.has(tree)] or trees
         self.trees = sorted(trees, key=_size)
+
+    @staticmethod
+    def dynamic_within(limits: AutoTree) -> list[DynamicTree]:
+        """The dynamic tree with which the drafter begins, if it has one, and one of about four times its nodes."""
+        first = limits.first
+        if not isinstance(first, DynamicTree):
+            return []
+        depth = max(first.depth, min(first.depth + 2, limits.max_depth))
+        top_k = max(first.top_k, min(2 * first.top_k, limits.max_children))
+        num_nodes = min(4 * first.num_nodes, limits.max_nodes, top_k + (depth - 1) * top_k**2)
+        if num_nodes <= first.num_nodes:
+            return [first]
+        return [first, DynamicTree(depth=depth, top_k=top_k, num_nodes=num_nodes)]
 
     @classmethod
     def drafts_within(cls, limits: AutoTree) -> list[list[list[float]]]:
@@ -71,6 +87,7 @@ class MenuChoice(TreeChoice):
         acceptance (`AcceptanceTable`): measured acceptance of the texts, updated by every step.
         tries_all (`bool`): whether all trees that may be worth a capture are tried before any is planned, and no
             other one ever, as where captures are kept for later calls, which must not wait for any; see `Trials`.
+        advantages (`dict[DynamicTree, Advantage]`): what is known of dynamic trees, from all calls.
     """
 
     reads_confidence = True
@@ -101,25 +118,34 @@ class MenuChoice(TreeChoice):
     MOST_DOUBLINGS = 5
     STEPS_OF_LOOK = 3
 
-    def __init__(self, times: WholeTimes, limits: AutoTree, acceptance: AcceptanceTable, tries_all: bool = False):
+    def __init__(
+        self,
+        times: WholeTimes,
+        limits: AutoTree,
+        acceptance: AcceptanceTable,
+        tries_all: bool = False,
+        advantages: dict[DynamicTree, Advantage] | None = None,
+    ):
         super().__init__(None)
+        self._advantages = {} if advantages is None else advantages
         self.times, self.acceptance, self.menu = times, acceptance, TreeMenu(limits, times)
-        middling = min(self.menu.trees, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
+        static = [tree for tree in self.menu.trees if isinstance(tree, TokenTree)]
+        middling = min(static, key=lambda tree: (abs(tree.num_nodes - 8), tree.depth))
         self._small = TokenTree.chain(min(2, limits.max_depth))
         # Without known times, every kind of step is tried twice, because the first one includes warming up.
-        self._trials = (None, self._small, None, self._small, middling, middling)
+        self._trials: tuple[Tree | None, ...] = (None, self._small, None, self._small, middling, middling)
         self._all: Trials | None = None
         if tries_all:
             self._all = Trials(self.menu.trees, self._small, times, TreeMenu.drafts_within(limits))
-        self._to_try: list[TokenTree | None] = [] if times.are_known or tries_all else list(self._trials)
-        self._planned: TokenTree | None = None
+        self._to_try: list[Tree | None] = [] if times.are_known or tries_all else list(self._trials)
+        self._planned: Tree | None = None
         # A call that begins without trees tries one at once, where no features wait for a head.
         self._step, self._without = 0, self.PROBE if tries_all else 0
         self._rounds = 1
         self._look_at, self._slow_look_at = self.LOOK, 0
-        self._looks: dict[TokenTree | None, int] = {}
-        self._next_look: dict[TokenTree | None, int] = {}
-        self._explores = False
+        self._looks: dict[Tree | None, int] = {}
+        self._next_look: dict[Tree | None, int] = {}
+        self.explores = False
         """Whether the present step is an exploration: its tree is not the planned one."""
         self._reading = 0.0
         """Extra seconds of the last step in which a head only caught up on waiting features."""
@@ -131,16 +157,16 @@ class MenuChoice(TreeChoice):
         """Trees (None: no tree) for which the next step captures nothing; None if captures do not matter."""
         self.seconds_of_capture = 0.0
 
-    def begin_step(self, length: int, evidence: Evidence | None = None) -> TokenTree | None:
+    def begin_step(self, length: int, evidence: Evidence | None = None) -> Tree | None:
         self.tree = self._chosen()
-        self._explores = self.tree != self._planned
+        self.explores = self.tree != self._planned
         return self.tree
 
     def begin_next(self) -> bool:
         if self._to_try and self._to_try[0] == self.tree:
             self._to_try.pop(0)
             return True
-        if self._explores or self._may_explore or self.tree not in (None, *self._allowed):
+        if self.explores or self._may_explore or self.tree not in (None, *self._allowed):
             return False
         self._renew_plan()
         if self._planned != self.tree:
@@ -168,7 +194,7 @@ class MenuChoice(TreeChoice):
         budget = self.BUDGET if self._all is None else self.BUDGET_OF_CALLS
         return self.times.lost > budget * self.times.spent
 
-    def _chosen(self) -> TokenTree | None:
+    def _chosen(self) -> Tree | None:
         """The tree of this step: the planned one, or one to explore."""
         if not self._to_try and self._all is not None:
             self._to_try = self._all.take()
@@ -227,11 +253,11 @@ class MenuChoice(TreeChoice):
         return self._belief
 
     @property
-    def _ready_trees(self) -> list[TokenTree]:
+    def _ready_trees(self) -> list[Tree]:
         """Trees that can be tried without a capture."""
         return [tree for tree in self._allowed if self.ready is None or tree in self.ready]
 
-    def _may_take(self, tree: TokenTree | None) -> bool:
+    def _may_take(self, tree: Tree | None) -> bool:
         """
         Whether the step may have this tree: it captures nothing, or must capture something anyway, or steps have lost,
         for want of this tree, what a capture takes. (So captures and their absence together never cost more than twice
@@ -246,17 +272,18 @@ class MenuChoice(TreeChoice):
         self._without = self._without + 1 if self._planned is None else 0
 
     def end_step(self, draft: DraftTree, paths: list[list[int] | None], propose: float, rest: float) -> None:
-        assert not isinstance(self.tree, DynamicTree)
         tree = self.tree if draft.num_nodes > 0 else None
         self.times.add(tree, propose + rest, is_whole=False)
         if self.tree is not None:
+            if isinstance(self.tree, DynamicTree):
+                self._learn_advantage(self.tree, [len(path) for path in paths if path is not None])
             self.acceptance.add(draft, paths)
         if not self.times.are_of_whole_steps:
             self._account(tree, paths, propose + rest)
 
     def end_whole_step(
         self,
-        tree: TokenTree | None,
+        tree: Tree | None,
         paths: list[list[int] | None],
         seconds: float | None,
         only_read: bool = False,
@@ -266,15 +293,22 @@ class MenuChoice(TreeChoice):
         Takes the result of a step that ran whole on the device; all nodes of its tree count as drafted.
 
         Args:
-            tree (`TokenTree`, *optional*): tree of the step; None if it had none.
+            tree (`TokenTree` or `DynamicTree`, *optional*): tree of the step; None if it had none.
             paths (`list`): for every row the accepted nodes, or None if it rested.
             seconds (`float`, *optional*): duration of the step; None if the measurement is not valid.
             only_read (`bool`, *optional*, defaults to `False`): whether a head caught up on waiting features in the
                 step, without drafting, so that it took longer than other steps with the tree. In an exploration the
                 extra time counts as lost.
-            told (`Sequence[Told]`): what the draft told of its acceptance, if it shaped the tree by this.
+            told (`Sequence[Told]`): what the draft told of its acceptance, if it shaped the tree by this; of a dynamic
+                tree what came of it.
         """
-        if tree is not None and told:
+        for other, advantage in self._advantages.items():
+            if other != tree:
+                advantage.grow_older()
+        if isinstance(tree, DynamicTree):
+            self._learn_advantage(tree, [len(row.ranks) for row in told])
+            self.acceptance.add_offered([(row.ranks, row.offered) for row in told], best_only=True)
+        elif tree is not None and told:
             self._learn_told(tree, told)
         elif tree is not None:
             self.acceptance.add_whole(tree, paths)
@@ -285,6 +319,12 @@ class MenuChoice(TreeChoice):
         elif seconds is not None and not only_read:
             self.times.add(tree, seconds)
         self._account(tree, paths, seconds)
+
+    def _learn_advantage(self, tree: DynamicTree, accepted: Sequence[int]) -> None:
+        """Compares what rows of a step accepted of a dynamic tree with what a static one would have given."""
+        if accepted:
+            expected = expected_of(tree, self.acceptance.chances()) - 1.0
+            self._advantages.setdefault(tree, Advantage()).add(expected, statistics.mean(accepted))
 
     def _learn_told(self, tree: TokenTree, told: Sequence[Told]) -> None:
         """Takes the result of a step whose tree was shaped by what the draft told."""
@@ -304,10 +344,9 @@ class MenuChoice(TreeChoice):
     def put_off(self) -> None:
         """Plans the tree of the last step again: the last step could not carry it, but the next one can."""
         if self.tree is not None:
-            assert not isinstance(self.tree, DynamicTree)
             self._to_try.insert(0, self.tree)
 
-    def plan(self, captures: bool = False) -> Plan[TokenTree]:
+    def plan(self, captures: bool = False) -> Plan[Tree]:
         """
         The best plan now, among trees that were timed or have at most `times.reach` nodes; with `captures` also among
         those that may not be captured.
@@ -318,32 +357,37 @@ class MenuChoice(TreeChoice):
         plans = (Plan(tree, rate) for tree, rate in self.rates(able).items())
         return max(plans, key=lambda plan: plan.tokens_per_second / self._price(plan.tree))
 
-    def worth(self, tree: TokenTree | None) -> float:
+    def worth(self, tree: Tree | None) -> float:
         """Value by which trees, and no tree, are compared."""
         return self.rate(tree) / self._price(tree)
 
-    def rate(self, tree: TokenTree | None) -> float:
+    def rate(self, tree: Tree | None) -> float:
         """Expected tokens per second of steps with `tree` (None: without a tree)."""
         return self.rates([tree])[tree]
 
-    def rates(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
+    def rates(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
         """Expected tokens per second with each of several trees; acceptance is computed once for all of them."""
         return {tree: tokens / self.times.of(tree) for tree, tokens in self.expected_tokens(trees).items()}
 
-    def expected_tokens(self, trees: Iterable[TokenTree | None]) -> dict[TokenTree | None, float]:
+    def expected_tokens(self, trees: Iterable[Tree | None]) -> dict[Tree | None, float]:
         """Expected tokens per row of a step with each of these trees."""
         chances = self.acceptance.chances()
-        accepted = {tree: expected_length(() if tree is None else tree.paths, chances) - 1.0 for tree in trees}
-        return {tree: 1.0 + its * self._ratio.value for tree, its in accepted.items()}
+        return {tree: 1.0 + (expected_of(tree, chances) - 1.0) * self._factor(tree) for tree in trees}
 
-    def _price(self, tree: TokenTree | None) -> float:
+    def _factor(self, tree: Tree | None) -> float:
+        """What is accepted of a tree over what was expected of it."""
+        if not isinstance(tree, DynamicTree):
+            return self._ratio.value
+        return self._advantages[tree].value if tree in self._advantages else Advantage.USUAL
+
+    def _price(self, tree: Tree | None) -> float:
         return 1.0 if tree is None else self.WORTH
 
     @property
-    def _allowed(self) -> list[TokenTree]:
+    def _allowed(self) -> list[Tree]:
         return [tree for tree in self.menu.trees if self.most_nodes is None or tree.num_nodes <= self.most_nodes]
 
-    def _worth_a_look(self) -> TokenTree | None:
+    def _worth_a_look(self) -> Tree | None:
         """
         A tree (or None) with an old time that would beat the planned tree at its best time; the planned tree if there
         is none.
@@ -366,18 +410,18 @@ class MenuChoice(TreeChoice):
         self._next_look[tree] = self._step + (self.LOOK << min(looks, self.MOST_DOUBLINGS))
         return tree
 
-    def _account(self, tree: TokenTree | None, paths: list[list[int] | None], seconds: float | None) -> None:
+    def _account(self, tree: Tree | None, paths: list[list[int] | None], seconds: float | None) -> None:
         """Adds a step's seconds (None: the expected ones), and the seconds that an exploration lost, to the totals."""
         if not self.times.has(self._planned) or not self.times.has(tree):
             return
         seconds = self.times.of(tree) if seconds is None else seconds
         kept, times = 1.0 - 1.0 / self.MEMORY, self.times
         times.spent, times.lost = kept * times.spent + seconds, kept * times.lost
-        if self._explores:
+        if self.explores:
             taken = [len(path) for path in paths if path is not None]
             tokens = 1.0 + (statistics.mean(taken) if taken else 0.0)
             times.lost = max(times.lost + seconds - tokens / self.rate(self._planned), 0.0)
 
 
-def _size(tree: TokenTree) -> tuple[int, int]:
+def _size(tree: Tree) -> tuple[int, int]:
     return tree.num_nodes, tree.depth

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from .draft_tree import DraftTree
+from .dynamic import DynamicTree
 from .token_tree import TokenTree
 
 
@@ -61,16 +62,17 @@ class AcceptanceTable:
         for path, times in Counter(tuple(path) for path in paths if path is not None).items():
             self._add_path(path, children.__getitem__, times)
 
-    def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+    def add_offered(self, rows: Iterable[tuple[Sequence[int], Sequence[int]]], best_only: bool = False) -> None:
         """
         Counts one step: of every row the ranks of the accepted nodes, and how many children were drafted at the root
-        and at each of them.
+        and at each of them. With `best_only` only the best children count, as of a tree that offers the others where
+        they are likely.
         """
         self.grow_older()
         for ranks, offered in rows:
             steps = zip([*ranks, None], offered, strict=True)
             for trials, hits, (accepted, count) in zip(self._trials, self._hits, steps, strict=False):
-                for rank in range(min(count, len(trials))):
+                for rank in range(min(count, 1 if best_only else len(trials))):
                     trials[rank] += 1
                     hits[rank] += rank == accepted
 
@@ -144,3 +146,16 @@ def expected_length(paths: Iterable[tuple[int, ...]], chances: list[list[float]]
         reached[path] = reached[path[:-1]] * chances[len(path) - 1][path[-1]]
         expected += reached[path]
     return expected
+
+
+def expected_of(tree: TokenTree | DynamicTree | None, chances: list[list[float]]) -> float:
+    """
+    Expected tokens per step with a tree (None: without a tree); with a dynamic one those of the likeliest static tree
+    of its size.
+    """
+    if tree is None:
+        return 1.0
+    if isinstance(tree, TokenTree):
+        return expected_length(tree.paths, chances)
+    chances = [level[: tree.top_k] for level in chances]
+    return 1.0 + sum(chance for chance, _ in likeliest_paths(chances, tree.num_nodes, min(tree.depth, len(chances))))

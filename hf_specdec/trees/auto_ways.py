@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .auto import AutoTree, Plan, best_plan
 from .auto_learning import Acceptances, Ratio, Trust, rounded
-from .auto_tables import drafted_children, expected_length, likeliest_paths
+from .auto_tables import drafted_children, expected_of
 from .choice import Evidence
 from .draft_tree import DraftTree
 from .dynamic import DynamicTree
@@ -56,14 +56,8 @@ class Way:
 
     def tokens(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]], by_ratio: bool = True) -> float:
         """Expected tokens per row of a step with `tree`."""
-        if tree is None:
-            return 1.0
-        if isinstance(tree, TokenTree):
-            return expected_length(tree.paths, chances)
-        chances = [level[: tree.top_k] for level in chances]
-        likeliest = likeliest_paths(chances, tree.num_nodes, min(tree.depth, len(chances)))
-        accepted = sum(chance for chance, _ in likeliest)
-        return 1.0 + accepted * (self._ratio.value if by_ratio else 1.0)
+        expected = expected_of(tree, chances)
+        return 1.0 + (expected - 1.0) * (self._ratio.value if by_ratio and isinstance(tree, DynamicTree) else 1.0)
 
     def rate(self, tree: TokenTree | DynamicTree | None, chances: list[list[float]]) -> float:
         """Expected tokens per second of steps with `tree` (None: without a tree), with times at their best."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .auto_learning import Acceptances
-from .auto_tables import AcceptanceTable, expected_length
+from .auto_tables import AcceptanceTable, expected_of
+from .dynamic import DynamicTree
 from .token_tree import TokenTree
 
 
@@ -14,7 +15,7 @@ class MenuWays:
 
     Args:
         acceptance (`Acceptances`): acceptance of both, which is learnt anew in every call.
-        with_best (`set[TokenTree]`): trees whose steps with best tokens were run, and so captured; kept for later
+        with_best (`set`): trees whose steps with best tokens were run, and so captured; kept for later
             calls.
         may_capture (`bool`): whether trees may be taken that have no graph with best tokens yet.
     """
@@ -27,7 +28,7 @@ class MenuWays:
     REPLAN = 8
     """Steps from one comparison to the next."""
 
-    def __init__(self, acceptance: Acceptances, with_best: set[TokenTree], may_capture: bool = True):
+    def __init__(self, acceptance: Acceptances, with_best: set[TokenTree | DynamicTree], may_capture: bool = True):
         self._tables = acceptance.of(None, False), acceptance.of(None, True)
         self._with_best, self._plans_best = with_best, False
         self._step, self._trial_at, self._left = 0, self.AT_FIRST, 0
@@ -47,7 +48,7 @@ class MenuWays:
         """Acceptance of the tokens that the present step takes."""
         return self._tables[self.takes_best]
 
-    def begin_step(self, tree: TokenTree | None) -> None:
+    def begin_step(self, tree: TokenTree | DynamicTree | None) -> None:
         """Chooses the tokens of a step with this tree."""
         self.takes_best = False
         if tree is None:
@@ -62,7 +63,7 @@ class MenuWays:
             self._with_best.add(tree)
             self._has_tried_best |= self._left == 0
 
-    def begin_next(self, tree: TokenTree | None) -> bool:
+    def begin_next(self, tree: TokenTree | DynamicTree | None) -> bool:
         """Begins a step like the one before, which has not ended. Returns False if it may take other tokens."""
         if tree is None:
             return True
@@ -71,19 +72,19 @@ class MenuWays:
         self._count_step(tree)
         return not self._trial_is_due(tree) and self.takes_best == (self._plans_best and self._may_take(tree, True))
 
-    def _count_step(self, tree: TokenTree) -> None:
+    def _count_step(self, tree: TokenTree | DynamicTree) -> None:
         self._step += 1
         if self._step % self.REPLAN or not self._has_tried_best:
             return
-        drawn, best = (expected_length(tree.paths, table.chances()) for table in self._tables)
+        drawn, best = (expected_of(tree, table.chances()) for table in self._tables)
         now, other = (best, drawn) if self._plans_best else (drawn, best)
         if other > self.GAIN * now:
             self._plans_best = not self._plans_best
 
-    def _trial_is_due(self, tree: TokenTree) -> bool:
+    def _trial_is_due(self, tree: TokenTree | DynamicTree) -> bool:
         return self._left == 0 and self._step >= self._trial_at and self._may_take(tree, not self._plans_best)
 
-    def _may_take(self, tree: TokenTree, best: bool) -> bool:
+    def _may_take(self, tree: TokenTree | DynamicTree, best: bool) -> bool:
         # The first tree is captured to compare both; others once best tokens are known to give more.
         is_wanted = self._plans_best or not self._with_best
         return not best or tree in self._with_best or (self._may_capture and is_wanted)

@@ -33,10 +33,10 @@ class Belief:
 
 class Told(NamedTuple):
     """
-    What a draft told of its acceptance in a row of a step, and what came of it.
+    What a draft told of its acceptance in a row of a step, and what came of it; or of a dynamic tree what came of it.
 
     Args:
-        chances (`list[float]`): the draft's estimate for the best child of every level.
+        chances (`list[float]`): the draft's estimate for the best child of every level; none of a dynamic tree.
         offered (`list[int]`): number of drafted children of the root and of the accepted nodes, by depth.
         ranks (`list[int]`): ranks of the accepted nodes.
     """

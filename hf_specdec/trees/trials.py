@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .auto_tables import expected_length
+from .auto_tables import expected_of
+from .dynamic import DynamicTree
 from .token_tree import TokenTree
-from .whole_times import WholeTimes
+from .whole_times import Tree, WholeTimes
 
 
 class Trials:
     """
-    Says which kinds of steps are yet to be timed: steps without a tree, with a few trees of different shapes, and then
-    with all that may be the best for some draft, by times estimated from the others. So the trees that are captured
-    depend on the machine, and not on the text that comes first.
+    Says which kinds of steps are yet to be timed: steps without a tree, with a few trees of different shapes, a
+    dynamic one among them, and then with all that may be the best for some draft, by times estimated from the others.
+    So the trees that are captured depend on the machine, and not on the text that comes first.
 
     Args:
-        trees (`Sequence[TokenTree]`): the trees to choose from.
+        trees (`Sequence`): the trees to choose from.
         small (`TokenTree`): the tree of probes, which is always timed.
         times (`WholeTimes`): what was timed; complete once nothing is left to try.
         drafts (`Sequence`): acceptance tables `[depth][rank]` of the drafts that there may be.
@@ -36,24 +37,26 @@ class Trials:
 
     def __init__(
         self,
-        trees: Sequence[TokenTree],
+        trees: Sequence[Tree],
         small: TokenTree,
         times: WholeTimes,
         drafts: Sequence[list[list[float]]],
     ):
         self._trees, self._times, self._drafts = trees, times, drafts
-        few = [tree for tree in trees if tree.num_nodes <= self.FEW_NODES] or [small]
+        static = [tree for tree in trees if isinstance(tree, TokenTree)]
+        dynamic = [tree for tree in trees if isinstance(tree, DynamicTree)][:1]
+        few = [tree for tree in static if tree.num_nodes <= self.FEW_NODES] or [small]
         deep = max(few, key=lambda tree: (tree.depth, -tree.num_nodes))
         wide = max(few, key=lambda tree: (tree.num_nodes / tree.depth, tree.num_nodes))
-        self._first = list(dict.fromkeys((None, small, deep, wide)))
-        self._steps: Counter[TokenTree | None] = Counter()
+        self._first = list(dict.fromkeys((None, small, deep, wide, *dynamic)))
+        self._steps: Counter[Tree | None] = Counter()
 
     @property
     def are_over(self) -> bool:
         """Whether nothing is left to try, in this call or at all."""
         return not self._next()
 
-    def take(self) -> list[TokenTree | None]:
+    def take(self) -> list[Tree | None]:
         """The next steps, all of a kind, so that they are launched ahead as later ones are; none if all is tried."""
         found = self._next()
         for tree in found:
@@ -61,7 +64,7 @@ class Trials:
         self._steps.update(found)
         return found
 
-    def _next(self) -> list[TokenTree | None]:
+    def _next(self) -> list[Tree | None]:
         if self._times.are_complete:
             return []
         begun = [tree for tree in self._trees if self._times.has(tree)]
@@ -70,7 +73,7 @@ class Trials:
                 return [tree]
         if not all(map(self._times.has, self._first)):
             return []  # the next call may time them
-        seconds_of = self._estimate(begun)
+        seconds_of = self._estimate([tree for tree in begun if isinstance(tree, TokenTree)])
         for tree in self._trees:
             if tree not in begun and self._may_step(tree) and self._is_promising(tree, seconds_of(tree), begun):
                 return [tree]
@@ -78,18 +81,18 @@ class Trials:
         self._times.spent = self._times.lost = 0.0
         return []
 
-    def _may_step(self, tree: TokenTree | None) -> bool:
+    def _may_step(self, tree: Tree | None) -> bool:
         return self._times.count(tree) < self.ENOUGH and self._steps[tree] < self.MOST_STEPS
 
-    def _is_promising(self, tree: TokenTree, seconds: float, others: list[TokenTree]) -> bool:
+    def _is_promising(self, tree: Tree, seconds: float, others: list[Tree]) -> bool:
         for chances in self._drafts:
-            rates = [expected_length(one.paths, chances) / self._times.of(one) for one in others]
+            rates = [expected_of(one, chances) / self._times.of(one) for one in others]
             best = max(1.0 / self._times.of(None), *rates)
-            if expected_length(tree.paths, chances) / seconds > self.MARGIN * best:
+            if expected_of(tree, chances) / seconds > self.MARGIN * best:
                 return True
         return False
 
-    def _estimate(self, timed: list[TokenTree]) -> Callable[[TokenTree], float]:
+    def _estimate(self, timed: list[Tree]) -> Callable[[Tree], float]:
         """Seconds of a step with any tree: what it adds to a plain one once, for every level and for every node."""
         plain, used = self._times.of(None), [0, 1, 2]
         added = np.array([self._times.of(tree) - plain for tree in timed])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from .dynamic import DynamicTree
 from .step_times import StepTimes, TimeTable
 from .token_tree import TokenTree
 
 
+Tree = TokenTree | DynamicTree
 FEW_NODES = 4
 """Number of draft nodes that the target verifies in about the time of the root alone."""
 
@@ -37,7 +39,7 @@ class WholeTimes:
         """
         self.are_complete = False
         """Whether every tree that is worth a capture has been timed, as after a warm-up."""
-        self.owed: dict[TokenTree | None, float] = {}
+        self.owed: dict[Tree | None, float] = {}
         """Seconds that steps without a capture of a tree have lost; see `MenuChoice`."""
         self.spent = self.lost = 0.0
         """
@@ -49,11 +51,11 @@ class WholeTimes:
     def _clear(self) -> None:
         self.steps = 0
         """Number of steps that were timed."""
-        self._first: dict[TokenTree | None, list[float]] = {}
-        self._recent: dict[TokenTree | None, deque[tuple[int, float]]] = {}
+        self._first: dict[Tree | None, list[float]] = {}
+        self._recent: dict[Tree | None, deque[tuple[int, float]]] = {}
         self._of_all: deque[float] = deque(maxlen=31)
         self._of_all_then: float | None = None
-        self._best: dict[TokenTree | None, float] = {}
+        self._best: dict[Tree | None, float] = {}
         self._likely = StepTimes(TimeTable(TimeTable.RECENT), TimeTable(TimeTable.RECENT))
 
     @property
@@ -69,15 +71,15 @@ class WholeTimes:
         """Largest number of nodes for which the time of an untimed tree is estimated."""
         return max(3 * self._likely.rest.largest, 4)
 
-    def has(self, tree: TokenTree | None) -> bool:
+    def has(self, tree: Tree | None) -> bool:
         """Whether any step with `tree` (None: without a tree) was timed."""
         return tree in self._first
 
-    def count(self, tree: TokenTree | None) -> int:
+    def count(self, tree: Tree | None) -> int:
         """Number of first times of `tree` (None: without a tree), at most `FIRST`."""
         return len(self._first.get(tree, ()))
 
-    def add(self, tree: TokenTree | None, seconds: float, is_whole: bool = True) -> None:
+    def add(self, tree: Tree | None, seconds: float, is_whole: bool = True) -> None:
         """
         Adds the seconds of a step. The first step run whole on the device (`is_whole`) drops all other times, and
         later steps of other kinds are ignored, because whole steps are much faster.
@@ -101,7 +103,7 @@ class WholeTimes:
         self._best[tree] = min(self._best.get(tree, seconds), seconds)
         self._learn_what_is_likely(tree, seconds)
 
-    def of(self, tree: TokenTree | None) -> float:
+    def of(self, tree: Tree | None) -> float:
         """Expected seconds of a step with `tree` (None: without a tree) under the present load."""
         if tree not in self._first:
             return self._likely.of(tree)
@@ -111,11 +113,11 @@ class WholeTimes:
         factor = (weight * own + self.BELIEF * of_all) / (weight + self.BELIEF)
         return statistics.median(self._first[tree]) * factor
 
-    def best_of(self, tree: TokenTree | None) -> float:
+    def best_of(self, tree: Tree | None) -> float:
         """Fewest seconds that a step with `tree` has taken; the expected seconds if none was timed."""
         return self._best.get(tree, self.of(tree))
 
-    def is_old(self, tree: TokenTree | None) -> bool:
+    def is_old(self, tree: Tree | None) -> bool:
         """Whether the last timed step with `tree`, if there was any, is more than `OLD` steps past."""
         return tree in self._recent and self.steps - self._recent[tree][-1][0] > self.OLD
 
@@ -124,7 +126,7 @@ class WholeTimes:
         """Factor by which all steps have slowed since a step without a tree was timed last."""
         return 1.0 if self._of_all_then is None else statistics.median(self._of_all) / self._of_all_then
 
-    def _learn_what_is_likely(self, tree: TokenTree | None, seconds: float) -> None:
+    def _learn_what_is_likely(self, tree: Tree | None, seconds: float) -> None:
         """
         Splits the seconds of a step into drafting and the rest, for estimates of untimed trees. Up to `FEW_NODES`
         nodes, drafting is the excess over a step without a tree; with more nodes, drafting is what is known for the
@@ -134,6 +136,8 @@ class WholeTimes:
         if tree is None:
             propose.add(0, 0.0)
             rest.add(0, seconds)
+        elif isinstance(tree, DynamicTree):
+            return  # which takes other kernels to grow, and is always timed
         elif tree.num_nodes <= FEW_NODES and rest.has(0):
             checking = rest.up_to(tree.num_nodes)[-1]
             propose.add(tree.depth, max(seconds - checking, 0.0))

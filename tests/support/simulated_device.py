@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from hf_specdec import TokenTree
+from hf_specdec import DynamicTree, TokenTree
 from hf_specdec.engine import engine
 from hf_specdec.engine.captured import parts, runner, step
 from hf_specdec.engine.captured.captured import CapturedStep
 from hf_specdec.engine.captured.step import InFlightStep, StepKind
 from hf_specdec.trees.auto_menu import MenuChoice
+from hf_specdec.trees.auto_tables import likeliest_paths
 from hf_specdec.verification import Verifier
 
 from .graphs import install_stand_in
@@ -47,7 +48,7 @@ class Device:
     launch: float = 0.1
     noise: float = 0.03
 
-    def step(self, tree: TokenTree | None, rows: int, reads: int = 0) -> float:
+    def step(self, tree: TokenTree | DynamicTree | None, rows: int, reads: int = 0) -> float:
         """A step of so many rows; a head that reads adds as much as a level."""
         time = self.plain[rows]
         if reads:
@@ -87,7 +88,7 @@ class SimulatedStep:
     A step that has run.
 
     Args:
-        tree (`TokenTree`, *optional*): its tree.
+        tree (`TokenTree` or `DynamicTree`, *optional*): its tree.
         rows (`int`): requests in it.
         tokens (`int`): new tokens of all of them.
         seconds (`float`): from the end of the step before it to its own.
@@ -96,7 +97,7 @@ class SimulatedStep:
         capturing (`float`): seconds of these.
     """
 
-    tree: TokenTree | None
+    tree: TokenTree | DynamicTree | None
     rows: int
     tokens: int
     seconds: float
@@ -112,6 +113,8 @@ class Simulation:
     device: Device
     chances: Sequence[float]
     seed: int = 0
+    advantage: float = 0.1
+    """How often a dynamic tree has the right child where the likeliest static tree lacks it."""
     now: float = 1.0
     steps: list[SimulatedStep] = field(default_factory=list)
     captured: list[StepKind | None] = field(default_factory=list)
@@ -153,12 +156,21 @@ class Simulation:
         self.captured.clear()
         self._taken_at, self._new_captures, self._capturing = self.now, 0, 0.0
 
-    def path(self, tree: TokenTree | None, room: int) -> list[int]:
+    def static(self, tree: TokenTree | DynamicTree | None) -> TokenTree | None:
+        """The nodes of a tree; those of a dynamic one are the likeliest."""
+        if not isinstance(tree, DynamicTree):
+            return tree
+        table = [[max(chance, 1e-9) for chance in self.chances[: tree.top_k]]] * tree.depth
+        return TokenTree([path for _, path in likeliest_paths(table, tree.num_nodes, tree.depth)])
+
+    def path(self, of: TokenTree | DynamicTree | None, room: int) -> list[int]:
         """The accepted nodes of a row."""
-        found, node = [], 0
+        found, node, tree = [], 0, self.static(of)
         while tree is not None and len(found) < room and tree.children[node]:
             draw, places = self.random.random(), {tree.ranks[child]: child for child in tree.children[node]}
             rank = next((rank for rank, most in enumerate(accumulate(self.chances)) if draw < most), None)
+            if rank not in places and isinstance(of, DynamicTree) and self.random.random() < self.advantage:
+                rank = 0
             if rank not in places:
                 break
             node = places[rank]
@@ -195,7 +207,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
         rows = [row for row in range(len(requests)) if row not in outcome.left_out]
         tokens = sum(len(outcome.walk.tokens[row]) for row in rows)
         explores = any(
-            choice._explores
+            choice.explores
             for tree in self.choices._asked
             if isinstance(choice := self.choices._auto_choice(tree), MenuChoice)
         )
@@ -211,17 +223,19 @@ def simulate(monkeypatch: pytest.MonkeyPatch, of: Device, chances: Sequence[floa
 
 def _run(self: InFlightStep, simulation: Simulation) -> list[torch.Tensor]:
     """In place of `InFlightStep._run`: reports accepted paths, and moves the rows on."""
-    rows, depth, tree = self.rows, self.rows.size.depth, self.kind.tree
-    assert tree is None or isinstance(tree, TokenTree)
+    rows, depth, asked = self.rows, self.rows.size.depth, self.kind.tree
+    tree = simulation.static(asked)
     reports, accepted, new = [], [], []
     width = self._report.shape[1]
     for kind, room in zip(rows.kinds.tolist(), rows.room.tolist(), strict=True):
-        path = [] if kind == Verifier.RESTS else simulation.path(tree, room)
+        path = [] if kind == Verifier.RESTS else simulation.path(asked, room)
         accepted.append(-1 if kind == Verifier.RESTS else len(path))
         nodes = [0, *path] + [0] * (depth - len(path))
         new.append([5] * (len(path) + 1) + [-1] * (depth - len(path)))
         drafted = 0 if tree is None else sum(level <= room for level in tree.depths[1:])
         reports.append([accepted[-1], drafted, 0, *nodes, *new[-1]])
+        if self.kind.reports_ranks and tree is not None:
+            reports[-1] += [len(tree.children[node]) for node in nodes] + [tree.ranks[node] for node in nodes[1:]]
         reports[-1] += [1 << 18] * (width - len(reports[-1]))
     self._report.copy_(torch.tensor(reports))
     if self.can_repeat:

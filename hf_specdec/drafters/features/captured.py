@@ -59,7 +59,7 @@ class CapturedFeatures(GrowingDraft):
             chances = told_chances(told, self._learnt, *self._trust)
         draft = drafter.grow(self.tree, root_logits, self.tree.depth, warp)
         if self._likeliest is not None and chances is not None:
-            draft, self.ranks = self._likeliest.of(draft, chances)
+            draft = self._likeliest.of(draft, chances)
         return draft.in_vocabulary(drafter.target_ids, drafter.request.vocab_size)
 
     def load_belief(self, belief: Belief) -> None:

@@ -30,11 +30,10 @@ class LikeliestNodes:
         self._places = torch.tensor(places, device=device)
         """For every node the places of all ranks on its path in `[depth, ranks]` chances, padded with one behind."""
         self._parents = torch.tensor(wide.parents, device=device)[1:]
-        self._ranks = torch.tensor(wide.ranks, device=device)
 
-    def of(self, draft: DraftTree, chances: torch.Tensor) -> tuple[DraftTree, torch.Tensor]:
+    def of(self, draft: DraftTree, chances: torch.Tensor) -> DraftTree:
         """
-        The draft with its likeliest nodes alone, and their ranks, `[rows, num_nodes + 1]`, that of the root first.
+        The draft with its likeliest nodes alone.
 
         Args:
             draft (`DraftTree`): the wide tree.
@@ -53,11 +52,10 @@ class LikeliestNodes:
         nodes = torch.nn.functional.pad(kept + 1, (1, 0))
         index = draft.score_index
         assert index is None or isinstance(index, torch.Tensor)
-        found = replace(
+        return replace(
             draft,
             tokens=draft.tokens.gather(1, kept),
             topology=Topology.of_parents(parents, self.wide.depth),
             valid=None if draft.valid is None else draft.valid.expand(rows, -1).gather(1, kept),
             score_index=None if index is None else index.expand(rows, -1).gather(1, nodes),
         )
-        return found, self._ranks[nodes]

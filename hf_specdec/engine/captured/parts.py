@@ -45,6 +45,7 @@ class StepPart:
         reading (`list[int]`): plain rows whose waiting features an EAGLE head reads in this step.
         was_put_off (`bool`): whether rows lost their trees in this step because the head must read first.
         shapes (`bool`): whether the tree's nodes are chosen by what the draft tells of its acceptance.
+        reports_ranks (`bool`): whether the step reports what was offered on the accepted path; see `DraftRequest`.
         wanted (`StepKey`, *optional*): kind and size of the step for these rows; a larger one may stand in for it.
         step (`InFlightStep`, *optional*): the captured step that was launched for them.
     """
@@ -57,6 +58,7 @@ class StepPart:
     reading: list[int] = field(default_factory=list)
     was_put_off: bool = False
     shapes: bool = False
+    reports_ranks: bool = False
     wanted: StepKey | None = None
     step: InFlightStep | None = None
 
@@ -100,6 +102,7 @@ class StepPart:
         """Takes all rows' trees away in this step, so that an EAGLE head can read the waiting features of some."""
         self.was_put_off = bool(self.groups)
         self.plain, self.groups, self.tree, self.draws, self.shapes = self.rows, [], None, False, False
+        self.reports_ranks = False
         self.reading = reading
 
 
@@ -124,7 +127,8 @@ class Outcome:
         captured (`bool`): whether a graph was captured first, which takes long.
         only_read (`bool`): whether an EAGLE head read waiting features in the step for later trees.
         was_put_off (`bool`): whether rows lost their trees in this step because the head had to read first.
-        told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it.
+        told (`dict[int, Told]`): by row what the draft told of its acceptance, and what came of it, where the step's
+            own choice of nodes makes this worth a report.
         learnt (`set[DraftTemperature]`): draft temperatures that have taken this step into account.
     """
 
@@ -148,7 +152,7 @@ class Outcome:
         assert part.step is not None
         report, new, were_drafted = part.step.report(), part.step.rows.size.depth + 1, set(part.drafted)
         self.came_at = time.perf_counter()
-        told = slice(2 * new, 2 * new + (num_columns(new - 1) if part.shapes else 0))
+        told = slice(2 * new, 2 * new + (num_columns(new - 1, part.shapes) if part.reports_ranks else 0))
         for row, (accepted, drafted, is_nan, *rest) in zip(part.rows, report, strict=False):
             if row in self.left_out:
                 if is_nan:
@@ -165,8 +169,8 @@ class Outcome:
             self.walk.tokens[row] = tokens[: max(accepted, 0) + 1]
             if row in were_drafted:
                 self.drafted[row] = drafted
-                if part.shapes and accepted >= 0:
-                    self.told[row] = read_told(rest[told], new - 1, accepted)
+                if part.reports_ranks and accepted >= 0:
+                    self.told[row] = read_told(rest[told], new - 1, accepted, part.shapes)
         if part.draws:
             overlaps = {row: of_row[3 + told.stop :] for row, of_row in zip(part.rows, report, strict=False)}
             self._learn(part.groups, overlaps)

@@ -1,4 +1,4 @@
-"""What a captured step reports of trees that it has shaped by what the draft told of its acceptance."""
+"""What a captured step reports of trees whose shape it has chosen: what was offered on the accepted path."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ _UNIT = 2**30
 """Factor by which chances are scaled to integers for a report."""
 
 
-def num_columns(depth: int) -> int:
-    """Columns of `told_columns`."""
-    return 3 * depth + 2
+def num_columns(depth: int, is_told: bool) -> int:
+    """Columns of `offered_columns`, and of the draft's estimates before them if there are any."""
+    return 2 * depth + 1 + (depth if is_told else 0)
 
 
-def told_columns(
-    told: torch.Tensor, ranks: torch.Tensor, path: torch.Tensor, parents: torch.Tensor, usable: torch.Tensor
-) -> torch.Tensor:
+def told_columns(told: torch.Tensor) -> torch.Tensor:
+    """The draft's estimates, `[rows, depth]`, as columns of a report."""
+    return (told * _UNIT).long()
+
+
+def offered_columns(path: torch.Tensor, parents: torch.Tensor, usable: torch.Tensor) -> torch.Tensor:
     """
-    Columns of a report, `[rows, 3 * depth + 2]` int64; see `Told`.
+    Columns of a report, `[rows, 2 * depth + 1]` int64: the number of children of the root and of every accepted node,
+    then the rank of every accepted node, which is the number of its parent's children before it.
 
     Args:
-        told (`torch.Tensor` of shape `[rows, depth]`): the draft's estimates.
-        ranks (`torch.Tensor` of shape `[rows, nodes + 1]`, int64): ranks of all nodes, that of the root first.
         path (`torch.Tensor` of shape `[rows, depth + 1]`, int64): the root and the accepted nodes, padded.
         parents, usable (`torch.Tensor` of shape `[rows, nodes + 1]`): parents of all nodes, and which nodes count.
     """
     children = (parents[:, None, 1:] == path[:, :, None]) & usable[:, None, 1:]
-    return torch.cat([(told * _UNIT).long(), children.sum(dim=2), ranks.gather(1, path)], dim=1)
+    numbers = torch.arange(1, parents.shape[1], device=path.device)
+    before = children[:, :-1] & (numbers < path[:, 1:, None])
+    return torch.cat([children.sum(dim=2), before.sum(dim=2)], dim=1)
 
 
-def read_told(columns: Sequence[int], depth: int, accepted: int) -> Told:
+def read_told(columns: Sequence[int], depth: int, accepted: int, is_told: bool) -> Told:
     """What the columns of a row say."""
-    chances, offered, ranks = columns[:depth], columns[depth : 2 * depth + 1], columns[2 * depth + 1 :]
-    return Told([chance / _UNIT for chance in chances], list(offered[: accepted + 1]), list(ranks[1 : accepted + 1]))
+    chances = [chance / _UNIT for chance in columns[:depth]] if is_told else []
+    offered, ranks = columns[len(chances) :][: depth + 1], columns[len(chances) + depth + 1 :]
+    return Told(chances, list(offered[: accepted + 1]), list(ranks[:accepted]))

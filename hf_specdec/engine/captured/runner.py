@@ -226,8 +226,9 @@ class DeviceSteps:
                 return None
             if self._target.cache.state_layers and plan.tree.num_nodes >= MOST_NODES:
                 return None
-            key = plan.tree, plan.draws_children, group.asked.belief is not None
-            part = parts.setdefault(key, StepPart(requests, *key[:2], shapes=key[2]))
+            asked = group.asked
+            key = plan.tree, plan.draws_children, asked.belief is not None, asked.reports_ranks
+            part = parts.setdefault(key, StepPart(requests, *key[:2], shapes=key[2], reports_ranks=key[3]))
             part.groups.append(group)
         drafted = {row for group in groups for row in group.rows}
         plain = [row for row in range(len(requests)) if row not in drafted]
@@ -251,6 +252,7 @@ class DeviceSteps:
             draws=part.draws,
             is_filtered=part.draws and any(request.options.filters for request in part.of(part.drafted)),
             shapes=part.shapes,
+            reports_ranks=part.reports_ranks,
             reads=bool(part.reading),
             compiles=self.compiles,
             compiles_whole=self.compiles_whole,

@@ -15,7 +15,7 @@ from ...trees import DynamicTree, TokenTree
 from ...verification import DraftTemperature, Verifier, new_tokens, rows_with_nan
 from .captured import CapturedStep
 from .reports import Reports
-from .reshaping import num_columns, told_columns
+from .reshaping import num_columns, offered_columns, told_columns
 from .rows import RowValues, StepSize
 from .walks import RowWalks
 
@@ -38,6 +38,7 @@ class StepKind:
         has_seeds (`bool`): whether rows may have a seed of their own.
         is_filtered (`bool`): whether children are drawn with the rows' top-k and top-p.
         shapes (`bool`): whether the nodes of the tree are chosen by what the draft tells of its acceptance.
+        reports_ranks (`bool`): whether the report says what was offered on the accepted path.
         reads (`bool`): whether an EAGLE head reads waiting features, without a tree.
         compiles (`bool`): whether forwards are compiled before the capture.
         compiles_whole (`bool`): whether they are compiled as a whole, and not layer by layer.
@@ -49,6 +50,7 @@ class StepKind:
     has_seeds: bool = True
     is_filtered: bool = False
     shapes: bool = False
+    reports_ranks: bool = False
     reads: bool = False
     compiles: bool = False
     compiles_whole: bool = False
@@ -90,7 +92,7 @@ class InFlightStep(CapturedStep):
         self._drawing = self._walks.drawing
         self._compactions = Compaction.of(target.cache.layers) if size.depth > 0 else []  # a root is in place
         self._levels = torch.arange(size.depth + 1, device=device)
-        width = 3 + 2 * (size.depth + 1) + (num_columns(size.depth) if kind.shapes else 0)
+        width = 3 + 2 * (size.depth + 1) + (num_columns(size.depth, kind.shapes) if kind.reports_ranks else 0)
         width += 0 if self._drawing is None else len(DraftTemperature.GRID)
         self._report = torch.zeros(size.rows, width, dtype=torch.long, device=device)
         self._reports = Reports(self._report)
@@ -166,8 +168,9 @@ class InFlightStep(CapturedStep):
         compiled: Any = compiled_function if is_compiled else lambda function: function
         accepted = self._walks.checked(highest, path, accepted, compiled)
         report = [torch.stack([accepted, drafted, is_nan], dim=1), path, new]
-        if depth > 0 and self.draft.told is not None and self.draft.ranks is not None:
-            report.append(told_columns(self.draft.told, self.draft.ranks, path, topology.parents, usable))
+        if self.kind.reports_ranks:
+            report += [] if self.draft.told is None else [told_columns(self.draft.told)]
+            report.append(offered_columns(path, topology.parents, usable))
         if self._drawing is not None:
             report.append(self._drawing.reported_overlaps(logits[:, 0], draft))
         self._report.copy_(torch.cat(report, dim=1))
@@ -201,7 +204,8 @@ class InFlightStep(CapturedStep):
         Waits for the first run whose report has not been read, which is the last or the last but one, and returns the
         report of each row, a list of integers: the number of accepted nodes (-1
         for a resting row, or `NOTHING_TO_DRAW`), the number of valid draft tokens, whether the logits have NaN; the
-        nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; where the draft
-        shaped the tree, `told_columns`; and where children were drawn, `Drawing.reported_overlaps`.
+        nodes of the path from the root on, and the new tokens, padded with -1, `depth + 1` each; where the step
+        chose the tree's nodes, `told_columns` and `offered_columns`; and where children were drawn,
+        `Drawing.reported_overlaps`.
         """
         return self._reports.read()
