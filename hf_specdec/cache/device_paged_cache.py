@@ -9,7 +9,8 @@ from transformers.cache_utils import Cache
 
 from ..states import KernelForward, NodeTopology
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
-from .paged_cache import PagedCache, PagedWindow
+from .paged_cache import PagedCache
+from .paged_layers import PagedWindow
 from .state_layers import states_among
 
 

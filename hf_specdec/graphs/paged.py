@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from ..attention import TreeContext
 from ..attention.kernel import KernelInputs
 from ..cache.blocks import WASTE_BLOCK, ZERO_BLOCK
-from ..cache.paged_cache import PagedWindow
+from ..cache.paged_layers import PagedWindow
 from ..forwards.chunks import WIDTHS
 from ..forwards.node_inputs import NodeInputs
 from ..forwards.tree_forward import TreeForward

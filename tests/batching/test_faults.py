@@ -16,7 +16,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 
 from hf_specdec import NgramDraft
 from hf_specdec.batching import SpeculativeBatchingManager
-from hf_specdec.cache.paged_cache import PagedLayer
+from hf_specdec.cache.paged_layers import PagedLayer
 from hf_specdec.drafters import Drafter
 from hf_specdec.trees import DraftTree, TokenTree, Topology
 

@@ -1,0 +1,53 @@
+"""`KeepsBlocksClean`: blocks of a paged cache that may hold NaN are set to zero before they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .blocks import WASTE_BLOCK, BlockPool, BlockTable
+
+
+class KeepsBlocksClean:
+    """
+    The part of a `PagedCache` that has to do with NaN. A masked slot has weight 0, but 0 · NaN is NaN: fresh memory,
+    and blocks of a request with NaN, are set to zero before they are read.
+    """
+
+    pool: BlockPool
+    layers: list[Any]
+    clean_blocks: set[int]
+    """Blocks without NaN."""
+    _cleaned: dict[BlockTable, int]
+    """Block tables whose blocks were all found in `clean_blocks`, with their `num_changes` at that time."""
+
+    def clean(self, tables: list[BlockTable]) -> None:
+        """
+        Sets blocks of these tables, and the waste block, to zero if they are not in `clean_blocks`: they may hold NaN.
+        """
+        cleaned = self._cleaned.get
+        changed = [table for table in tables if cleaned(table) != table.num_changes]
+        used = {WASTE_BLOCK}.union(*(table.blocks for table in changed))
+        self._clean(sorted(used - self.clean_blocks))
+        self._cleaned |= {table: table.num_changes for table in changed}
+
+    def _clean(self, blocks: list[int]) -> None:
+        if not blocks:
+            return
+        self.clean_blocks.update(blocks)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.zero(blocks)
+
+    def mark_nan(self, table: BlockTable) -> None:
+        """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""
+        self.clean_blocks.difference_update(table.blocks, [WASTE_BLOCK])
+        self._cleaned.pop(table, None)
+
+    def wipe_after(self, table: BlockTable, length: int) -> None:
+        """Zeroes the K/V in all slots of a request from `length` on: NaN there would reach later forwards."""
+        first, offset = divmod(length, self.pool.block_size)
+        for layer in self.layers:
+            if layer.is_initialized and first < len(table.blocks):
+                for states in layer.states:
+                    states[table.blocks[first], :, offset:] = 0.0
+                layer.zero([*table.blocks[first + 1 :], WASTE_BLOCK])
