@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from .manager import SpeculativeBatchingManager
+    from .thread import HasThread
 
 _ATTRIBUTE = "_kept_speculative_manager"
 
@@ -16,7 +17,7 @@ _ATTRIBUTE = "_kept_speculative_manager"
 class _Kept:
     """Holds a manager. Copies and pickles of it are empty, because the manager belongs to one model's weights."""
 
-    def __init__(self, manager: SpeculativeBatchingManager | None = None):
+    def __init__(self, manager: Any = None):
         self.manager = manager
 
     def __deepcopy__(self, memo: Any) -> _Kept:
@@ -26,7 +27,7 @@ class _Kept:
         return _Kept, ()
 
 
-def keep(manager: SpeculativeBatchingManager) -> None:
+def keep(manager: HasThread) -> None:
     """Stores a manager on its model, replacing the one stored before."""
     setattr(manager.model, _ATTRIBUTE, _Kept(manager))
 

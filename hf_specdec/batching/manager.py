@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import queue
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.utils import logging
 
 from ..building import is_building
 from ..cache.blocks import BlockPool
@@ -21,7 +17,6 @@ from ..drafters import as_drafter
 from ..engine.engine import Engine
 from ..engine.policy import LoadPolicy
 from ..engine.request import Request
-from ..engine.request import SpeculativeGenerationOutput as Output
 from ..forwards.chunks import busy_at
 from ..generation.model_refusals import check_foreign_hooks
 from ..models.modules import num_parameters_of
@@ -30,21 +25,20 @@ from ..ranks import Ranks
 from .admission import Admission
 from .arguments import BaseConfig
 from .copies import with_own_objects
-from .keeping import keep
 from .limits import Limits
-from .loop import STOPPED, RequestLoop
+from .loop import RequestLoop
+from .reading import ReadsResults
 from .state import ManagerState
+from .thread import HasThread
 from .warming_up import warm_up
 
-
-logger = logging.get_logger(__name__)
 
 WARM_UP_PROMPT = 4
 WARM_UP_TOKENS = 24
 _ABOUT_REQUESTS = ("tree", "speculate", "seed", "generation_config")
 
 
-class SpeculativeBatchingManager:
+class SpeculativeBatchingManager(HasThread, ReadsResults):
     """
     Runs requests with in-flight batching and speculation, in a thread of its own. Made by
     `model.init_continuous_batching(assistant_model=…, tree=…)`; as a context manager it starts and stops its thread.
@@ -101,16 +95,7 @@ class SpeculativeBatchingManager:
         self._loop = RequestLoop(self.engine)
         self._numbers = itertools.count()
 
-    # ------------------------------------------------------------------------------------------------- start and stop
-
-    def is_running(self) -> bool:
-        """Whether the thread has been started and is alive."""
-        return self._loop.is_running
-
-    @property
-    def background_thread_status(self) -> RequestLoop:
-        """The manager's loop, whose `fatal_error` is the error that ended its thread, or None."""
-        return self._loop
+    # ---------------------------------------------------------------------------------------------- before its start
 
     def warmup(self) -> None:
         """
@@ -138,91 +123,6 @@ class SpeculativeBatchingManager:
             self._admission.request(f"warm-up {number}", [0] * length, options)
             for number in range(count if most > 1 else 0)
         ]
-
-    def start(self) -> None:
-        """Starts the thread."""
-        if not self._loop.start():
-            logger.warning("The manager is already running.")
-
-    def run_here(self, take: Callable[[list[Output]], None]) -> None:
-        """
-        Runs all added requests to their end in the calling thread, and passes the results of each step to `take`.
-
-        Raises:
-            RuntimeError: if the manager is running.
-        """
-        self._loop.run_here(take)
-
-    def stop(
-        self,
-        block: bool = True,
-        timeout: float | None = None,
-        keep_for_next_session: bool = False,
-        hard_stop: bool = False,
-    ) -> None:
-        """
-        Stops the thread when all requests are done, or with `hard_stop` at once, which fails the remaining requests.
-
-        Args:
-            block (`bool`): whether to wait until the thread has ended.
-            timeout (`float`, *optional*): most seconds to wait; by default any time.
-            keep_for_next_session (`bool`): whether the model keeps the manager, with its K/V memory and CUDA graphs,
-                for the next call with the same draft and configuration
-                (`model.destroy_cached_continuous_batching_manager()` frees it).
-            hard_stop (`bool`): whether to stop at once.
-
-        Raises:
-            RuntimeError: if the calling thread is inside `pause`, where the manager's thread cannot end.
-        """
-        if self._loop.pauses.are_held_here:
-            raise RuntimeError("`stop`: inside a `pause` the manager's thread cannot end. Leave that first.")
-        if not (hard_stop and self._loop.fail_idle(STOPPED)) and self.is_running():
-            asked = time.perf_counter()
-            self._loop.stop(at_once=hard_stop)
-            if block:
-                self.join(asked, timeout)
-        if keep_for_next_session and self._loop.fatal_error is None:
-            keep(self)
-
-    def join(self, stop_trigger_time: float | None = None, timeout: float | None = None) -> None:
-        """
-        Waits for the thread to end.
-
-        Args:
-            stop_trigger_time (`float`, *optional*): when it was told to (`time.perf_counter()`): the log tells how
-                long ago that was, as in transformers.
-            timeout (`float`, *optional*): most seconds to wait; by default any time.
-
-        Raises:
-            RuntimeError: without a `timeout`, if the calling thread is inside `pause`, where the thread cannot end.
-        """
-        if timeout is None and self._loop.pauses.are_held_here:
-            raise RuntimeError("`join`: inside a `pause` the manager's thread cannot end. Leave that first.")
-        self._loop.join(timeout)
-        if stop_trigger_time is not None and not self.is_running():
-            seconds = time.perf_counter() - stop_trigger_time
-            logger.info(f"The manager's thread has ended {seconds:.2f} s after it was told to.")
-
-    def destroy(self) -> None:
-        """Stops the thread at once and fails all open requests."""
-        self.stop(hard_stop=True)
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """
-        A context in which the manager's thread pauses, so that the caller may use and change the models, as to update
-        weights or to switch adapters. Running requests continue afterwards with the K/V that they have; requests added
-        meanwhile wait. Several threads may hold a pause at a time; it is held by the thread that entered it, whichever
-        leaves it.
-
-        Raises:
-            RuntimeError: if the manager is not running, ends before it pauses, or is paused from its own thread.
-        """
-        holder = self._loop.pause()
-        try:
-            yield
-        finally:
-            self._loop.pauses.end(holder)
 
     def serves(
         self,
@@ -254,13 +154,6 @@ class SpeculativeBatchingManager:
         self._loop.results.clear()
         self.engine.forget_temperatures()
         self.was_kept = True
-
-    def __enter__(self) -> SpeculativeBatchingManager:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        self.stop(hard_stop=kind is not None)
 
     # -------------------------------------------------------------------------------------------------------- requests
 
@@ -407,69 +300,7 @@ class SpeculativeBatchingManager:
                 f"`max_queue_size={most}`: {waiting} requests are waiting, and {count} would come. Come back later."
             )
 
-    # --------------------------------------------------------------------------------------------------------- results
-
-    def get_result(self, request_id: str | None = None, timeout: float | None = None) -> Output | None:
-        """
-        Waits for the next result, of one request if `request_id` is given. Returns None after `timeout` seconds, or if
-        the manager has ended and no result is left.
-
-        Raises:
-            RuntimeError: without a `timeout`, if the calling thread is inside `pause`, where no result comes, and none
-                is there yet.
-        """
-        if timeout is None and self._loop.pauses.are_held_here:
-            result = self._loop.results.get(request_id, 0)
-            if result is None:
-                raise RuntimeError("`get_result`: inside a `pause` no result comes. Leave that first.")
-            return result
-        return self._loop.results.get(request_id, timeout if self.is_running() else 0)
-
-    def __iter__(self) -> Iterator[Output]:
-        """Yields results as they come, while the manager runs, and those that are left when it has ended."""
-        return self._results_of(None)
-
-    def request_id_iter(self, request_id: str) -> Iterator[Output]:
-        """Yields results of one request as they come, up to its last."""
-        for result in self._results_of(request_id):
-            yield result
-            if result.is_finished():
-                return
-
-    def _results_of(self, request_id: str | None) -> Iterator[Output]:
-        is_running = True
-        while (result := self.get_result(request_id, timeout=0.1)) is not None or is_running:
-            is_running = self.is_running()  # if it has ended since, one more look tells what is left
-            if result is not None:
-                yield result
-
-    def register_result_handler(self, request_id: str, callback: Callable[[Output], None]) -> None:
-        """
-        Registers a callback that gets every result of a request, called in the running event loop.
-
-        Raises:
-            RuntimeError: if no event loop runs in the calling thread.
-        """
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError as error:
-            raise RuntimeError(
-                "`register_result_handler` is for coroutines: it calls the callback in the running event loop, and "
-                "there is none. Elsewhere use `get_result`, or iterate over the manager."
-            ) from error
-        self._loop.results.register(request_id, callback, loop)
-
-    def unregister_result_handler(self, request_id: str) -> None:
-        """Removes a request's result handler, if there is one. (The request's last result removes it as well.)"""
-        self._loop.results.unregister(request_id)
-
-    def listen(self, callback: Callable[[list[Output]], None]) -> None:
-        """
-        Sends all further results to `callback`, with the results of a step in one list, and nowhere else. The
-        manager's thread calls it while the device runs the next step, so a short callback costs no time. An exception
-        in the callback ends the manager.
-        """
-        self._loop.results.listener = callback
+    # ------------------------------------------------------------------------------------------------------------ load
 
     @property
     def most_tokens(self) -> int:

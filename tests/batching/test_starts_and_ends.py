@@ -64,7 +64,7 @@ def test_how_long_the_end_took(caplog: pytest.LogCaptureFixture) -> None:
     """`join` logs it, as transformers' does."""
     manager = make()
     manager.start()
-    with caplog.at_level("INFO", logger="hf_specdec.batching.manager"):
+    with caplog.at_level("INFO", logger="hf_specdec.batching.thread"):
         manager.join(time.perf_counter(), timeout=0.01)
         assert manager.is_running() and " has ended " not in caplog.text
         manager.stop()
