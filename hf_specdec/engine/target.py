@@ -17,7 +17,6 @@ from ..cache.row_copies import copy_row
 from ..cache.sizes import num_cached_layers
 from ..forwards.chunks import MOST_PADDED
 from ..forwards.features import Features
-from ..forwards.node_inputs import causal_chain
 from ..forwards.target import TreeTarget
 from ..forwards.tree_forward import TreeForward
 from ..forwards.whole_prompt import read_whole, shift_after
@@ -88,18 +87,19 @@ class InFlightTarget(TreeTarget):
         self.seat(chunk.requests)
         if chunk.is_whole:
             return self._read_whole(chunk.requests[0])
-        if self._is_padded(chunk):
-            return self._read_padded(chunk.requests, chunk.counts)
-        assert chunk.width is not None
-        ends = [start + count for start, count in zip(self.cache.lengths, chunk.counts, strict=True)]
-        starts = [end - chunk.width for end in ends]
-        parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, starts, ends, strict=True)]
-        tokens = torch.tensor(parts, device=self.device)
-        self.cache.set_lengths(starts)
-        with self.running():
-            outputs = self.forward(tokens, *causal_chain(chunk.width, self.device), logits_to_keep=1)
-        self.cache.set_lengths(ends)
-        return outputs.logits[:, -1]
+        starts, counts = self.cache.lengths, chunk.counts
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        is_padded = self._is_padded(chunk)
+        firsts = starts if is_padded else [end - (chunk.width or 0) for end in ends]
+        parts = [request.tokens[s:e] for request, s, e in zip(chunk.requests, firsts, ends, strict=True)]
+        most = max(map(len, parts))
+        tokens = torch.tensor([part + [0] * (most - len(part)) for part in parts], device=self.device)
+        if not is_padded:
+            return self.read_chunk(tokens, ends).logits[:, -1]
+        left = [max(len(request.prompt) - start, 0) for request, start in zip(chunk.requests, starts, strict=True)]
+        # Prompts of all lengths share a graph, which returns all logits.
+        widths = [width for width in self.widths()[:1] if most <= width and len(parts) * width <= MOST_PADDED]
+        return self.read_padded(tokens, counts, list(map(min, left, counts)), *widths).logits[:, -1]
 
     def _read_whole(self, request: Request) -> torch.Tensor:
         """Reads a prompt with its inputs into a cache of its own, and copies it into the request's blocks."""
@@ -133,39 +133,6 @@ class InFlightTarget(TreeTarget):
         lengths = [self.cache.length_of(request.table) for request in chunk.requests]
         ends = [length + count for length, count in zip(lengths, chunk.counts, strict=True)]
         return chunk.width is None or min(ends) < chunk.width
-
-    def _read_padded(self, requests: list[Request], counts: list[int]) -> torch.Tensor:
-        starts, most = self.cache.lengths, max(counts)
-        widths = [width for width in self.widths()[:1] if most <= width and len(requests) * width <= MOST_PADDED]
-        if widths:  # prompts of all lengths share a graph, which returns all logits
-            most = widths[0]
-        parts = [request.tokens[s : s + n] for request, s, n in zip(requests, starts, counts, strict=True)]
-        tokens = torch.tensor([part + part[-1:] * (most - len(part)) for part in parts], device=self.device)
-        # Rows with fewer tokens repeat the last one at its own position: the model may know no later position.
-        depths = torch.arange(most, device=self.device).minimum(torch.tensor(counts, device=self.device)[:, None] - 1)
-        last = [count - 1 for count in counts]
-        wanted = sorted(set(last))
-        kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted, device="cpu")
-        if widths:
-            kept = 0
-        elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
-            kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
-        left = [len(request.prompt) - start for request, start in zip(requests, starts, strict=True)]
-        with self.running():
-            outputs = self.forward(
-                tokens,
-                *causal_chain(most, self.device),
-                position_depths=depths,
-                logits_to_keep=kept,
-                counts=counts,
-                prompt_counts=[min(max(most_left, 0), count) for most_left, count in zip(left, counts, strict=True)],
-            )
-        self.cache.keep_text(counts)
-        if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all logits
-            last = [wanted.index(place) for place in last]
-        else:
-            last = [place - most + outputs.logits.shape[1] for place in last]
-        return outputs.logits[list(range(len(last))), last]
 
     def score(self, requests: list[Request], draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         """Forwards the root and the draft nodes of every request; see `score_nodes`."""

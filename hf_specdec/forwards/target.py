@@ -1,4 +1,4 @@
-"""`TreeTarget`: the target's forwards over the trees of a step, whatever holds its K/V."""
+"""`TreeTarget`: the target's forwards over prompts and over the trees of a step, whatever holds its K/V."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from ..cache import TreeCache
 from ..trees import DraftTree
 from .features import Features, watch_features
+from .node_inputs import causal_chain
 from .tree_forward import TreeForward
 
 
@@ -22,8 +24,10 @@ class TreeTarget:
         model (`PreTrainedModel`): the target.
     """
 
+    cache: TreeCache
+    """K/V of the rows."""
     forward: TreeForward
-    """Forwards over the cache of the rows."""
+    """Forwards over the cache."""
     features: Features | None = None
     """Hidden states recorded for the drafter; None if it reads none."""
     is_running = False
@@ -58,6 +62,70 @@ class TreeTarget:
             yield
         finally:
             self.is_running = False
+
+    # ------------------------------------------------------------------------------------------------------- prefill
+
+    def read_chunk(self, tokens: torch.Tensor, ends: list[int]) -> ModelOutput:
+        """
+        Forwards a chunk of every row's text (`[batch, width]`, int64), which ends in the row's slot before `ends`; its
+        first tokens may have been forwarded before. The output has the logits of the last, `[batch, 1, vocab]`.
+        """
+        width = tokens.shape[1]
+        self.cache.set_lengths([end - width for end in ends])
+        with self.running():
+            outputs = self.forward(tokens, *causal_chain(width, tokens.device), logits_to_keep=1)
+        self.cache.set_lengths(ends)
+        outputs.logits = outputs.logits[:, -1:]  # some models return all
+        return outputs
+
+    def read_padded(
+        self,
+        tokens: torch.Tensor,
+        counts: list[int],
+        prompt_counts: list[int] | None = None,
+        width: int | None = None,
+    ) -> ModelOutput:
+        """
+        Forwards the next `counts` tokens of every row's text, right-padded with copies of the last one.
+
+        Args:
+            tokens (`torch.Tensor` of shape `[batch, most]`, int64): the tokens, with any padding behind.
+            counts (`list[int]`): tokens of every row that count.
+            prompt_counts (`list[int]`, *optional*): how many of these are of the prompt; all, if None.
+            width (`int`, *optional*): tokens per row of a forward that texts of all lengths share, as a CUDA graph; by
+                default the longest row decides.
+
+        Returns:
+            `ModelOutput`: the model's output, with the logits of every row's last token, `[batch, 1, vocab]`.
+        """
+        most, device = width or max(counts), tokens.device
+        # At the position of the last token: the model may know no later one.
+        depths = torch.arange(most, device=device).minimum(torch.tensor(counts, device=device)[:, None] - 1)
+        last = [count - 1 for count in counts]
+        wanted = sorted(set(last))
+        kept: int | torch.Tensor = 1 if wanted == [most - 1] else torch.tensor(wanted, device="cpu")
+        if width is not None:
+            kept = 0  # all, for rows of any length
+        elif isinstance(kept, torch.Tensor) and hasattr(self.model, "_hf_hook"):
+            kept = most - wanted[0]  # accelerate would move the tensor to the first layer's device, not the last's
+        with self.running():
+            outputs = self.forward(
+                tokens.gather(1, depths),
+                *causal_chain(most, device),
+                position_depths=depths,
+                logits_to_keep=kept,
+                counts=counts,
+                prompt_counts=prompt_counts,
+            )
+        self.cache.keep_text(counts)
+        if isinstance(kept, torch.Tensor) and outputs.logits.shape[1] == len(wanted):  # some models return all logits
+            last = [wanted.index(place) for place in last]
+        else:
+            last = [place - most + outputs.logits.shape[1] for place in last]
+        outputs.logits = outputs.logits[list(range(len(last))), last][:, None]
+        return outputs
+
+    # --------------------------------------------------------------------------------------------------------- steps
 
     def score_nodes(self, roots: torch.Tensor, draft: DraftTree) -> tuple[DraftTree, ModelOutput]:
         """

@@ -8,7 +8,6 @@ import torch
 from transformers.utils import ModelOutput
 
 from ..forwards.chunks import MOST_PADDED, WIDTHS, busy_at, next_chunk
-from ..forwards.node_inputs import causal_chain
 from ..models.modules import num_parameters_of
 from ..models.prompt_masks import longest_in_chunks
 from ..models.rope import length_dependent_ropes
@@ -62,33 +61,17 @@ def prefill_in_chunks(target: Target) -> ModelOutput:
     batch_size, length = tokens.shape
     padded = [width for width in WIDTHS if length <= width and batch_size * width <= MOST_PADDED]
     if padded and length < padded[0]:
-        return _read_padded(target, tokens, padded[0])
-    outputs: Any = None
+        cache.set_lengths([0] * batch_size)
+        outputs: Any = target.read_padded(tokens, [length] * batch_size, width=padded[0])
+        if target.features is not None:
+            target.features.keep_of_last(0, length)
+        return outputs
     end = 0
     while end < length:
         width, count = next_chunk(length, length - end, WIDTHS)
         assert width is not None  # `can_prefill_in_chunks`
         end += count
-        cache.set_lengths([end - width] * batch_size)
-        chain = causal_chain(width, tokens.device)
-        outputs = target.forward(tokens[:, end - width : end], *chain, logits_to_keep=1)
-        outputs.logits = outputs.logits[:, -1:]
+        outputs = target.read_chunk(tokens[:, end - width : end], [end] * batch_size)
         if target.features is not None:
             target.features.keep_of_last(width - count, width)
-    cache.set_lengths([length] * batch_size)
-    return outputs
-
-
-def _read_padded(target: Target, tokens: torch.Tensor, width: int) -> ModelOutput:
-    """Prefills prompts shorter than `width`, right-padded with copies of their last token (unseen by the prompt)."""
-    length = tokens.shape[1]
-    target.cache.set_lengths([0] * len(tokens))
-    depths = torch.arange(width, device=tokens.device).clamp(max=length - 1)
-    outputs = target.forward(
-        tokens[:, depths], *causal_chain(width, tokens.device), position_depths=depths[None], logits_to_keep=0
-    )
-    outputs.logits = outputs.logits[:, length - 1 : length]
-    target.cache.set_lengths([length] * len(tokens))
-    if target.features is not None:
-        target.features.keep_of_last(0, length)
     return outputs

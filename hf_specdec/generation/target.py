@@ -79,8 +79,7 @@ class Target(TreeTarget):
             self.cache.set_lengths([self._prompt_slots()] * self.sequences.batch_size)
             self._begin_steps()
             if can_prefill_in_chunks(self):
-                with self.running():
-                    return prefill_in_chunks(self)
+                return prefill_in_chunks(self)
             self.cache.set_lengths(before)
         with self.running():
             outputs = read_whole(

@@ -333,8 +333,8 @@ def test_a_wrong_chain_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_see_all(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(1, length, length, dtype=torch.bool), torch.arange(length)[None]
 
-    for module in ("target", "captured.prompts"):
-        monkeypatch.setattr(f"hf_specdec.engine.{module}.causal_chain", all_see_all)
+    for module in ("forwards.target", "engine.captured.prompts"):
+        monkeypatch.setattr(f"hf_specdec.{module}.causal_chain", all_see_all)
     target, prompts = tiny_model(dtype=torch.float32), ragged_prompts((20, 21, 22, 23))
     outputs = target.generate_batch(
         prompts,

@@ -190,7 +190,7 @@ def test_a_wrong_piece_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_see_all(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(1, length, length, dtype=torch.bool), torch.arange(length)[None]
 
-    monkeypatch.setattr(prefill, "causal_chain", all_see_all)
+    monkeypatch.setattr("hf_specdec.forwards.target.causal_chain", all_see_all)
     target = tiny_model(dtype=torch.float32)
     options = {"do_sample": False, "max_new_tokens": 20}
     found = []
