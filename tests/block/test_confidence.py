@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.batches import ragged_prompts, text_alone
 from support.exact import SIGNIFICANCE
-from support.heads import RecordingBlockDrafter, block_from_scratch, tiny_block_head
+from support.heads import CONFIDENCE_KINDS, RecordingBlockDrafter, block_from_scratch, tiny_block_head
 from support.models import prompts, tiny_model
 from support.parity import plain_text
 from support.sampling import fit_samples, the_target
@@ -21,17 +21,6 @@ from hf_specdec.metrics import metrics_of_last_call
 from hf_specdec.trees.auto_choice import AutoChoice
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"anchor_first": True, "has_confidence_head": True},
-    "markov": {
-        "anchor_first": True,
-        "markov_rank": 4,
-        "has_confidence_head": True,
-        "confidence_with_markov": True,
-        "draft_vocab_size": 6,
-    },
-    "rnn": {"markov_rank": 4, "markov_type": "rnn", "has_confidence_head": True, "confidence_with_markov": True},
-}
 TREES = (
     TokenTree.chain(1),
     None,
@@ -75,11 +64,11 @@ def chances_from_scratch(head: BlockHead, target: PreTrainedModel, ids: torch.Te
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
 @torch.no_grad()
 def test_what_is_told(kind: str, told: list[Any]) -> None:
     target = a_target()
-    drafter = RecordingBlockDrafter(tiny_block_head(target, **KINDS[kind]))
+    drafter = RecordingBlockDrafter(tiny_block_head(target, **CONFIDENCE_KINDS[kind]))
     lengths = drafter.lengths  # calls draft with shallow copies
     ids = target.generate(
         **prompts(1, 9), do_sample=False, max_new_tokens=16, assistant_model=drafter, tree="auto", pad_token_id=0
@@ -91,10 +80,10 @@ def test_what_is_told(kind: str, told: list[Any]) -> None:
         assert its[0] == pytest.approx(expected[: len(its[0])], abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
 def test_greedy_texts_are_plain(kind: str, told: list[Any]) -> None:
     target = a_target()
-    head, inputs = tiny_block_head(target, **KINDS[kind]), prompts(3, 9, padding=True)
+    head, inputs = tiny_block_head(target, **CONFIDENCE_KINDS[kind]), prompts(3, 9, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=24)
     text = target.generate(
         **inputs, do_sample=False, max_new_tokens=24, pad_token_id=0, assistant_model=head, tree="auto"
@@ -106,7 +95,7 @@ def test_greedy_texts_are_plain(kind: str, told: list[Any]) -> None:
 @pytest.mark.parametrize("kind", ["markov"])
 def test_requests(kind: str, told: list[Any]) -> None:
     target, batch = a_target(), ragged_prompts((5, 9, 2))
-    head = tiny_block_head(target, **KINDS[kind])
+    head = tiny_block_head(target, **CONFIDENCE_KINDS[kind])
     outputs = target.generate_batch(batch, max_new_tokens=20, do_sample=False, assistant_model=head, tree="auto")
     assert len(told) > 4
     for prompt, output in zip(batch, outputs.values(), strict=True):
@@ -144,7 +133,7 @@ def test_a_chosen_tree_stays_within_the_limit_of_a_step(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("verification", ["auto", "rejection"])
 def test_the_distribution_is_the_target_s(verification: Any, told: list[Any]) -> None:
-    head = tiny_block_head(the_target(), **KINDS["markov"])
+    head = tiny_block_head(the_target(), **CONFIDENCE_KINDS["markov"])
     config = SpeculativeConfig(tree="auto", verification=verification)
     assert fit_samples(config, head, "temperature").p_value > SIGNIFICANCE
     assert told

@@ -12,7 +12,7 @@ import torch
 from support.batches import ragged_prompts, text_alone
 from support.device_steps import Steps, install
 from support.exact import SIGNIFICANCE, Fit, fit
-from support.heads import tiny_block_head
+from support.heads import CONFIDENCE_KINDS, tiny_block_head
 from support.models import prompts, tiny_model
 from support.parity import plain_text
 from support.sampling import expected_tokens, sampled_tokens, the_target
@@ -30,18 +30,6 @@ CPU = torch.device("cpu")
 CAUGHT = 1e-6
 TREE = TokenTree.parse("[(0,), (1,), (0,0), (0,1)]")
 CHAIN = TokenTree.chain(3)
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"anchor_first": True, "has_confidence_head": True},
-    "markov": {
-        "anchor_first": True,
-        "markov_rank": 4,
-        "has_confidence_head": True,
-        "confidence_with_markov": True,
-        "draft_vocab_size": 6,
-    },
-    "rnn": {"markov_rank": 4, "markov_type": "rnn", "has_confidence_head": True, "confidence_with_markov": True},
-}
-"""Those of small ranks in `test_confidence.py`."""
 
 
 def some_chances(seed: int, depth: int, ranks: int) -> torch.Tensor:
@@ -126,10 +114,10 @@ def a_target() -> PreTrainedModel:
     return tiny_model("llama", seed=1, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONFIDENCE_KINDS)
 def test_greedy_texts_are_plain(kind: str, told: list[Told], steps: Steps) -> None:
     target = a_target()
-    head, inputs = tiny_block_head(target, **KINDS[kind]), prompts(3, 9, padding=True)
+    head, inputs = tiny_block_head(target, **CONFIDENCE_KINDS[kind]), prompts(3, 9, padding=True)
     expected = plain_text(target, inputs, max_new_tokens=24)
     config = SpeculativeConfig(tree="auto", cuda_graphs=True)
     text = target.generate(
@@ -143,7 +131,7 @@ def test_greedy_texts_are_plain(kind: str, told: list[Told], steps: Steps) -> No
 
 def test_requests(told: list[Told], steps: Steps) -> None:
     target, batch = a_target(), ragged_prompts((5, 9, 2))
-    head = tiny_block_head(target, **KINDS["markov"])
+    head = tiny_block_head(target, **CONFIDENCE_KINDS["markov"])
     outputs = target.generate_batch(batch, max_new_tokens=20, do_sample=False, assistant_model=head, tree="auto")
     assert told and steps.replays > 4
     for prompt, output in zip(batch, outputs.values(), strict=True):
@@ -153,7 +141,7 @@ def test_requests(told: list[Told], steps: Steps) -> None:
 def of_whole_steps(kind: str, rows: int = 1_000, **settings: Any) -> Fit:
     """How well first tokens of whole steps fit."""
     config = SpeculativeConfig(tree="auto", cuda_graphs=True, **settings)
-    head = tiny_block_head(the_target(), **KINDS[kind])
+    head = tiny_block_head(the_target(), **CONFIDENCE_KINDS[kind])
     tokens = sampled_tokens(copy.deepcopy(the_target()).float(), head, config, rows)
     return fit(tokens, expected_tokens("plain"))
 

@@ -5,18 +5,18 @@ the text is plain `generate`'s.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from support.batches import limits
 from support.gemma import logits_from_scratch, make_target, write_assistant
 from support.graphs import install_stand_in
 from support.heads import pads_of
 from support.plain import greedy_text
+from support.recording import RecordsPaths, assert_requests_as_plain, padded_prompts
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, GemmaAssistant, SpeculativeConfig, TokenTree, last_metrics
@@ -37,55 +37,21 @@ def the_pair(**changes: Any) -> tuple[PreTrainedModel, GemmaAssistant]:
     return make_target(), assistant.eval()
 
 
-class Recording(GemmaDrafter):
-    """Keeps of every step the rows' texts, and the logits after all paths that get children."""
-
-    def __init__(self, assistant: GemmaAssistant):
-        super().__init__(assistant)
-        self.steps: list[tuple[list[list[int]], list[dict[tuple[int, ...], torch.Tensor]]]] = []
-
+class Recording(RecordsPaths, GemmaDrafter):
     def propose(self, sequences: Rows) -> DraftTree | None:
-        rows: Any = sequences
-        if hasattr(rows, "requests"):
-            self.texts = [list(request.tokens) for request in rows.requests]
-        else:
-            self.texts = [rows.tokens(row, 0) for row in range(rows.batch_size)]
+        self._rows = sequences
         return super().propose(sequences)
 
     def _begin(self, roots: torch.Tensor) -> None:
         super()._begin(roots)
-        self.steps.append((self.texts, [{(): row} for row in self._root_logits]))
-        self.above: list[list[tuple[int, ...]]] = [[()] for _ in roots]
+        self.note_roots(self._rows, self._root_logits)
 
     def _run_level(self, nodes: LevelNodes) -> torch.Tensor:
-        logits = super()._run_level(nodes)
-        parents = nodes.parents.expand(len(logits), -1).tolist()
-        for row, tokens in enumerate(nodes.tokens.tolist()):
-            paths = [(*self.above[row][parent], token) for token, parent in zip(tokens, parents[row], strict=True)]
-            self.steps[-1][1][row].update(zip(paths, logits[row], strict=True))
-            self.above[row] = paths
-        return logits
+        return self.note_level(nodes, super()._run_level(nodes))
 
 
 def assert_as_from_scratch(drafter: Recording, pads: list[int] | None = None) -> None:
-    """Compares the logits of the first and the last steps; `pads`: tokens of padding in every row."""
-    target, assistant = the_pair()
-    assert drafter.steps
-    for texts, rows in [*drafter.steps[:3], *drafter.steps[-2:]]:
-        for row, (text, logits) in enumerate(zip(texts, rows, strict=True)):
-            for path, found in logits.items():
-                text_alone = text[0 if pads is None else pads[row] :]
-                expected = logits_from_scratch(target, assistant, text_alone, list(path))
-                torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
-
-
-def padded_prompts() -> dict[str, torch.Tensor]:
-    """Ragged rows, one of them of two tokens."""
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(3, 64, (3, 18), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, :7] = mask[2, :16] = 0
-    return {"input_ids": ids * mask, "attention_mask": mask}
+    drafter.assert_as_from_scratch(partial(logits_from_scratch, *the_pair()), 2e-3, pads)
 
 
 @pytest.mark.parametrize("tree", [TREE, DYNAMIC], ids=["static", "dynamic"])
@@ -148,21 +114,7 @@ def test_steps_without_drafts() -> None:
 def test_requests_in_flight(tree: Any) -> None:
     """Prompts in chunks."""
     target, assistant = the_pair()
-    inputs, drafter = padded_prompts(), Recording(assistant)
-    prompts = [row[mask == 1].tolist() for row, mask in zip(*inputs.values(), strict=True)]
-    found = target.generate_batch(
-        prompts,
-        max_new_tokens=16,
-        do_sample=False,
-        assistant_model=drafter,
-        tree=tree,
-        continuous_batching_config=limits(num_blocks=60, max_batch_tokens=8),
-    )
-    outputs = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
-    expected = [
-        greedy_text(target, {"input_ids": torch.tensor([prompt])}, max_new_tokens=16)[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
-    assert outputs == expected
+    drafter = Recording(assistant)
+    assert_requests_as_plain(target, drafter, tree, 16)
     if tree is TREE:
         assert_as_from_scratch(drafter)

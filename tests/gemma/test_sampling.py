@@ -7,14 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import torch
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
 from support.gemma import make_target, write_assistant
-from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB
+from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB, draw_from_flatter_scores
 from transformers import PreTrainedModel
 
 from hf_specdec import GemmaAssistant, SpeculativeConfig, last_metrics
-from hf_specdec.drafters.growth import drawing
 
 
 BEST, DRAWN, BUDGETS = "target, best tokens", "rejection, irregular", "rejection, budgets"
@@ -44,11 +42,5 @@ def test_calls(method: str) -> None:
 
 
 def test_children_of_another_distribution_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn from other scores than those that are returned."""
-    right = drawing.draw_without_replacement
-
-    def flatter(scores: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-        return right(0.2 * scores, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(drawing, "draw_without_replacement", flatter)
+    draw_from_flatter_scores(monkeypatch)
     assert fit_samples(METHODS[DRAWN]).p_value < 1e-6

@@ -6,18 +6,18 @@ checkpoint was made; every step drafts what these would draft for the text from 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from support.batches import limits
 from support.device_steps import Steps, install
 from support.heads import pads_of
 from support.mtp import KNOWN, Reference, load_target, write_checkpoint
 from support.plain import greedy_text
+from support.recording import RecordsPaths, assert_requests_as_plain, padded_prompts
 from transformers import PreTrainedModel
 
 from hf_specdec import DynamicTree, MtpHead, SpeculativeConfig, TokenTree, last_metrics
@@ -41,34 +41,16 @@ def the_pair(family: str) -> tuple[PreTrainedModel, MtpHead, list[Reference]]:
         return target, MtpHead.from_target(target), references
 
 
-class RecordingLogits:
-    """Keeps of every step the rows' texts, and the logits after all paths that get children."""
-
+class RecordingLogits(RecordsPaths):
     runs_in_graphs = False
-
-    def __init__(self, head: MtpHead):
-        super().__init__(head)  # type: ignore[call-arg]
-        self.steps: list[tuple[list[list[int]], list[dict[tuple[int, ...], torch.Tensor]]]] = []
 
     def begin_tree(self, states: Any, roots: torch.Tensor, depth: int) -> torch.Tensor:
         logits: torch.Tensor = super().begin_tree(states, roots, depth)  # type: ignore[misc]
-        rows: Any = self.sequences  # type: ignore[attr-defined]
-        if hasattr(rows, "requests"):
-            texts = [list(request.tokens) for request in rows.requests]
-        else:
-            texts = [rows.tokens(row, 0) for row in range(len(logits))]
-        self.steps.append((texts, [{(): row} for row in logits]))
-        self.above: list[list[tuple[int, ...]]] = [[()] for _ in logits]
+        self.note_roots(self.sequences, logits)  # type: ignore[attr-defined]
         return logits
 
     def run_level(self, nodes: LevelNodes) -> torch.Tensor:
-        logits: torch.Tensor = super().run_level(nodes)  # type: ignore[misc]
-        parents = nodes.parents.expand(len(logits), -1).tolist()
-        for row, tokens in enumerate(nodes.tokens.tolist()):
-            paths = [(*self.above[row][parent], token) for token, parent in zip(tokens, parents[row], strict=True)]
-            self.steps[-1][1][row].update(zip(paths, logits[row], strict=True))
-            self.above[row] = paths
-        return logits
+        return self.note_level(nodes, super().run_level(nodes))  # type: ignore[misc]
 
 
 class RecordingOne(RecordingLogits, MtpDrafter):
@@ -109,13 +91,7 @@ def logits_from_scratch(target: PreTrainedModel, modules: list[Reference], text:
 def assert_as_from_scratch(family: str, drafter: RecordingLogits, pads: list[int] | None = None) -> None:
     """Compares the logits of the first and the last steps; `pads`: tokens of padding in every row."""
     target, _, modules = the_pair(family)
-    assert drafter.steps
-    for texts, rows in [*drafter.steps[:3], *drafter.steps[-2:]]:
-        for row, (text, logits) in enumerate(zip(texts, rows, strict=True)):
-            text = text[0 if pads is None else pads[row] :]
-            for path, found in logits.items():
-                expected = logits_from_scratch(target, modules, text, list(path))
-                torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    drafter.assert_as_from_scratch(partial(logits_from_scratch, target, modules), 1e-4, pads)
 
 
 @pytest.mark.parametrize("family", KNOWN)
@@ -130,14 +106,6 @@ def test_outputs_are_those_of_the_published_parts(family: str) -> None:
             expected = reference(states, embeddings)
         torch.testing.assert_close(output.hidden_states, expected, atol=1e-5, rtol=1e-5)
     assert head.config.num_modules == len(references)
-
-
-def padded_prompts() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(3, 64, (3, 18), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, :7] = mask[2, :16] = 0
-    return {"input_ids": ids * mask, "attention_mask": mask}
 
 
 @pytest.mark.parametrize(
@@ -175,24 +143,9 @@ def test_several_modules_read_in_pieces(family: str, monkeypatch: pytest.MonkeyP
 def test_requests_in_flight(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, which the head reads in pieces."""
     target, head, _ = the_pair(family)
-    inputs, drafter = padded_prompts(), recording(head)
-    prompts = [row[mask == 1].tolist() for row, mask in zip(*inputs.values(), strict=True)]
+    drafter = recording(head)
     monkeypatch.setattr(drafting_of_requests, "LONGEST_FORWARD", 4)
-    config = limits(num_blocks=60, max_batch_tokens=8)
-    found = target.generate_batch(
-        prompts,
-        max_new_tokens=14,
-        do_sample=False,
-        assistant_model=drafter,
-        tree=TREE,
-        continuous_batching_config=config,
-    )
-    outputs = [found[name].generated_tokens for name in sorted(found, key=lambda name: int(name.split("_")[-1]))]
-    expected = [
-        greedy_text(target, {"input_ids": torch.tensor([prompt])}, max_new_tokens=14)[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
-    assert outputs == expected
+    assert_requests_as_plain(target, drafter, TREE, 14)
     assert_as_from_scratch(family, drafter)
 
 

@@ -11,11 +11,10 @@ import torch
 from support.device_steps import Steps, install
 from support.exact import SIGNIFICANCE, Fit, enumerate_tokens, fit, sample_tokens
 from support.mtp import load_target, write_checkpoint
-from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB, sampled_tokens
+from support.sampling import LENGTH, METHODS, PROMPT, ROWS, VOCAB, draw_from_flatter_scores, sampled_tokens
 from transformers import PreTrainedModel
 
 from hf_specdec import MtpHead, SpeculativeConfig, last_metrics
-from hf_specdec.drafters.growth import drawing
 
 
 BEST, DRAWN, BUDGETS = "target, best tokens", "rejection, irregular", "rejection, budgets"
@@ -68,11 +67,5 @@ def test_whole_steps(steps: Steps) -> None:
 
 
 def test_children_of_another_distribution_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn from other scores than those that are returned."""
-    right = drawing.draw_without_replacement
-
-    def flatter(scores: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-        return right(0.2 * scores, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(drawing, "draw_without_replacement", flatter)
+    draw_from_flatter_scores(monkeypatch)
     assert fit_samples("glm4_moe", METHODS[DRAWN]).p_value < 1e-6

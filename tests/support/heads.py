@@ -112,6 +112,19 @@ HOST_KINDS: dict[str, dict[str, Any]] = {
 }
 """Those that no captured step can hold."""
 
+CONFIDENCE_KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"anchor_first": True, "has_confidence_head": True},
+    "markov": {
+        "anchor_first": True,
+        "markov_rank": 4,
+        "has_confidence_head": True,
+        "confidence_with_markov": True,
+        "draft_vocab_size": 6,
+    },
+    "rnn": {"markov_rank": 4, "markov_type": "rnn", "has_confidence_head": True, "confidence_with_markov": True},
+}
+"""Arguments of heads of small ranks that estimate their acceptance."""
+
 
 def tiny_block_head(
     target: PreTrainedModel,

@@ -8,11 +8,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 import hf_specdec
 from hf_specdec import BlockHead, DynamicTree, EagleHead, SpeculativeConfig, TokenTree
+from hf_specdec.drafters.growth import drawing
 
 from .exact import Fit, FrequencyPenalty, enumerate_tokens, fit, sample_tokens
 from .heads import BLOCK_KINDS, tiny_block_head, tiny_head
@@ -180,3 +182,13 @@ def sampled_tokens(
     )
     assert hf_specdec.last_metrics().num_accepted_tokens > 0
     return text[:, ids.shape[1] :][:, :LENGTH]
+
+
+def draw_from_flatter_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake: children are drawn from other scores than those that are returned."""
+    right = drawing.draw_without_replacement
+
+    def flatter(scores: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return right(0.2 * scores, *rest)
+
+    monkeypatch.setattr(drawing, "draw_without_replacement", flatter)
