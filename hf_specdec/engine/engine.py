@@ -5,29 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from ..cache.blocks import BlockPool
-from ..drafters import Drafter, DraftRequest, drafting_of
+from ..drafters import Drafter, drafting_of
 from ..forwards.outputs import over_trees
 from ..graphs import GraphPool
 from ..graphs.paged import FEWEST_BLOCKS
 from ..metrics import SpeculationMetrics
 from ..ranks import Ranks
-from ..trees import DraftTree, DynamicTree, TokenTree
-from ..verification import DraftTemperature
-from . import host_step
+from . import grouping, host_step, prompt_reading
 from .accepting import Acceptance
 from .bookkeeping import Bookkeeping
-from .captured import DeviceSteps, DraftGroup, LaunchedPrompts, Outcome
-from .captured.reports import HostCopy
+from .captured import DeviceSteps, DraftGroup, Outcome
 from .policy import LoadPolicy
 from .request import Request
-from .scheduler import Chunk, Scheduler
+from .scheduler import Scheduler
 from .target import InFlightTarget
 from .temperatures import DraftTemperatures
 from .tree_choice import TreeChoices
@@ -98,11 +94,11 @@ class Engine:
         """Whether a captured step may be launched before the last one is read: a state cannot be taken back."""
         self.speculates = True
         """Whether the load lets requests speculate at present."""
-        self._last_end: float | None = None
+        self.last_end: float | None = None
         """When the last captured step's report came (`time.perf_counter`); None if anything else has run since."""
-        self._vocab_size = model.config.get_text_config().vocab_size
-        self._temperatures = DraftTemperatures()
-        self.acceptance = Acceptance(self.ranks, self.books, self._temperatures)
+        self.vocab_size = model.config.get_text_config().vocab_size
+        self.temperatures = DraftTemperatures()
+        self.acceptance = Acceptance(self.ranks, self.books, self.temperatures)
         self._num_runs = 0
         self.present_run: int | None = None
         """Number of the present `running` context, inside which nobody changes the models; None outside."""
@@ -126,7 +122,7 @@ class Engine:
                     cache.graphs.renew()
             if self.device_steps.renew():
                 self.choices.forget_captures()
-            self._last_end = None
+            self.last_end = None
             self.ranks.share_random_state()
             self._num_runs += 1
             self.present_run = self._num_runs
@@ -152,8 +148,8 @@ class Engine:
 
     def forget_temperatures(self) -> None:
         """Lets draft temperatures be learnt from the start."""
-        self._temperatures = DraftTemperatures()
-        self.acceptance = Acceptance(self.ranks, self.books, self._temperatures)
+        self.temperatures = DraftTemperatures()
+        self.acceptance = Acceptance(self.ranks, self.books, self.temperatures)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -179,26 +175,8 @@ class Engine:
         soon as they are known.
         """
         self.scheduler.admit()
-        yield from self._read_prompts()
+        yield from prompt_reading.run(self)
         yield from self._decode(self.scheduler.decoding)
-
-    def _read_prompts(self) -> Iterator[list[Request]]:
-        """Runs the step's prefill chunks. Yields requests whose prefill has ended, each with its first new token."""
-        launched: list[LaunchedPrompts] = []
-        for chunk in self.scheduler.chunks():
-            self._last_end = None
-            with self.metrics.phase("prefill"):
-                report = self.device_steps.prompts.launch(chunk, self.target.widths())
-                begun = self._read(chunk) if report is None else []
-            if report is not None:
-                self.device_steps.deliver_results()
-                launched += self._launched(chunk, report)
-            if begun:
-                yield begun
-        if launched:
-            with self.metrics.phase("prefill"):
-                begun = self._begin(launched)
-            yield begun
 
     def end(self, request: Request) -> None:
         """Removes a request from the batch and the queue; in decoding steps, at their end."""
@@ -218,50 +196,6 @@ class Engine:
             for request in leaving:
                 self.scheduler.remove(request)
 
-    def _read(self, chunk: Chunk) -> list[Request]:
-        """Prefills a chunk. Returns the requests whose prefill has ended, each with its first new token."""
-        requests, counts = chunk.requests, chunk.counts
-        nodes = self.target.nodes_of(chunk)
-        try:
-            logits = self.target.read(chunk)
-        except Exception as error:
-            if not chunk.is_whole or isinstance(error, torch.OutOfMemoryError):
-                raise
-            return self._refuse_inputs(requests[0], error)
-        self.device_steps.deliver_results()
-        self.drafting.observe_prompts(requests, nodes)
-        self.num_tokens_read += sum(counts)
-        rows = self.scheduler.note_read(requests)
-        begun = [requests[row] for row in rows]
-        if begun:
-            no_draft = DraftTree.empty(len(rows), self.target.device)
-            walk = self.acceptance.accept(begun, no_draft, [], logits[rows, None])
-            self.books.append_last(begun, walk)
-            self.books.mark_nan_of_failed(begun)
-        return begun
-
-    def _refuse_inputs(self, request: Request, error: Exception) -> list[Request]:
-        """Fails a request whose inputs the model does not take, such as images that its tokens have no places for."""
-        if self.target.features is not None:
-            self.target.features.drop()
-        request.fail(error, by_its_options=True)
-        self.books.mark_nan_of_failed([request])
-        return [request]
-
-    def _launched(self, chunk: Chunk, report: HostCopy) -> list[LaunchedPrompts]:
-        """Takes note of a chunk launched on the device. Returns nothing if no prefill ends in it."""
-        self.num_tokens_read += sum(chunk.counts)
-        rows = self.scheduler.note_read(chunk.requests)
-        return [LaunchedPrompts([chunk.requests[row] for row in rows], rows, report)] if rows else []
-
-    def _begin(self, launched: list[LaunchedPrompts]) -> list[Request]:
-        """Gives requests whose prefill on the device has ended their first new token, and returns these requests."""
-        for reading in launched:
-            self.books.append_last(reading.requests, reading.walk())
-        begun = [request for reading in launched for request in reading.requests]
-        self.books.mark_nan_of_failed(begun)
-        return begun
-
     def _decode(self, requests: list[Request]) -> Iterator[list[Request]]:
         """
         Runs a decoding step for all prefilled requests, each of which gets at least one token, and yields them. On a
@@ -277,7 +211,7 @@ class Engine:
         self.speculates = self.policy.speculates(len(self.scheduler.active), len(self.scheduler.waiting))
         some_rest = any(request.draft_backoff.left for request in requests)
         with phase("propose"):
-            groups = self._groups(requests) if self.speculates else []
+            groups = grouping.groups_of(self, requests) if self.speculates else []
         ran = False
         with self._keeping_blocks():
             outcomes = self.device_steps.run(requests, groups, lambda: not some_rest and self._may_repeat(requests))
@@ -292,7 +226,7 @@ class Engine:
                 yield told
         if not ran:
             self.num_steps += 1
-            self._last_end = None
+            self.last_end = None
             self.device_steps.deliver_results()
             host_step.run(host_step.RequestStep(self, requests, groups), before)
             yield requests
@@ -364,57 +298,7 @@ class Engine:
         None if that is no measure of a step, because prompts were read in between (as after every pause) or something
         was captured.
         """
-        before, self._last_end = self._last_end, outcome.came_at
+        before, self.last_end = self.last_end, outcome.came_at
         if before is None or outcome.captured:
             return None
         return outcome.came_at - max(before, outcome.launched_at)
-
-    # ------------------------------------------------------------------------------------------------------- propose
-
-    def _groups(self, requests: list[Request]) -> list[DraftGroup]:
-        """Groups the rows that speculate in this step by their trees and by what their drafts are drawn from."""
-        groups: dict[Any, DraftGroup] = {}
-        for row, (request, tree) in enumerate(zip(requests, self.choices.begin_step(requests), strict=True)):
-            if tree is None or not self.drafting.knows(request):
-                continue
-            if request.draft_backoff.takes_step():
-                continue
-            # A tree never takes blocks from other requests.
-            if not self.pool.reserve(request.table, request.length + self.drafting.num_slots(tree)):
-                continue
-            options, plan = request.options, request.options.plan
-            if self.choices.takes_best(row):
-                plan = replace(plan, draws_children=False, uses_rejection=False)
-            drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
-            auto = self.choices.auto_of(row) if self.drafting.tells else None
-            learns = isinstance(tree, DynamicTree) and self.choices.is_auto(row)
-            key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, learns, auto)
-            group = groups.get(key)
-            if group is None:
-                temperature = (
-                    DraftTemperature(adapts=False) if drawn_from is None else self._temperatures.of(*drawn_from)
-                )
-                asked = DraftRequest(
-                    replace(plan, tree=tree),
-                    self._vocab_size,
-                    options.warpers,
-                    temperature=temperature,
-                    reports_ranks=learns,
-                )
-                groups[key] = group = DraftGroup(asked)
-            group.rows.append(row)
-        if not self.ranks.are_several:  # which must take the same tree, and may differ by rounding
-            self._let_refine(groups)
-        return list(groups.values())
-
-    def _let_refine(self, groups: dict[Any, DraftGroup]) -> None:
-        """Lets "auto" choose again while a group is drafted for, within the blocks that its trees have."""
-        autos = [key[-1] for key in groups]
-        for (tree, *_, auto), group in groups.items():
-            belief = None if auto is None else self.choices.belief_of(auto)
-            if belief is not None:
-                if isinstance(tree, TokenTree):
-                    group.asked = replace(group.asked, belief=belief, reports_ranks=True)
-            elif auto is not None and autos.count(auto) == 1:
-                refine = self.choices.refiner(auto, group.rows, self.drafting.num_slots(tree))
-                group.asked = replace(group.asked, refine=refine)

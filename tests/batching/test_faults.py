@@ -90,7 +90,7 @@ def test_infinite_logits(
     bad = {"input_ids": [*PROMPTS[1], POISONED], "do_sample": True, **warper}
     manager = manager_of(target, draft)
     result = check_others(manager, target, bad)
-    learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
+    learnt = [overlap for shared in manager.engine.temperatures._kept.values() for overlap in shared._overlaps]
     assert all(map(math.isfinite, learnt))
     assert learnt or of == "target" or warper
     if of == "target":
@@ -208,7 +208,7 @@ def test_a_fault_in_what_a_users_drafter_draws(target: PreTrainedModel, name: st
     bad = {"input_ids": [POISONED, *PROMPTS[1]], "do_sample": True}
     result = check_others(manager, target, bad)
     assert result.status == RequestStatus.FAILED and words in result.error
-    learnt = [overlap for shared in manager.engine._temperatures._kept.values() for overlap in shared._overlaps]
+    learnt = [overlap for shared in manager.engine.temperatures._kept.values() for overlap in shared._overlaps]
     assert all(map(math.isfinite, learnt))
 
 

@@ -15,6 +15,7 @@ from support.parity import IRREGULAR
 
 from hf_specdec import MedusaConfig, MedusaHeads, NgramDraft, SpeculativeConfig
 from hf_specdec.attention import supports_switching
+from hf_specdec.engine import prompt_reading
 from hf_specdec.engine.captured.prompts import DevicePrompts, PromptStep
 from hf_specdec.engine.engine import Engine
 from hf_specdec.engine.target import InFlightTarget
@@ -246,7 +247,7 @@ def of_head(cuda_graphs: Any, read: Read) -> list[tuple[torch.Tensor, ...]]:
                 engine.scheduler.add(request)
                 while request.length == len(prompt):
                     engine.scheduler.admit()
-                    list(engine._read_prompts())
+                    list(prompt_reading.run(engine))
                 cache, length = engine.drafting.cache, len(prompt) - 1
                 assert cache.length_of(request.table) == length and engine.drafting.features.count(request) == 1
                 layer = cache.layers[0]

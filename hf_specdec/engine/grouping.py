@@ -1,0 +1,64 @@
+"""Which rows of a step are drafted for together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..drafters import DraftRequest
+from ..trees import DynamicTree, TokenTree
+from ..verification import DraftTemperature
+from .captured import DraftGroup
+from .request import Request
+
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+def groups_of(engine: Engine, requests: list[Request]) -> list[DraftGroup]:
+    """Groups the rows that speculate in this step by their trees and by what their drafts are drawn from."""
+    groups: dict[Any, DraftGroup] = {}
+    for row, (request, tree) in enumerate(zip(requests, engine.choices.begin_step(requests), strict=True)):
+        options, plan = request.options, request.options.plan
+        if tree is None or plan is None or not engine.drafting.knows(request):
+            continue
+        if request.draft_backoff.takes_step():
+            continue
+        # A tree never takes blocks from other requests.
+        if not engine.pool.reserve(request.table, request.length + engine.drafting.num_slots(tree)):
+            continue
+        if engine.choices.takes_best(row):
+            plan = replace(plan, draws_children=False, uses_rejection=False)
+        drawn_from = (options.warpers_key, plan.draft_temperature) if plan.draws_children else None
+        auto = engine.choices.auto_of(row) if engine.drafting.tells else None
+        learns = isinstance(tree, DynamicTree) and engine.choices.is_auto(row)
+        key = (tree, plan.draws_children, plan.draws_by_position, drawn_from, learns, auto)
+        group = groups.get(key)
+        if group is None:
+            temperature = DraftTemperature(adapts=False) if drawn_from is None else engine.temperatures.of(*drawn_from)
+            asked = DraftRequest(
+                replace(plan, tree=tree),
+                engine.vocab_size,
+                options.warpers,
+                temperature=temperature,
+                reports_ranks=learns,
+            )
+            groups[key] = group = DraftGroup(asked)
+        group.rows.append(row)
+    if not engine.ranks.are_several:  # which must take the same tree, and may differ by rounding
+        _let_refine(engine, groups)
+    return list(groups.values())
+
+
+def _let_refine(engine: Engine, groups: dict[Any, DraftGroup]) -> None:
+    """Lets "auto" choose again while a group is drafted for, within the blocks that its trees have."""
+    autos = [key[-1] for key in groups]
+    for (tree, *_, auto), group in groups.items():
+        belief = None if auto is None else engine.choices.belief_of(auto)
+        if belief is not None:
+            if isinstance(tree, TokenTree):
+                group.asked = replace(group.asked, belief=belief, reports_ranks=True)
+        elif auto is not None and autos.count(auto) == 1:
+            refine = engine.choices.refiner(auto, group.rows, engine.drafting.num_slots(tree))
+            group.asked = replace(group.asked, refine=refine)
