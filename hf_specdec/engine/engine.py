@@ -269,7 +269,7 @@ class Engine:
             self.target.cache.note_length(request.table, request.length - 1)
             self.books.count(request, len(path), outcome.drafted.get(row))
         for rows, features in outcome.features:
-            kept = [[] if (path := walk.paths[row]) is None else list(range(len(path) + 1)) for row in rows]
+            kept = [[] if (own := walk.paths[row]) is None else list(range(len(own) + 1)) for row in rows]
             self.drafting.observe([requests[row] for row in rows], kept, features)
         kept_of_all = [0 if path is None else len(path) + 1 for path in walk.paths]
         if self.drafting.features is not None:
