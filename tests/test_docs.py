@@ -275,6 +275,14 @@ def test_files_and_names_are_there(page: Path) -> None:
         assert name in hf_specdec.__all__, name
 
 
+def test_files_of_the_map_are_there() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    files = re.findall(r"`([\w/]+\.py)`", page[page.index("## Map") : page.index("## One step")])
+    assert len(files) > 20
+    for file in files:
+        assert (ROOT / file).exists() or (ROOT / "hf_specdec" / file).exists() or "/" not in file, file
+
+
 def messages() -> list[str]:
     """All strings of the library's source, with `…` for what is filled in."""
     found = []
