@@ -26,17 +26,13 @@ class KeepsBlocksClean:
         """
         cleaned = self._cleaned.get
         changed = [table for table in tables if cleaned(table) != table.num_changes]
-        used = {WASTE_BLOCK}.union(*(table.blocks for table in changed))
-        self._clean(sorted(used - self.clean_blocks))
+        unclean = {WASTE_BLOCK}.union(*(table.blocks for table in changed)) - self.clean_blocks
+        if unclean:
+            self.clean_blocks |= unclean
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.zero(sorted(unclean))
         self._cleaned |= {table: table.num_changes for table in changed}
-
-    def _clean(self, blocks: list[int]) -> None:
-        if not blocks:
-            return
-        self.clean_blocks.update(blocks)
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.zero(blocks)
 
     def mark_nan(self, table: BlockTable) -> None:
         """Takes note that a request's blocks and the waste block may hold NaN: `clean` sets them to zero."""

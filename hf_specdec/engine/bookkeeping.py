@@ -93,4 +93,6 @@ class Bookkeeping:
 
     def mark_nan_of_failed(self, requests: list[Request]) -> None:
         """Takes note that K/V of those requests that have failed may have NaN."""
-        self.mark_nan([request for request in requests if request.error is not None])
+        failed = [request for request in requests if request.error is not None]
+        if failed:
+            self.mark_nan(failed)

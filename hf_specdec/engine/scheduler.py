@@ -141,11 +141,12 @@ class Scheduler:
         forwarded before the next is asked for.
         """
         left = self.chunk_size
+        if not self._prefilling:
+            return  # as in most steps
         for request in filter(self._is_read_whole, list(self.active)):
             count = len(request.prompt)
-            if (
-                count <= left or left == self.chunk_size
-            ):  # one that is longer than a step may read is read all the same
+            # One that is longer than a step may read is read all the same.
+            if count <= left or left == self.chunk_size:
                 left -= count
                 yield Chunk([request], [count], is_whole=True)
         widths = [width for width in self._widths() if width <= self.chunk_size and width < self.busy_at]
