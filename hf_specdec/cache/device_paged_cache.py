@@ -9,9 +9,9 @@ from transformers.cache_utils import Cache
 
 from ..states import KernelForward, NodeTopology
 from .blocks import WASTE_BLOCK, ZERO_BLOCK
+from .kinds_of_layers import states_among
 from .paged_cache import PagedCache
 from .paged_layers import PagedWindow
-from .state_layers import states_among
 
 
 def places_of(

@@ -12,9 +12,9 @@ from . import TreeCache
 from .blocks import WASTE_BLOCK, ZERO_BLOCK, BlockPool, BlockTable
 from .clean_blocks import KeepsBlocksClean
 from .compaction import Compaction
+from .kinds_of_layers import new_layers, states_among
 from .paged_layers import PagedHybridLayer, PagedLayer, PagedWindow
 from .paged_states import StatesOfRequests
-from .state_layers import new_layers, states_among
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 from ..compat import index_keys_of, index_positions_of, set_index_keys
 from ..states import LayerKinds, PendingPaths
 from .held_states import HoldsStates
+from .kinds_of_layers import HybridLayer, NoLayer, new_layers, states_among
 from .layers import TreeLayer, WriteWindow
-from .state_layers import HybridLayer, NoLayer, StateLayer, new_layers, states_among
+from .state_layers import StateLayer
 
 
 if TYPE_CHECKING:
