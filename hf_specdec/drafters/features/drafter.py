@@ -5,23 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel, SuppressTokensLogitsProcessor
+from transformers import PreTrainedModel
 
 from ...cache import TreeCache
 from ...forwards.chunks import LONGEST_FORWARD, WIDTHS
 from ...forwards.node_inputs import causal_chain
 from ...forwards.tree_forward import TreeForward
 from ...graphs import GraphStore
-from ...models.structure import decoder_layers, execution_device
+from ...models.structure import execution_device
 from ...sequences import Rows, Sequences
 from ...trees import DraftTree, DynamicTree, TokenTree
 from ..base import Drafter, DraftRequest
 from ..growth import LevelNodes, Noise, Warp, grow
 from ..heads import Borrowed, ModelRefs, borrowed_lm_head, in_dtype_of, roots_of
+from .checks import check_sizes, in_draft_vocabulary
 
 
 if TYPE_CHECKING:
@@ -70,38 +70,7 @@ class FeatureDrafter(Drafter):
         return self.head.config.num_draft_tokens
 
     def check(self, target: PreTrainedModel, tree: TokenTree | DynamicTree) -> None:
-        config, text_config = self.head.config, target.config.get_text_config(decoder=True)
-        name, its_name = type(self.head).__name__, type(target).__name__
-        if config.vocab_size != text_config.vocab_size:
-            raise ValueError(
-                f"`assistant_model`: the {name} is for a vocabulary of {config.vocab_size} tokens, but the target "
-                f"{its_name} has {text_config.vocab_size}. Use a head that was trained for this target."
-            )
-        target_size = config.target_hidden_size or config.hidden_size
-        if target_size != text_config.hidden_size:
-            raise ValueError(
-                f"`assistant_model`: the {name} reads hidden states of size {target_size}, but those of the target "
-                f"{its_name} have {text_config.hidden_size}. Use a head that was trained for this target."
-            )
-        if self.head.embed_tokens is None and config.hidden_size != text_config.hidden_size:
-            raise ValueError(
-                f"`assistant_model`: the {name} has hidden size {config.hidden_size} and no token embeddings, but the "
-                f"target's are of size {text_config.hidden_size}. Use a checkpoint that holds `embed_tokens.weight`."
-            )
-        if self.head.lm_head is None and config.hidden_size != text_config.hidden_size:
-            raise ValueError(
-                f"`assistant_model`: the {name} has hidden size {config.hidden_size} and no lm_head, but the target's "
-                f"reads hidden states of size {text_config.hidden_size}. Use a head that was trained for this target."
-            )
-        depth = getattr(config, "num_target_layers", None)
-        if depth not in (None, text_config.num_hidden_layers):
-            raise ValueError(
-                f"`assistant_model`: the {name} was trained for a target of {depth} layers (`num_target_layers`), but "
-                f"the target {its_name} has {text_config.num_hidden_layers}. Use a head that was trained for this "
-                "target; if config.json is wrong, load it with num_target_layers=None."
-            )
-        if config.aux_boundaries(text_config.num_hidden_layers):
-            decoder_layers(target)
+        check_sizes(self.head, target)
 
     # ------------------------------------------------------------------------------------------------------- a call
 
@@ -158,7 +127,7 @@ class FeatureDrafter(Drafter):
     def ask(self, request: DraftRequest) -> None:
         """Sets the request for the trees that follow, with its warpers translated to the head's draft vocabulary."""
         self.target_ids = self.head.target_ids
-        self.request = _in_draft_vocabulary(request, self.target_ids)
+        self.request = in_draft_vocabulary(request, self.target_ids)
 
     def begin(self, cache: TreeCache, visible: torch.Tensor | None, shift: torch.Tensor, first: int) -> None:
         """
@@ -380,21 +349,3 @@ class FeatureDrafter(Drafter):
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits `[batch, rows, draft vocab]` of hidden states."""
         return self.head.compute_logits(states, self._lm_head)
-
-
-def _in_draft_vocabulary(request: DraftRequest, target_ids: torch.Tensor | None) -> DraftRequest:
-    """The request for a head with the draft vocabulary `target_ids`: warpers name columns instead of tokens."""
-    if target_ids is None:
-        return request
-    warpers = LogitsProcessorList()
-    for warper in request.warpers:
-        if isinstance(warper, SuppressTokensLogitsProcessor):
-            columns = torch.isin(target_ids, warper.suppress_tokens.to(target_ids.device)).nonzero()[:, 0].tolist()
-            if columns:
-                warpers.append(SuppressTokensLogitsProcessor(columns, device=target_ids.device))
-        else:
-            warpers.append(warper)
-    return replace(request, warpers=warpers)
-
-
-# ------------------------------------------------------------------------------------- for requests in flight
