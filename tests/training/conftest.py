@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from support.goldens import trained_target, trained_tokenizer
@@ -22,3 +23,11 @@ def written() -> list[Text]:
     template = Template(trained_tokenizer(), target)
     writer = Writer(target, 64, 24, sampling=Sampling(greedy_share=0.2))
     return sorted(writer.write((job, template.both_sides()) for job in range(48)), key=lambda text: text.job)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory, written: list[Text]) -> Path:
+    """The same, as a file of tokens."""
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text("".join(text.to_json() + "\n" for text in written))
+    return path

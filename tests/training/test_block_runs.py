@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +10,19 @@ import torch
 from safetensors import safe_open
 from support.goldens import TINY_TARGET, trained_prompts, trained_target, trained_tokenizer
 from support.models import tiny_model
+from support.training import SMALL as OF_RUNS
+from support.training import losses_of
 from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec import BlockHead
 from hf_specdec.cli import build_app
 from hf_specdec.training import TrainOptions, train
-from hf_specdec.training.data import Text
 from hf_specdec.training.kinds.block import choose_mask_token, new_block_config, new_block_head
 
 
-SMALL: dict[str, Any] = {
-    "target": str(TINY_TARGET),
-    "max_length": 64,
-    "batch_tokens": 512,
-    "rows_at_once": 8,
-    "eval_texts": 8,
-    "block_size": 5,
-    "num_layers": 1,
-    "num_anchors": 24,
-    "logging_steps": 1,
-    "progress": False,
-    "cpu": True,
-}
+SMALL = OF_RUNS | {"block_size": 5, "num_layers": 1, "num_anchors": 24}
 KINDS = ["dflash", "dspark"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, written: list[Text]) -> Path:
-    """What the target wrote, as a file of tokens."""
-    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
-    path.write_text("".join(text.to_json() + "\n" for text in written))
-    return path
-
-
-def losses_of(output: Path) -> dict[int, float]:
-    records = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-    return {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
 def keys_of(output: Path) -> set[str]:

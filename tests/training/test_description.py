@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from support.goldens import TINY_TARGET
+from support.training import SMALL as OF_RUNS
 from transformers import AutoConfig
 
 import hf_specdec
@@ -19,16 +20,7 @@ from hf_specdec.training.data import Text
 from hf_specdec.training.description import describe_data, held_out
 
 
-SMALL: dict[str, Any] = {
-    "target": str(TINY_TARGET),
-    "max_length": 64,
-    "batch_tokens": 512,
-    "rows_at_once": 8,
-    "eval_texts": 8,
-    "unroll_steps": 3,
-    "progress": False,
-    "cpu": True,
-}
+SMALL = OF_RUNS | {"unroll_steps": 3}
 
 
 def write(path: Path, texts: list[Text]) -> str:

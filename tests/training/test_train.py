@@ -19,6 +19,8 @@ from safetensors import safe_open
 from support.chat import chat_tokenizer
 from support.goldens import TINY_TARGET, trained_prompts, trained_target
 from support.models import tiny_model
+from support.training import SMALL as OF_RUNS
+from support.training import log_of, losses_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -31,33 +33,7 @@ from hf_specdec.training.corpus import Corpus
 from hf_specdec.training.data import Text
 
 
-SMALL: dict[str, Any] = {
-    "target": str(TINY_TARGET),
-    "max_length": 64,
-    "batch_tokens": 512,
-    "rows_at_once": 8,
-    "eval_texts": 8,
-    "unroll_steps": 3,
-    "logging_steps": 1,
-    "progress": False,
-    "cpu": True,
-}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, written: list[Text]) -> Path:
-    """What the target wrote, as a file of tokens."""
-    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
-    path.write_text("".join(text.to_json() + "\n" for text in written))
-    return path
-
-
-def log_of(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
-
-
-def losses_of(output: Path) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in log_of(output) if "loss" in record}
+SMALL = OF_RUNS | {"unroll_steps": 3}
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
