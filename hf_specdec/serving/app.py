@@ -130,11 +130,12 @@ class _OwnRequests:
         handler: Any = super()  # of the handler with this mixin
         given = {name: value for name, value in body.items() if value is not None}  # null: default
 
-        def prepared() -> tuple[Later, list[Any]]:
+        def prepared() -> Later:
             later: Later = at_once(handler.handle_request(self._checked(given), request_id))
-            return later, later.arguments()
+            return later
 
-        later, arguments = await self.model_manager.work.run(prepared)
+        later = await self.model_manager.work.run(prepared)
+        arguments = await self.model_manager.work.run(later.arguments, reads_images=later.reads_images)
         response = later.begin(*arguments)
         if not isinstance(response, Response):
             response = await response

@@ -25,6 +25,9 @@ logger = logging.get_logger(__name__)
 
 MOST_IMAGES = 16
 """Most images of a request."""
+MOST_RATIO = 50
+"""Most times that an image may be as long as it is wide, or as wide as long: processors that scale the shorter side to
+a size of their own make gigabytes of a line of pixels."""
 SECONDS = 10.0
 """Seconds that a host may be silent."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -92,16 +95,16 @@ class ImageReader:
         try:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             width, height = image.size
-            if width * height <= self.most_pixels:
+            if width * height <= self.most_pixels and max(width, height) <= MOST_RATIO * min(width, height):
                 return ImageOps.exif_transpose(image).convert("RGB")
         except Exception as error:  # PIL raises whatever a damaged file makes it raise
             raise RequestRefused(
                 f"`image_url` is no image that this server reads ({', '.join(FORMATS)}), or is damaged."
             ) from error
-        raise RequestRefused(
-            f"`image_url` is an image of {width} x {height} pixels, but {self.most_pixels} are the most. Send a "
-            "smaller one."
-        )
+        size = f"`image_url` is an image of {width} x {height} pixels"
+        if width * height > self.most_pixels:
+            raise RequestRefused(f"{size}, but {self.most_pixels} are the most. Send a smaller one.")
+        raise RequestRefused(f"{size}: one side may be at most {MOST_RATIO} times the other. Send a part of it.")
 
     def _from_data(self, url: str) -> bytes:
         head = _DATA.match(url)

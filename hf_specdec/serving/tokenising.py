@@ -29,9 +29,11 @@ class _Prompt:
 
     Args:
         tokenise (`Callable`): returns the tokenizer's output.
+        reads_images (`bool`): whether it reads images, too.
     """
 
     tokenise: Callable[[], Any]
+    reads_images: bool = False
 
 
 class PromptMaker(LikeTokenizer):
@@ -69,7 +71,7 @@ class PromptMaker(LikeTokenizer):
         render = partial(reader.processor.apply_chat_template, shown, **options)
         if not urls:
             return _Prompt(partial(self._tokens, render, add_special_tokens=False))
-        return _Prompt(lambda: reader.inputs(self._rendered(render), urls))
+        return _Prompt(lambda: reader.inputs(self._rendered(render), urls), reads_images=True)
 
     def _tokens(self, render: Callable[[], str], **options: Any) -> Any:
         return self._own(self._rendered(render), **options)
@@ -108,10 +110,12 @@ class Later:
     Args:
         arguments (`Callable`): tokenises the prompt, and returns the arguments of the handler's next function.
         begin (`Callable`): takes these; returns the response, or waits for it.
+        reads_images (`bool`): whether the prompt has images, which `arguments` reads.
     """
 
     arguments: Callable[[], list[Any]]
     begin: Callable[..., Any]
+    reads_images: bool
 
 
 class TokenisedElsewhere:
@@ -122,11 +126,16 @@ class TokenisedElsewhere:
 
     def _streaming(self, *arguments: Any, **options: Any) -> Any:
         stream: Any = super()._streaming  # type: ignore[misc]  # of the handler with this mixin
-        return Later(partial(_tokenised, arguments, streams=True), partial(stream, **options))
+        return _later(arguments, partial(stream, **options), streams=True)
 
     async def _non_streaming(self, *arguments: Any, **options: Any) -> Any:
         answer: Any = super()._non_streaming  # type: ignore[misc]  # of the handler with this mixin
-        return Later(partial(_tokenised, arguments, streams=False), partial(answer, **options))
+        return _later(arguments, partial(answer, **options), streams=False)
+
+
+def _later(arguments: tuple[Any, ...], begin: Callable[..., Any], streams: bool) -> Later:
+    reads_images = any(isinstance(one, _Prompt) and one.reads_images for one in arguments)
+    return Later(partial(_tokenised, arguments, streams=streams), begin, reads_images)
 
 
 def _tokenised(arguments: tuple[Any, ...], streams: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Work on large requests and long answers, in threads beside the event loop."""
+"""Work on large requests, images and long answers, in threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 MOST_THREADS = 2
-"""Threads that work on large requests. Others wait for their turn."""
+"""Threads that work on large requests, and threads that read images. Others wait for their turn."""
 SMALL = 8 * 2**10
 """Most bytes of a body with which work is done at once, in the event loop: some milliseconds."""
 FEW_TOKENS = 1024
@@ -31,24 +31,32 @@ class WorkPool:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="hf-specdec large requests")
+        self._of_images = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="hf-specdec images")
 
-    async def run(self, function: Callable[..., Result], *arguments: object, num_tokens: int = 0) -> Result:
+    async def run(
+        self, function: Callable[..., Result], *arguments: object, num_tokens: int = 0, reads_images: bool = False
+    ) -> Result:
         """
-        Calls a function: in a thread if the current request, or the text that the work is on, is large. If the waiting
-        task is cancelled, as when its client disconnects, a call that has not begun never does, and the result of one
-        that has is dropped.
+        Calls a function: in a thread if the current request, or the text that the work is on, is large, or has images.
+        If the waiting task is cancelled, as when its client disconnects, a call that has not begun never does, and the
+        result of one that has is dropped.
 
         Args:
             function (`Callable`): is called.
             arguments: of the function.
             num_tokens (`int`, *optional*, defaults to 0): tokens of the text.
+            reads_images (`bool`, *optional*, defaults to `False`): whether it reads images, for which hosts may let it
+                wait: in threads of their own, so that no text waits with them.
 
         Returns:
             what the function returns.
         """
+        loop = asyncio.get_running_loop()
+        if reads_images:
+            return await loop.run_in_executor(self._of_images, function, *arguments)
         if body_size.get() <= SMALL and num_tokens <= FEW_TOKENS:
             return function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        return await loop.run_in_executor(self._threads, function, *arguments)
 
 
 def at_once(coroutine: Coroutine[Any, Any, Result]) -> Result:

@@ -48,10 +48,16 @@ def processor() -> Any:
     )
 
 
+_asked, _let_go = threading.Event(), threading.Event()
+
+
 class _Host(BaseHTTPRequestHandler):
-    """Serves an image, and what is none of one."""
+    """Serves an image, at once or late, and what is none of one."""
 
     def do_GET(self) -> None:
+        if self.path == "/late.png":
+            _asked.set()
+            assert _let_go.wait(3), "nothing else was answered"
         if self.path == "/moved.png":
             self.send_response(302)
             self.send_header("Location", "/image.png")
@@ -160,6 +166,7 @@ def test_allowed_hosts(client: Any, model: Any, host: str) -> None:
     [
         (data_url(content(1, (80, 60))), "more than 2000 bytes"),
         (data_url(content(1, (21, 20), "JPEG"), "image/jpeg"), "21 x 20 pixels, but 400 are the most"),
+        (data_url(content(1, (1, 51))), "1 x 51 pixels: one side may be at most 50 times the other"),
         (data_url(b"no image"), "no image that this server reads"),
         (data_url(content(1)[:60]), "no image that this server reads"),
         (data_url(content(1, form="TIFF")), "no image that this server reads"),
@@ -182,6 +189,18 @@ def test_refused_images(client: Any, url: Any, says: str) -> None:
 
 def test_redirects(client: Any, host: str) -> None:
     assert "answers with 302" in asked(client, shown(f"{host}/moved.png")).json()["error"]["message"]
+
+
+def test_slow_hosts(client: Any, host: str) -> None:
+    """Other requests are answered while a host lets the server wait, even if the body is small."""
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(asked(client, shown(f"{host}/late.png"))))
+    waiting.start()
+    assert _asked.wait(30)
+    assert client.get("/health").status_code == 200
+    _let_go.set()
+    waiting.join()
+    assert answers[0].status_code == 200
 
 
 def test_places_of_images(client: Any) -> None:
