@@ -13,15 +13,39 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.caches import assert_same_states
 from support.heads import tiny_head
+from support.hybrids import Oracle, hybrid, padded
 from support.models import noisy_copy, prompts, tiny_model
 from support.parity import IRREGULAR
 from support.ranks import say_where_if_stuck, write_result
 from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
 
 import hf_specdec
 from hf_specdec import NgramDraft
+from hf_specdec.compat import CACHE
 from hf_specdec.models.hooks import foreign_hooks
+
+
+def rows_that_end_early(plain: PreTrainedModel, mesh: Any, rank: int) -> dict[str, Any]:
+    """
+    New tokens of each row before its padding, and whether texts are plain `generate`'s, where rows end early: in the
+    first rank all of them, long before the other's. The returned cache is compared as well.
+    """
+    inputs = {name: value.to(plain.device) for name, value in padded(3, seed=3).items()}
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
+    text, prompt = plain.generate(**inputs, **options).sequences, inputs["input_ids"].shape[1]
+    ends = [(row, prompt + 2 + 2 * row) for row in range(3)] if rank == 0 else [(0, prompt + 5)]
+    options["eos_token_id"] = [int(text[end]) for end in ends]
+    expected, target = plain.generate(**inputs, **options), copy.deepcopy(plain)
+    for module in (*target.model.layers, target):
+        fully_shard(module, mesh=mesh)
+    drafter = Oracle(text.tolist(), 2, rests=0.1)
+    found = target.generate(**inputs, **options, assistant_model=drafter, synced_gpus=True)
+    assert_same_states(found[CACHE], expected[CACHE])
+    new = (expected.sequences[:, prompt:] != 0).sum(dim=1)
+    return {"new": new, "is_plain": found.sequences.tolist() == expected.sequences.tolist()}
 
 
 def main() -> None:
@@ -52,6 +76,8 @@ def main() -> None:
     run("automatic tree", draft, "auto")
     run("n-grams", NgramDraft())
     run("head", head, IRREGULAR)
+    for family in ("qwen3_5_text", "zaya"):  # states by functions, and level by level, beside attention
+        found[f"{family}, ending early"] = rows_that_end_early(hybrid(family).to(device), mesh, rank)
     sharded = fully_shard(noisy_copy(plain, 0.05), mesh=mesh)
     for name, call in {
         "refused draft": lambda: run("sharded draft", sharded, IRREGULAR),

@@ -28,6 +28,15 @@ def test_every_rank_writes_its_own_texts(found: list[dict[str, Any]]) -> None:
     assert found[0]["metrics are this rank's own"] != found[1]["metrics are this rank's own"]
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", "zaya"])
+def test_rows_that_end_early(found: list[dict[str, Any]], family: str) -> None:
+    """The rank that has ended first joins the other's forwards, among them the one that reads its padding."""
+    first, second = (result[f"{family}, ending early"] for result in found)
+    assert first["is_plain"] and second["is_plain"]
+    assert max(first["new"]) < max(second["new"]) == 16
+    assert len(set(first["new"])) > 1 < len(set(second["new"]))
+
+
 def test_what_is_refused(found: list[dict[str, Any]]) -> None:
     """Both would wait for each other for ever."""
     for result in found:
