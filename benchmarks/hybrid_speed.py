@@ -156,6 +156,7 @@ def noting_steps() -> Iterator[list[InFlightStep]]:
 def forwards_of(step: Any) -> dict[str, Callable[[], object]]:
     """The forwards of a step by name: the target's over the tree, and all of the head's."""
     draft, rows, levels = step.draft, step.rows, []
+    rows.state_slots.zero_()  # the rows had left theirs
     drafter = draft.drafter
     run_level = drafter.run_level
     drafter.run_level = lambda nodes: (levels.append(nodes), run_level(nodes))[1]
