@@ -83,6 +83,20 @@ class Drafting(ABC):
         """Takes note of a prefill forward of the target; `kept` has the new tokens of each row's chunk."""
         self.observe(requests, kept)
 
+    def wipe(self, request: Request) -> None:
+        """Removes NaN from what a spoiled step has left of a request after its committed tokens."""
+        if self.cache is not None:
+            self.cache.wipe_after(request.table, self.cache.length_of(request.table))
+        if self.features is not None:
+            self.features.wipe(request)
+
+    def mark_nan(self, request: Request) -> None:
+        """Takes note that K/V and features of a request may have NaN, so that nobody else reads them."""
+        if self.cache is not None:
+            self.cache.mark_nan(request.table)
+        if self.features is not None:
+            self.features.mark_nan(request)
+
     def forget(self, request: Request) -> None:
         """Drops the state of a request that is over or has lost its K/V."""
         return

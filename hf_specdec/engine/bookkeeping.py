@@ -72,24 +72,16 @@ class Bookkeeping:
         """
         for request, drafted in spoiled:
             self._cache.wipe_after(request.table, request.length - 1)
-            of_draft, features = self._drafting.cache, self._drafting.features
-            if of_draft is not None:
-                of_draft.wipe_after(request.table, of_draft.length_of(request.table))
-            if features is not None:
-                features.wipe(request)
+            self._drafting.wipe(request)
             request.draft_backoff.begin()
             for metrics in (request.metrics, self.metrics):
                 metrics.add_draft(drafted, 0)
 
     def mark_nan(self, requests: list[Request]) -> None:
         """Takes note that K/V and features of some requests may have NaN."""
-        of_draft, features = self._drafting.cache, self._drafting.features
         for request in requests:
             self._cache.mark_nan(request.table)
-            if of_draft is not None:
-                of_draft.mark_nan(request.table)
-            if features is not None:
-                features.mark_nan(request)
+            self._drafting.mark_nan(request)
 
     def mark_nan_of_failed(self, requests: list[Request]) -> None:
         """Takes note that K/V of those requests that have failed may have NaN."""
